@@ -57,7 +57,8 @@ class DemonstratorOptions(EndpointOptions):
     @property
     def identity(self) -> dict[str, Any]:
         """What draws other demonstrations, JSON-able."""
-        free = {"base_url", "key_env", "request_deadline", "request_retries", "price_in", "price_cached", "price_out"}
+        free = {"base_url", "key_env", "request_deadline", "request_retries", "handshake"}
+        free |= {"price_in", "price_cached", "price_out"}
         return {f"collect.demonstrator.{name}": value for name, value in asdict(self).items() if name not in free}
 
 

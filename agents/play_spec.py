@@ -440,6 +440,7 @@ MEANING: Mapping[str, Meaning] = {
     "agent.endpoint.key_env": "cost",
     "agent.endpoint.request_deadline": "cost",
     "agent.endpoint.request_retries": "cost",
+    "agent.endpoint.handshake": "cost",
     "agent.endpoint.price_in": "cost",
     "agent.endpoint.price_cached": "cost",
     "agent.endpoint.price_out": "cost",

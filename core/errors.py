@@ -11,12 +11,14 @@ import errno
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import SequenceMatcher
 from heapq import nlargest
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TypeVar
+
+from turngym.core.redaction import brief
 
 T = TypeVar("T")
 
@@ -63,9 +65,9 @@ def checked_int(
     # True is an Integral
     if isinstance(value, bool) or not isinstance(value, Integral):
         example = f", such as {least}" if isinstance(value, str) else ""
-        raise error(f"{name} is {value!r}; it must be a whole number{example}{otherwise}")
+        raise error(f"{name} is {brief(value, 80)}; it must be a whole number{example}{otherwise}")
     if value < least:
-        raise error(f"{name} is {value}; it must be at least {least}{otherwise}")
+        raise error(f"{name} is {brief(value, 80)}; it must be at least {least}{otherwise}")
     return int(value)
 
 
@@ -88,9 +90,11 @@ def checked_choice(name: str, value: object, choices: Iterable[T], error: type[T
 
 def finite(name: str, value: object) -> float:
     """Returns `value` as a float. Raises TurngymError if it is no number, infinite or NaN."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise TurngymError(f"{name} is {value!r}; it must be a number, such as -0.1")
-    return float(value)
+    # a whole number may be beyond what a float holds
+    with suppress(OverflowError):
+        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    raise TurngymError(f"{name} is {brief(value, 80)}; it must be a number, such as -0.1")
 
 
 # EFBIG is what a limit on the size of files (ulimit -f) gives

@@ -18,19 +18,16 @@ what it finds in its own way:
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from turngym.core.episode import Episode
 from turngym.core.errors import EnvBackendError, TurngymError, did_you_mean
 from turngym.core.named_module import import_named
+from turngym.core.plugin_values import checked_number
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """`package.module:name`."""
@@ -128,10 +125,7 @@ class NamedReward:
             value = self.function(episode)
         except Exception as error:
             raise RewardError(f"{where}: {type(error).__name__}: {error}") from error
-        # NumPy's numbers are Real too; a tensor or a string is a mistake, not a number
-        if not isinstance(value, Real | np.bool_) or not math.isfinite(float(value)):
-            raise RewardError(f"{where}: the answer is {value!r}; valid: a finite number")
-        return float(value)
+        return checked_number(f"{where}: the answer", value, error=RewardError)
 
 
 def find_reward(name: str) -> NamedReward:

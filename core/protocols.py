@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, Origin, TopK
+from turngym.core.plugin_values import Refusal, answers, checked_texts
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.user_files import json_of
 
@@ -226,6 +227,16 @@ class Judgment:
     """Why the first failed vote failed."""
     cut: int = 0
     """How many votes ended at the judge's limit on tokens, perhaps before they came to a decision."""
+
+
+def judgments(found: object, wanted: int, error: Refusal) -> list[Judgment]:
+    """`found`, a judge's answers to `wanted` requests. Raises `error` for anything else, votes that are no text too."""
+    checked = answers("the judge", found, wanted, Judgment, error)
+    for judgment in checked:
+        votes = judgment.votes
+        written = [vote for vote in votes if vote is not None] if isinstance(votes, list | tuple) else votes
+        checked_texts("the judge's votes", written, error=error)
+    return checked
 
 
 def joined(score: str | None, hint: str | None) -> str | None:

@@ -77,14 +77,15 @@ def read_rows(path: Path, form: str, error: type[Exception]) -> Iterator[Row]:
     """Yields the rows of a file in order, holding one at a time.
 
     The file is one JSON value per line, one JSON array, an object whose member `data` or `Data` is such an array, or,
-    where its name says so, a table with a header (`.tsv`, `.csv`), whose rows are objects of texts. Blank lines are
-    passed by. `form` says in errors what a row should look like.
+    where its name says so, a table with a header (`.tsv`, `.csv`), whose rows are objects of texts. Every line of a
+    `.tsv` is a row: there are no quotation marks around ends of lines. Blank lines are passed by. `form` says in errors
+    what a row should look like.
     """
     if path.is_dir():
         raise error(f"{path} is a folder; name a file with one JSON object per line: {form}")
     kind = Path(path.name.removesuffix(".gz")).suffix.lower()
     if kind in (".tsv", ".csv"):
-        yield from _table_rows(path, "\t" if kind == ".tsv" else ",", error)
+        yield from _table_rows(path, kind == ".tsv", error)
         return
     file = _Opened(path, error)
     with file:
@@ -118,14 +119,18 @@ def _line_rows(path: Path, form: str, error: type[Exception]) -> Iterator[Row]:
         yield Row(number, line, value)
 
 
-def _table_rows(path: Path, delimiter: str, error: type[Exception]) -> Iterator[Row]:
+def _table_rows(path: Path, by_tabs: bool, error: type[Exception]) -> Iterator[Row]:
     # csv has one limit for the whole process. It is raised and never put back: a reader in another thread may need it
     csv.field_size_limit(max(LONGEST, csv.field_size_limit()))
-    reader = csv.reader((text for _, text in _decoded_lines(path, error)), delimiter=delimiter, strict=True)
+    # text between tabs has no quotation marks around it: one that begins a title would swallow the rows behind it
+    form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if by_tabs else {"delimiter": ","}
+    reader = csv.reader((text for _, text in _decoded_lines(path, error)), strict=True, **form)
     header: list[str] | None = None
     number = 0
     try:
         for cells in reader:
+            if by_tabs:
+                cells = [_unquoted(cell) for cell in cells]
             if header is None:
                 header = cells
                 if len(set(header)) < len(header):
@@ -140,6 +145,14 @@ def _table_rows(path: Path, delimiter: str, error: type[Exception]) -> Iterator[
         ends = "new-line character" in str(reason)
         what = "a carriage return alone ends a line; save it with the line ends of Unix or Windows" if ends else reason
         raise error(f"{path}, line {reader.line_num}: not a row of the table: {what}") from None
+
+
+def _unquoted(cell: str) -> str:
+    """`cell` without the quotation marks that a writer (pandas, DPR's) put around one that holds some: all of these are
+    doubled then. Others belong to the text."""
+    inner = cell[1:-1]
+    quoted = cell[:1] == cell[-1:] == '"' and '""' in inner and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if quoted else cell
 
 
 def _decoded_lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, str]]:

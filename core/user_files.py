@@ -49,6 +49,25 @@ def named_path(text: str) -> tuple[str, Path]:
     return name, user_path(rest)
 
 
+def must_be_new(out: Path, error: type[Exception]) -> None:
+    """Raises `error` where something is at `out`, a link without a goal, too: no file is replaced without a word."""
+    if os.path.lexists(out):
+        raise error(f"{out} exists already and is kept as it is; choose another --out")
+
+
+def keep_inputs(out: Path, inputs: Iterable[str | os.PathLike[str]], error: type[Exception]) -> None:
+    """Raises `error` where replacing `out` would destroy one of `inputs`, which has not been read yet.
+
+    That is where both are one file or folder, by whatever names (links of both kinds, letter case where the file system
+    knows none), or where `out` is a folder that holds the input.
+    """
+    if not out.exists():
+        return
+    for path in map(Path, inputs):
+        if path.exists() and any(out.samefile(part) for part in (path, path.resolve(), *path.resolve().parents)):
+            raise error(f"{out} is kept as it is: it is, or holds, the input {path}; choose another --out")
+
+
 def library_path(folder: str | os.PathLike[str]) -> Path:
     """An existing folder under a name that every library can open: those in Rust and C++ take UTF-8 alone.
 

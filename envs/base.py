@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from turngym.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
+from turngym.core.plugin_values import unique
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.channels import Channel
@@ -131,7 +132,8 @@ class TextEnv(gym.Env[str, str], ABC):
         self._phase = "new"
         self._env_steps = 0
         self._frame = ""
-        self._ids: tuple[Collection[str] | None, frozenset[str]] = (None, frozenset())
+        # of this class alone: a subclass may well keep its ids as `_ids`
+        self.__ids: tuple[Collection[str] | None, frozenset[str]] = (None, frozenset())
 
     # --- what a subclass writes
 
@@ -409,9 +411,10 @@ class TextEnv(gym.Env[str, str], ABC):
         # `in` walks through a tuple; a lazy sequence has a quick one of its own and is never walked through
         if isinstance(ids, (tuple, list)):
             # the list is kept beside its set, so that its identity cannot pass to another list
-            if self._ids[0] is not ids:
-                self._ids = (ids, frozenset(ids))
-            known = self._ids[1]
+            if self.__ids[0] is not ids:
+                unique(f"{self.env_id}: task_ids()", ids)
+                self.__ids = (ids, frozenset(ids))
+            known = self.__ids[1]
         if isinstance(task_id, str) and task_id in known:
             return str.__str__(task_id)
         raise TaskError(

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 from gymnasium.utils import RecordConstructorArgs
 
-from turngym.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
-from turngym.core.redaction import brief
+from turngym.core.errors import TurngymError, checked_choice, checked_int, finite
+from turngym.core.plugin_values import checked_number
 from turngym.core.task import Task, ToolSpec, Verdict
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
@@ -132,13 +132,11 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             verdict = Verdict.MALFORMED if malformed else Verdict.INADMISSIBLE
             return self._answer(verdict, canonical, f"Invalid action: {reason}.", found)
         observation, reward, terminated, truncated, info = self.env.step(canonical)
-        # float() reads numbers from text
-        if isinstance(reward, str | bytes):
-            raise EnvBackendError(f"the environment's reward is {brief(reward, 80)}; it must be a number")
+        paid = checked_number("the reward", reward)
         if malformed:
             info["verdict"] = Verdict.MALFORMED.value
-            reward = float(reward) - self.invalid_cost
-        return self._count(observation, float(reward), terminated, truncated, self._noted(info, found))
+            paid -= self.invalid_cost
+        return self._count(observation, paid, terminated, truncated, self._noted(info, found))
 
     def close(self) -> None:
         """Closes the environment. Twice is fine, stepping it afterwards is not."""

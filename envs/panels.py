@@ -21,6 +21,7 @@ import numpy as np
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_file
 from turngym.core.named_module import look_here
+from turngym.core.plugin_values import checked_task
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, content_hash, plain_id
@@ -171,7 +172,7 @@ def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None)
     tasks = []
     for task_id in base.task_ids() if task_ids is None else task_ids:
         base.reset(options={"task": task_id})
-        tasks.append(base.task)
+        tasks.append(checked_task(base.task))
     return tuple(tasks)
 
 

@@ -6,7 +6,6 @@ their own, so that HTTP and searching do not wait for one interpreter lock.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from turngym.core.child_process import ChildProcess
 from turngym.core.cores import threads_each
 from turngym.core.errors import RetrievalError
 from turngym.core.supervised import SupervisedThread
-from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, checked_hits, renew_in_children
 
 Found = tuple[Hit, ...]
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
@@ -199,16 +198,15 @@ class MicroBatcher:
                     self._answer([waiting])
         else:
             for waiting, hits in zip(batch, found, strict=True):
-                waiting.answer.set_result(hits)
+                try:
+                    waiting.answer.set_result(checked_hits(hits))
+                except RetrieverUnavailable as error:
+                    _fail([waiting], error)
 
-    def _call(self, batch: list[Waiting]) -> list[Found]:
-        found = [tuple(hits) for hits in self._search([waiting.query for waiting in batch], batch[0].k)]
+    def _call(self, batch: list[Waiting]) -> Sequence[Sequence[Hit]]:
+        found = self._search([waiting.query for waiting in batch], batch[0].k)
         if len(found) != len(batch):
             raise RetrieverUnavailable(f"the retriever gave {len(found)} answers to {len(batch)} queries")
-        for hits in found:
-            for hit in hits:
-                if not math.isfinite(hit.score):
-                    raise ValueError(f"the retriever gave passage {hit.passage.id!r} the score {hit.score}")
         return found
 
 

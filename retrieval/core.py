@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -13,9 +14,10 @@ from typing import Protocol
 
 import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
-from turngym.core.redaction import excerpt
+from turngym.core.redaction import brief, excerpt
 
 
 class RetrieverUnavailable(RetrievalError):
@@ -77,6 +79,39 @@ class Encoder(Protocol):
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
         """float32 `[len(passages), dim]`."""
+
+
+def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
+    """What an encoder of any package gave for `texts` texts, as contiguous float32 `[texts, dim]`.
+
+    Raises RetrievalError for another shape or type, RetrieverUnavailable for values that are not finite: a search with
+    them finds nothing, or anything.
+    """
+    try:
+        # what is beyond float32 becomes infinite
+        with np.errstate(over="ignore"):
+            vectors = np.ascontiguousarray(found, np.float32)
+    except (TypeError, ValueError) as error:
+        raise RetrievalError(f"the encoder gave {brief(found, 80)}; it must be floats [{texts}, {dim}]") from error
+    if vectors.shape != (texts, dim):
+        raise RetrievalError(f"the encoder gave shape {list(vectors.shape)} for {texts} texts; [{texts}, {dim}] is due")
+    if not (fine := np.isfinite(vectors).all(1)).all():
+        raise RetrieverUnavailable(f"the encoder's vector of text {int(np.argmin(fine))} of {texts} is not finite")
+    return vectors
+
+
+def checked_hits(found: object) -> tuple[Hit, ...]:
+    """What a retriever or reranker of any package found for one query.
+
+    Raises RetrieverUnavailable for anything but hits, and for a score that is not finite.
+    """
+    hits = found if isinstance(found, list | tuple) else (found,)
+    for hit in hits:
+        if not isinstance(hit, Hit):
+            raise RetrieverUnavailable(f"the retriever gave {brief(hit, 80)}; it must be a list of Hit for each query")
+        if not math.isfinite(hit.score):
+            raise RetrieverUnavailable(f"the retriever gave passage {hit.passage.id!r} the score {hit.score}")
+    return tuple(hits)
 
 
 def check_request(queries: Sequence[str], k: int) -> None:

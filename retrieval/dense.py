@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
+from turngym.core.redaction import brief
 from turngym.core.user_files import library_path
-from turngym.retrieval.core import Encoder, Hit, Passage, check_request
+from turngym.retrieval.core import Encoder, Hit, Passage, RetrieverUnavailable, check_request, checked_vectors
 from turngym.retrieval.corpus import corpus_sha256
 
 MATRIX_FROM = 4
@@ -242,23 +243,19 @@ class DenseRetriever:
         """Takes a faiss index or the path of one.
 
         Args:
-            index: a faiss index by inner product, or the path of one, whose pages are then mapped.
+            index: a faiss index by inner product, or the path of one, whose pages are then mapped. Ids of its own
+                (`IDMap`) are rows of `passages`.
             passages: one for each vector of the index, in the order of its rows.
             encoder: makes the vectors of queries; the one that made those of the passages.
             fingerprint: identifies corpus, encoder and index; `parameters` are added to it.
             parameters: faiss search settings by name (`nprobe`, `efSearch`, ...).
 
         Raises:
-            RetrievalError: sizes that do not fit together, or a setting the index does not have.
+            RetrievalError: another metric, sizes or ids that do not fit together, or a setting the index does not have.
         """
         self._index = read_index(index) if isinstance(index, (str, Path)) else index
         self._passages, self._encoder = passages, encoder
-        if self._index.ntotal != len(passages):
-            raise RetrievalError(
-                f"the index has {self._index.ntotal} vectors for {len(passages)} passages; build it again"
-            )
-        if self._index.d != encoder.dim:
-            raise RetrievalError(f"the index has {self._index.d} dimensions, the encoder {encoder.dim}; build it again")
+        _check_index(self._index, len(passages), encoder.dim)
         settings = dict(sorted((parameters or {}).items()))
         set_parameters(self._index, settings)
         self._exact = type(self._index).__name__.startswith("IndexFlat")
@@ -284,9 +281,8 @@ class DenseRetriever:
         Raises:
             RetrievalError: a factory string that faiss does not know, or too few passages to train it.
         """
-        blocks: Iterable[NDArray[np.float32]] = (
-            encoder.encode_passages(passages[start : start + _BLOCK]) for start in range(0, len(passages), _BLOCK)
-        )
+        parts = (passages[start : start + _BLOCK] for start in range(0, len(passages), _BLOCK))
+        blocks = (checked_vectors(encoder.encode_passages(part), len(part), encoder.dim) for part in parts)
         # the empty block gives the shape where there are no passages
         vectors = np.concatenate([np.zeros((0, encoder.dim), np.float32), *blocks])
         index = make_index(factory, encoder.dim)
@@ -307,7 +303,7 @@ class DenseRetriever:
         check_request(queries, k)
         if not queries:
             return []
-        vectors = np.ascontiguousarray(self._encoder.encode_queries(queries), np.float32)
+        vectors = checked_vectors(self._encoder.encode_queries(queries), len(queries), self._encoder.dim)
         scores, rows = self.search_vectors(vectors, k)
         return [
             [Hit(passage=self._passages[row], score=score) for score, row in zip(*found, strict=True) if row >= 0]
@@ -317,7 +313,8 @@ class DenseRetriever:
     def search_vectors(self, vectors: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """(scores, rows), both `[n, k]`, best first; unused places at the end have row -1.
 
-        A zero vector (a query without a known word) finds nothing, because every passage is equally far.
+        A zero vector (a query without a known word) finds nothing, because every passage is equally far. Raises
+        RetrieverUnavailable where the index gives ids that are no rows, or scores that are not finite.
         """
         if self._index is None:
             raise RetrievalError("this retriever is closed")
@@ -326,7 +323,10 @@ class DenseRetriever:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
             found, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
+        _check_found(rows, self._index.ntotal)
         scores = _score(self._index, vectors, rows) if self._exact else found
+        if not np.isfinite(scores[rows >= 0]).all():
+            raise RetrieverUnavailable("the index gave a score that is not finite: it holds a vector that is not")
         rows = np.where(vectors.any(1, keepdims=True), rows, -1)
         if self._exact and rows.shape[1] < self._index.ntotal:
             self._add_ties(vectors, scores, rows, found[:, -1], wanted)
@@ -364,6 +364,41 @@ class DenseRetriever:
         close = getattr(self._passages, "close", None)
         if close is not None:
             close()
+
+
+def _check_index(index: Any, passages: int, dim: int) -> None:
+    """Raises RetrievalError unless `index` finds rows of so many passages by inner product."""
+    faiss = load_faiss()
+    if not isinstance(index, faiss.Index):
+        raise RetrievalError(f"the index is {brief(index, 80)}; it must be a faiss index, or the path of one")
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        names = {faiss.METRIC_L2: "L2", faiss.METRIC_L1: "L1"}
+        raise RetrievalError(
+            f"{_kind(index)} measures by the metric {names.get(index.metric_type, index.metric_type)}; valid: "
+            "METRIC_INNER_PRODUCT, which gives vectors of length 1 the same order as L2"
+        )
+    if index.ntotal != passages:
+        raise RetrievalError(f"the index has {index.ntotal} vectors for {passages} passages; build it again")
+    if index.d != dim:
+        raise RetrievalError(f"the index has {index.d} dimensions, the encoder {dim}; build it again")
+    inner = faiss.downcast_index(index)
+    # other kinds keep their ids in lists that are large and mapped: they are looked at where they are found
+    if isinstance(inner, faiss.IndexIDMap) and passages:
+        ids = faiss.vector_to_array(inner.id_map)
+        if not np.array_equal(np.sort(ids), np.arange(passages)):
+            raise RetrievalError(
+                f"the index's own ids run from {ids.min()} to {ids.max()}; they must be the rows 0 to {passages - 1}, "
+                "each once"
+            )
+
+
+def _check_found(rows: NDArray[np.int64], passages: int) -> None:
+    """Raises RetrieverUnavailable where the ids that were found are not different rows; -1 fills up."""
+    if not ((rows >= -1) & (rows < passages)).all():
+        raise RetrieverUnavailable(f"the index gave the id {rows.max()}; its ids must be rows, 0 to {passages - 1}")
+    ordered = np.sort(rows, axis=1)
+    if ((np.diff(ordered, axis=1) == 0) & (ordered[:, 1:] >= 0)).any():
+        raise RetrieverUnavailable("the index gave one id twice; every passage must have one vector")
 
 
 def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:

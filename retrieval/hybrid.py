@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from turngym.core.errors import RetrievalError
 from turngym.core.hub import load_problem, model_folder
 from turngym.core.user_files import library_path
-from turngym.retrieval.core import Hit, Passage, Retriever, check_request
+from turngym.retrieval.core import Hit, Passage, Retriever, check_request, checked_hits
 from turngym.retrieval.encoders import refuse_random, weights_digest
 from turngym.retrieval.lucene_text import analyze
 
@@ -113,7 +113,7 @@ class RerankingRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_request(queries, k)
         found = self._inner.search(queries, max(k, self._depth))
-        return [self._reranker(query, hits)[:k] for query, hits in zip(queries, found, strict=True)]
+        return [list(checked_hits(self._reranker(query, hits))[:k]) for query, hits in zip(queries, found, strict=True)]
 
     def close(self) -> None:
         self._inner.close()

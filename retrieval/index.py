@@ -29,7 +29,7 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError
 from turngym.core.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_file, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
@@ -430,8 +430,8 @@ def _check(plan: BuildPlan, force: bool) -> None:
         is_empty = plan.out.is_dir() and not any(plan.out.iterdir())
         if not (is_index or is_empty):
             raise IndexFolderError(f"{plan.out} is no index, so it is not replaced; choose another folder")
-        if plan.corpus.resolve().is_relative_to(plan.out.resolve()):
-            raise IndexFolderError(f"{plan.out} is not replaced, because the corpus {plan.corpus} lies in it")
+        models = (plan.encoder.removeprefix("hf:"), plan.passage_model or plan.encoder)
+        keep_inputs(plan.out, (plan.corpus, *models), IndexFolderError)
 
 
 def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:

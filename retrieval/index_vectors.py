@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
 from turngym.core.user_files import library_path
-from turngym.retrieval.core import Encoder, Passage
+from turngym.retrieval.core import Encoder, Passage, checked_vectors
 from turngym.retrieval.dense import add_to_index, load_faiss, make_index, read_index, train_index
 
 _ADD = 16_384
@@ -185,13 +185,11 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
             np.lib.format.write_array_header_1_0(file, head)
             for place in range(start, start + rows, _BLOCK):
                 block = store[place : min(place + _BLOCK, start + rows)]
-                vectors = np.ascontiguousarray(encoder.encode_passages(block), "<f4")
-                if vectors.shape != (len(block), encoder.dim) or not np.isfinite(vectors).all():
-                    raise RetrievalError(
-                        f"the encoder gave shape {vectors.shape} or values that are not finite for passages {place} to "
-                        f"{place + len(block) - 1}; [{len(block)}, {encoder.dim}] finite floats are needed"
-                    )
-                file.write(vectors.data)
+                try:
+                    vectors = checked_vectors(encoder.encode_passages(block), len(block), encoder.dim)
+                except RetrievalError as error:
+                    raise RetrievalError(f"passages {place} to {place + len(block) - 1}: {error}") from error
+                file.write(vectors.astype("<f4", copy=False).data)
                 report("vectors", place + len(block), len(store))
             file.flush()
             # before the rename, which may reach the disk first: a shard with a final name but lost content would be

@@ -26,7 +26,7 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.needed import check_needed
 from turngym.core.settings import Port, Setting, check_numbers, from_table, read_toml, settings_of
 from turngym.core.spec import docs_of
-from turngym.core.user_files import user_path
+from turngym.core.user_files import keep_inputs, user_path
 
 T = TypeVar("T")
 CONFIG = "--config"
@@ -87,7 +87,27 @@ def checked(settings: T, in_file: Collection[str] = ()) -> T:
     Raises SettingsError for a number that is out of its range, and for a setting that nothing would read.
     """
     check_numbers(settings, flag)
-    return with_homes(check_needed(settings, in_file))
+    meant = with_homes(check_needed(settings, in_file))
+    out = getattr(meant, "out", None)
+    # every verb writes into a folder beside what is there, or one file: that may be none that it reads
+    if isinstance(out, Path) and out.is_file():
+        keep_inputs(out, _named_paths(replace(meant, out=None)), TurngymError)  # type: ignore[type-var]
+    return meant
+
+
+def _named_paths(value: Any) -> Iterator[str | Path]:
+    """What a settings object names, or may name: paths, and texts with what follows each `=` and `:` of theirs."""
+    if isinstance(value, str):
+        yield value
+        yield from (value[place + 1 :] for place, letter in enumerate(value) if letter in "=:")
+    elif isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _named_paths(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _named_paths(getattr(value, field.name))
 
 
 def with_homes(settings: Any) -> Any:

@@ -20,10 +20,11 @@ from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec, OpenAI
 from turngym.agents.resolve_play import resolve_play
+from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
 from turngym.core.spec import NotNegative, Number, Resolved, Spec, expand, flat
 from turngym.core.tables import print_table
-from turngym.core.user_files import user_path
+from turngym.core.user_files import must_be_new, user_path
 from turngym.scripts.options import Verb, list_presets
 
 
@@ -145,6 +146,8 @@ def _show(result: EvalResult, most: int) -> int:
 def again(call: EvalCall) -> EvalResult:
     """Score a trace; write results.json if a folder was named."""
     assert call.rescore is not None
+    if call.out is not None:
+        must_be_new(user_path(call.out) / "results.json", TurngymError)
     result = rescore(call.rescore)
     for problem in result.problems:
         print(f"{call.rescore}: skipped {problem}", file=sys.stderr)

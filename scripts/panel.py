@@ -26,7 +26,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.settings import Length, Needs, Seed
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
-from turngym.core.user_files import read_text
+from turngym.core.user_files import must_be_new, read_text
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
 from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
@@ -45,7 +45,7 @@ class ExportPrompts:
     panel: Annotated[str | None, tyro.conf.Positional] = None
     """Name, full name, or path of a manifest; without one the tasks of --env."""
     out: Path
-    """The parquet file."""
+    """The parquet file; must not exist."""
     form: Literal["auto", "search-r1", "tasks"] = "auto"
     """`search-r1`: one message with instructions and question, as Search-R1 has it; `tasks`: what the environment says
     first, and the task for our agent loop. auto: search-r1 for panels of turngym/Search-v0, else tasks."""
@@ -72,6 +72,8 @@ class ExportPrompts:
 
 def export_prompts(command: ExportPrompts) -> int:
     """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
+    # the environment may be made of the very file: its arguments name it
+    must_be_new(command.out, TurngymError)
     env, task_ids, hashes = _opened(command)
     task_ids = task_ids[: command.limit]
     try:

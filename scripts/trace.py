@@ -44,7 +44,7 @@ from turngym.core.trace import (
     read_specs,
     trace_errors,
 )
-from turngym.core.user_files import named_path
+from turngym.core.user_files import must_be_new, named_path
 from turngym.envs.spaces import printable
 from turngym.scripts.command_line import run_verb
 from turngym.scripts.report_data import name_of_run
@@ -430,7 +430,7 @@ def _print(command: Print) -> int:
 
 
 def _filter(command: Filter) -> int:
-    _must_be_new(command.out)
+    must_be_new(command.out, TurngymError)
     # the settings come first and say which tasks are left, so the files are read twice
     left: dict[str, dict[str, set[int]]] = {}
     for _, episode in selected(command.files, command.select):
@@ -466,7 +466,7 @@ def _parquet(command: Parquet) -> int:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
-    _must_be_new(command.out)
+    must_be_new(command.out, TurngymError)
     # a seed may have any number of digits, Parquet's numbers have 64 bits
     episodes = (_with_short_seed(path, episode) for path, episode in selected(command.files, command.select))
     if command.rows == "trajectories":
@@ -499,7 +499,7 @@ def _with_short_seed(path: Path, episode: Episode) -> Episode:
 
 def _html(command: Html) -> int:
     if not command.overwrite:
-        _must_be_new(command.out)
+        must_be_new(command.out, TurngymError)
     prompts_of = cache(partial(Prompts.of, tokenizer=command.tokenizer))
     episodes = ((episode, prompts_of(path)) for path, episode in selected(command.files, command.select))
     count, size = write_page(command.out, episodes, title=command.title)
@@ -574,8 +574,3 @@ def _arrow_type(pa: Any, kind: str) -> Any:
 def _block(head: str, text: str, width: int) -> str:
     shown = excerpt(text, width) + (f" ({len(text)} characters)" if len(text) > width else "")
     return f"  {head}\n" + "\n".join(f"    {line}" for line in shown.splitlines() or [""])
-
-
-def _must_be_new(path: Path) -> None:
-    if path.exists():
-        raise TurngymError(f"{path} exists already and is kept as it is; choose another --out")

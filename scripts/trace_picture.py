@@ -16,7 +16,9 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.settings import Above0, Length
+from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
+from turngym.core.user_files import must_be_new
 from turngym.envs.spaces import printable
 
 STYLE = """\
@@ -47,7 +49,7 @@ class Picture:
     file: tyro.conf.Positional[Path]
     """A trace, or a packed result."""
     out: Path
-    """The SVG file."""
+    """The SVG file; must not exist."""
     task: str | None = None
     """Task id; by default the first episode that was won."""
     sample: int = 0
@@ -66,10 +68,11 @@ class Picture:
 
 
 def picture(command: Picture) -> int:
+    must_be_new(command.out, TurngymError)
     episode = _chosen(command)
     text = animated(episode, seconds=command.seconds, rows=command.rows, width=command.width)
-    command.out.parent.mkdir(parents=True, exist_ok=True)
-    command.out.write_text(text, encoding="utf-8")
+    with atomic_write(command.out) as file:
+        file.write(text)
     print(f"{command.out}: {episode.task.task_id} sample {episode.sample}, {episode.outcome} in {episode.depth} turns")
     return 0
 

@@ -6,18 +6,23 @@ The training loop knows these protocols and no algorithm by name: something new 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.core.episode import Episode, Origin
 from turngym.core.errors import TurngymError
+from turngym.core.plugin_values import checked_number
 from turngym.core.plugins import find
 from turngym.core.protocols import Position, Question, Scorer
+from turngym.core.redaction import brief
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.ranks import Ranks
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
@@ -59,8 +64,14 @@ class Targets:
         return replace(self, **columns, extra={name: column[tokens] for name, column in self.extra.items()})
 
 
+# What the parts of an algorithm give, taken by shape and type: what broadcasts would train on other numbers in silence.
+
+
 def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
-    """What a target function returned. Raises ConfigError where a column of it is no array of so many `tokens`."""
+    """What a target function returned, with plain numbers in its log.
+
+    Raises ConfigError where a column of it is no array of so many `tokens`, or where its log could not be read back.
+    """
     if not isinstance(targets, Targets):
         raise ConfigError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
     columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
@@ -77,7 +88,61 @@ def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
                 f"algorithm {algorithm}: its {name} has the shape {list(column.shape)}; valid: {valid}, a row for each "
                 "supervised token"
             )
-    return targets
+    return replace(targets, log={_log_name(n, algorithm): _log_number(n, v, algorithm) for n, v in targets.log.items()})
+
+
+def _log_name(name: object, algorithm: str) -> str:
+    if not isinstance(name, str) or not name.isprintable() or name in ("", "step", "kind") or name.startswith("turn/"):
+        valid = "a printable text; step, kind and names that begin with turn/ are taken"
+        raise ConfigError(f"algorithm {algorithm}: its log has the name {brief(name, 80)}; valid: {valid}")
+    return name
+
+
+def _log_number(name: str, value: object, algorithm: str) -> float:
+    """A number of a log; NaN for one that is not known or not finite, which is written as null."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return math.nan
+    where = f"algorithm {algorithm}: in its log, {name}"
+    found = checked_number(where, value, error=ConfigError)
+    return int(found) if isinstance(value, Integral) and not isinstance(value, bool) else found
+
+
+def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
+    """What a weight gave for so many `tokens`. Raises ConfigError for another shape, for numbers that are not finite
+    or below 0, and for a sum that is not 1."""
+    if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
+        found = f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
+        raise ConfigError(f"algorithm {algorithm}: its weight gave {found}; valid: a float array [{tokens}]")
+    total = float(weight.sum(dtype=np.float64))
+    if not np.isfinite(weight).all() or (weight < 0).any() or abs(total - 1.0) > 1e-6:
+        raise ConfigError(
+            f"algorithm {algorithm}: its weights sum to {total:g}, the least is {weight.min():g}; valid: finite, at "
+            "least 0, and 1 in sum"
+        )
+    return weight
+
+
+OWN_NUMBERS = ("loss", "logp", "sampled_logp", "entropy")
+"""Columns that the loop writes for every token; a token loss has other names for its own."""
+
+
+def checked_losses(losses: Any, tokens: int) -> TokenLosses:
+    """What a token loss gave for so many `tokens`. Raises ConfigError where a column is reduced or has another shape,
+    where the loss has no gradient, and for a diagnostic whose name is taken."""
+    if not isinstance(losses, TokenLosses):
+        raise ConfigError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
+    for name, column in {"loss_n": losses.loss_n, **losses.diagnostics}.items():
+        if not isinstance(name, str) or name in OWN_NUMBERS:
+            taken = ", ".join(OWN_NUMBERS)
+            raise ConfigError(
+                f"the token loss has a diagnostic {brief(name, 80)}; valid: a text that is none of {taken}"
+            )
+        if not isinstance(column, Tensor) or tuple(column.shape) != (tokens,):
+            found = f"the shape {list(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
+            raise ConfigError(f"the token loss: its {name} has {found}; valid: a tensor [{tokens}], a number per token")
+    if torch.is_grad_enabled() and not losses.loss_n.requires_grad:
+        raise ConfigError("the token loss: its loss_n has no gradient, so that nothing would be learned")
+    return losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,11 @@ BoolArray = NDArray[np.bool_]
 
 
 class BatchError(TurngymError):
-    """Episodes that hold nothing to train on, or rows that do not belong to the batch."""
+    """Episodes that cannot be trained on, or rows that do not belong to the batch."""
+
+
+class EmptyBatchError(BatchError):
+    """Episodes that hold nothing to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +133,8 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
     supervised. Ids are taken as sampled; nothing is tokenized here.
     Source: docs/algorithms.md#supervised-tokens.
-    Errors: `BatchError` for an unknown origin, a response that nothing precedes, or nothing to train on.
+    Errors: `BatchError` for an unknown origin or a response that nothing precedes, `EmptyBatchError` for nothing to
+    train on.
     """
     _check_origins(origins)
     kept = [(source, episode) for source, episode in enumerate(episodes) if not episode.status.is_error]
@@ -138,7 +143,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     for index, (_, episode) in enumerate(kept):
         _add_episode(columns, index, episode, origins)
     if not columns.labels:
-        raise BatchError(
+        raise EmptyBatchError(
             f"nothing to train on: {len(episodes)} episodes, {excluded} of them errors, no response tokens of origin "
             f"{' or '.join(origins)}; text-only episodes carry no token ids"
         )

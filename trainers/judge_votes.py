@@ -19,14 +19,18 @@ import numpy as np
 
 from turngym.core.episode import Episode, Turn, next_state
 from turngym.core.errors import TurngymError
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, separate
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, RolloutSource, judgments, separate
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.targets import TargetError
 
-BOX = re.compile(r"\\boxed\{([^{}]*)\}")
-HINT = re.compile(r"\[HINT_START\]((?:(?!\[HINT_START\]|\[HINT_END\]).)*)\[HINT_END\]", re.DOTALL)
+BOX = "\\boxed"
+HINT = ("[HINT_START]", "[HINT_END]")
+FACES = re.compile(r"\\(?:text|math)[a-z]*|[{}$\s]")
+"""What TeX writes around a number and reads past, such as the `\\text{}` of `\\text{-1}`."""
+MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
+"""Hyphens, dashes and minus signs that models write for the one of ASCII."""
 SCORES = {"1": 1.0, "+1": 1.0, "-1": -1.0, "0": 0.0}
 HINT_SCORES = {"1": 1.0, "+1": 1.0, "-1": -1.0}
 MORE_THAN = 10
@@ -39,11 +43,14 @@ class HintVote:
 
     score: float | None
     hint: str | None
-    """The last block, stripped; None without one."""
+    """The last block, stripped; None without one, or where it is not closed."""
 
 
 def read_score(text: str) -> float | None:
-    r"""The number in the last `\boxed{...}` if that is exactly 1 (or +1), -1 or 0, else None (no vote).
+    r"""The number in the last `\boxed{...}` if that is 1 (or +1), -1 or 0, else None (no vote).
+
+    An earlier box never stands in for a last one that cannot be read: it may say the opposite. Blanks, faces
+    (`\boxed{\text{-1}}`) and other minus signs do not matter.
 
     Source: [openclaw-rl] section 4.1; docs/algorithms.md#judge-votes.
     """
@@ -51,13 +58,13 @@ def read_score(text: str) -> float | None:
 
 
 def read_hint(text: str) -> HintVote:
-    r"""The last `\boxed{...}` if that is exactly 1 (or +1) or -1, and the last `[HINT_START]...[HINT_END]`, stripped.
+    r"""The last `\boxed{...}` if that is 1 (or +1) or -1, and the last `[HINT_START]...[HINT_END]`, stripped.
 
-    Of blocks inside each other the inner one is read.
+    Of blocks inside each other the inner one is read. Earlier blocks never stand in for a last one that is not closed.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#judge-votes.
     """
-    blocks = HINT.findall(text)
-    return HintVote(score=_last_box(text, HINT_SCORES), hint=blocks[-1].strip() if blocks else None)
+    block, closed, _ = _behind_last(text, HINT[0]).partition(HINT[1])
+    return HintVote(score=_last_box(text, HINT_SCORES), hint=block.strip() if closed else None)
 
 
 def majority(scores: Sequence[float]) -> float:
@@ -80,9 +87,25 @@ def choose_hint(votes: Iterable[HintVote]) -> str | None:
     return max(hints, key=len) if hints else None
 
 
-def _last_box(text: str, valid: dict[str, float]) -> float | None:
-    boxes = BOX.findall(text)
-    return valid.get(boxes[-1]) if boxes else None
+def _last_box(text: str, valid: Mapping[str, float]) -> float | None:
+    box = _braced(_behind_last(text, BOX))
+    return None if box is None else valid.get(FACES.sub("", box).translate(MINUS))
+
+
+def _behind_last(text: str, mark: str) -> str:
+    """What follows the last `mark`, whether it can be read or not; nothing without one."""
+    _, found, rest = text.rpartition(mark)
+    return found and rest
+
+
+def _braced(text: str) -> str | None:
+    """What stands in the pair of braces with which `text` begins; None where there is none, or where it stays open."""
+    depth = 0
+    for place, letter in enumerate(text := text.lstrip()):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if not depth:
+            return text[1:place] if place else None
+    return None
 
 
 # Episodes before a judge: a request for every turn with a next state, and the votes written back.
@@ -159,7 +182,8 @@ def judge_episodes(
 ) -> tuple[list[Episode], str]:
     """The episodes with votes on their turns, all asked for in one call, and the first error ("" if there was none).
 
-    Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests.
+    Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests, or
+    something else than judgments.
 
     Args:
         episodes: failed ones are not judged.
@@ -170,9 +194,7 @@ def judge_episodes(
     asked = [requests(episode, kind, next_role) for episode in episodes]
     flat = [request for part in asked for request in part]
     # one call for all episodes: judges work on their requests side by side
-    found = judge.judge(flat) if flat else []
-    if len(found) != len(flat):
-        raise JudgeError(f"the judge answered {len(found)} of {len(flat)} requests; it must answer every one")
+    found = judgments(judge.judge(flat) if flat else [], len(flat), JudgeError)
     answers = iter(found)
     result = []
     for episode, part in zip(episodes, asked, strict=True):

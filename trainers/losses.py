@@ -459,7 +459,7 @@ class SupportKL:
 
     kl: TokenKL = bin_reverse_kl
     importance: tuple[float, float] | None = (0.1, 10.0)
-    """Range of the ratio train / rollout probability; None for no ratio."""
+    """Range of the ratio train / rollout probability; None, or a range of 1 alone, for no ratio."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
@@ -475,12 +475,12 @@ class SupportKL:
                 "teacher_entropy": topk_entropy(teacher, tails[1]),
                 "clipped": torch.zeros_like(loss_n),
             }
-        if self.importance is not None:
+        if self.importance not in (None, (1.0, 1.0)):
             low, high = self.importance
-            ratio_n = importance_weight(tokens.sampled_logp_n, tokens.behavior_logp_n, low=low, high=high)
-            # the ratio comes clamped: at a bound it was cut
-            diagnostics["clipped"] = ((ratio_n <= low) | (ratio_n >= high)).float()
-            loss_n = loss_n * ratio_n
+            ratio_n = importance_weight(tokens.sampled_logp_n, tokens.behavior_logp_n, low=0.0, high=math.inf)
+            weight_n = ratio_n.clamp(low, high)
+            diagnostics["clipped"] = (weight_n != ratio_n).float()
+            loss_n = loss_n * weight_n
         if tokens.kl_mask_n is not None:
             # masked by a product: both factors are finite, so that no NaN hides behind the zero
             loss_n = loss_n * tokens.kl_mask_n

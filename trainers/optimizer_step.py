@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, Targets, Term, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithm import (
+    Algorithm,
+    Targets,
+    Term,
+    TokenLoss,
+    TokenLosses,
+    Tokens,
+    checked_losses,
+    checked_weights,
+)
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.lm_head import Projected, project
@@ -241,7 +250,7 @@ def _forward(
         entropy_n=entropy_n,
     )
     numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
-    return token_loss(tokens), numbers
+    return checked_losses(token_loss(tokens), len(micro.tokens)), numbers
 
 
 def _drawn(
@@ -368,6 +377,7 @@ def run_epochs(
     for turn in range(config.ppo_epochs):
         for part, chosen, tokens in parts:
             weight_n = algorithm.weight(part, step=schedule.step, total_steps=schedule.total_steps)
+            checked_weights(weight_n, part.tokens, algorithm.name)
             result = update(
                 model,
                 optimizer,

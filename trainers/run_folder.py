@@ -153,7 +153,7 @@ class RunFolder:
             self.refresh.save(folder)
 
 
-MEMORY = ("run.micro_tokens", "run.head_chunk", "run.gradient_checkpointing")
+MEMORY = ("run.micro_tokens", "run.head_chunk")
 """Settings of which memory and rounding depend and nothing else: a resumed run may have others."""
 
 

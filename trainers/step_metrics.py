@@ -31,7 +31,7 @@ def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targ
         row |= _spread("advantage", targets.advantage_N)
     if targets.reward is not None:
         row |= _spread("reward", targets.reward)
-    return row | _teacher(batch, targets) | dict(targets.log)
+    return row | _teacher(batch, targets)
 
 
 def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.room import at_once
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets
-from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
@@ -36,7 +36,7 @@ from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
-from turngym.trainers.run_config import OptimizerConfig, RunConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
@@ -357,7 +357,14 @@ class TrainLoop:
         if not kept:
             self._skip(start, plan, episodes)
             return
-        batch = pack(kept, origins=algorithm.origins)
+        try:
+            batch = pack(kept, origins=algorithm.origins)
+        except EmptyBatchError:
+            # episodes of text will never have ids; a step in which every response was broken off is one of many
+            if not any(episode.segments for episode in episodes):
+                raise
+            self._skip(start, plan, episodes)
+            return
         check_ids(batch, trainer.vocab_size)
         trainer.progress.phase("teacher")
         targets = checked_targets(algorithm.target_fn(batch, kept, self._scorers()), batch.tokens, algorithm.name)
@@ -374,21 +381,22 @@ class TrainLoop:
         end = ClockReading.now()
         spent = self.state.train_seconds + end.wall - start.wall
         self.state = replace(self.state, step=step, depth=depth, train_seconds=spent)
-        self._write(
-            {
-                "step": step,
-                "kind": "train",
-                **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
-                # versions count steps done: fresh episodes of this step were played by version step - 1
-                **step_metrics.staleness_row(episodes, step - 1),
-                **step_metrics.selection_row(algorithm.select, episodes),
-                **step_metrics.weight_row(algorithm.weight, schedule),
-                "tokens_per_s": batch.tokens / (end.wall - start.wall),
-                **phase_row((start, collected, scored, end)),
-                "time/step_s": end.wall - start.wall,
-                "time/train_s": spent,
-            }
-        )
+        row = {
+            "step": step,
+            "kind": "train",
+            **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
+            # versions count steps done: fresh episodes of this step were played by version step - 1
+            **step_metrics.staleness_row(episodes, step - 1),
+            **step_metrics.selection_row(algorithm.select, episodes),
+            **step_metrics.weight_row(algorithm.weight, schedule),
+            "tokens_per_s": batch.tokens / (end.wall - start.wall),
+            **phase_row((start, collected, scored, end)),
+            "time/step_s": end.wall - start.wall,
+            "time/train_s": spent,
+        }
+        if taken := sorted(row.keys() & targets.log.keys()):
+            raise ConfigError(f"algorithm {algorithm.name}: its log has {taken[0]!r}, a column of every run; rename it")
+        self._write({**row, **targets.log})
 
     def _skip(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, and nothing is updated."""

@@ -49,6 +49,8 @@ class PanelSessions:
     trace: Path | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _samples: Counter[str] = field(default_factory=Counter)
+    _counted: bool = False
+    """Whether any episode in the trace counts."""
     _start: float = field(default_factory=time.perf_counter)
     """Earlier calls that went into the trace are behind it."""
 
@@ -98,6 +100,7 @@ class PanelSessions:
                     held.add((episode.task.task_id, episode.sample))
             found._start -= elapsed
             found._samples.update(task for task, _ in held)
+            found._counted = bool(held)
         return found
 
     @property
@@ -154,11 +157,13 @@ class PanelSessions:
                 writer.write(episode)
         if episode.status.is_error:
             raise SessionFailed(f"{episode.task.task_id} sample {episode.sample}: {episode.meta.get('error')}")
+        self._counted = True
         return EpisodeOutcome.of(episode)
 
     def write_results(self) -> Path | None:
-        """results.json beside the trace, made from it; None without a trace, or with nothing in it yet."""
-        if self.trace is None or not self.trace.exists():
+        """results.json beside the trace, made from it; None without a trace, or with no episode in it that counts."""
+        # a trace of failures alone is no mistake of the client, who would read of it instead of them
+        if self.trace is None or not self._counted:
             return None
         with self._lock:
             path = self.trace.with_name("results.json")

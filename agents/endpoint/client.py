@@ -178,7 +178,7 @@ class Address:
     @property
     def key(self) -> str:
         """The key; empty if there is none."""
-        return key_of(self.key_env, AgentError)
+        return key_of(self.key_env, EndpointError)
 
     def at(self, path: str) -> str:
         """The address of `path` below the base; a query stays at the end."""

@@ -307,7 +307,15 @@ def _answered(answers: list[Answer], hands: Hands) -> dict[str, Any]:
 
 
 def check_needs(profile: Profile, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
-    """Raises EndpointError for what an option needs and the server does not give."""
+    """Raises EndpointError for what an option needs and the server does not give.
+
+    Args:
+        profile: what the handshake found.
+        name: of the agent, for the error.
+        prices: whether the cost is wanted.
+        max_context: whether the context is limited by the server's counts.
+        token_ids: whether ids and log-probabilities are wanted.
+    """
     for wanted, given, option, lacks, instead in (
         (prices, bool(profile.usage), "--price-in", "reports no usage", "leave the prices out"),
         (

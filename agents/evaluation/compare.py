@@ -40,7 +40,7 @@ from turngym.core.task import Task
 from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places, read_specs
 from turngym.core.user_files import user_path
 
-SEEDED = ("agent.weights", "play.seed")
+SEEDED = ("agent.weights", "agent.model", "play.seed")
 """Settings in which training seeds of one method differ."""
 Differing = Mapping[str, tuple[Any, Any]]
 """Path to its values in the first and in the second evaluation."""
@@ -80,8 +80,7 @@ def no_seeds(runs: Mapping[str, tuple[EvalSpec, str]]) -> str:
         weights = getattr(mine.agent, "weights", "")
         if weights and weights == getattr(theirs.agent, "weights", ""):
             return f"{one} and {other} are of the same model (files {weights})"
-        same = () if scripted(mine) or scripted(theirs) else SEEDED
-        apart = {path: values for path, values in differences_of(mine, theirs).items() if path not in same}
+        apart = {path: values for path, values in differences_of(mine, theirs).items() if path not in SEEDED}
         apart = {path: values for path, values in apart.items() if meaning(path) in ("game", "player")}
         if apart:
             return f"{one} and {other} were played otherwise: {describe(apart)}"

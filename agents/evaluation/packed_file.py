@@ -74,10 +74,16 @@ class PackedResult:
         return [json.dumps({**head, "sha256": digest}, sort_keys=True), *rows]
 
     def write(self, path: str | Path) -> Path:
-        """Writes the file and returns its path."""
+        """Writes the file and returns its path. Raises EvaluationError, and writes nothing, for one that could not be
+        read again: what is read is bounded."""
         data = "\n".join(self.lines()).encode("ascii")
         with written_whole(path) as scratch:
             scratch.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+            try:
+                read_result(scratch)
+            except EvaluationError as error:
+                why = str(error).partition(": ")[2]
+                raise EvaluationError(f"{path} is not written, for nobody could read it: {why}") from error
         return Path(path)
 
 

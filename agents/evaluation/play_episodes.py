@@ -25,6 +25,7 @@ from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_file
+from turngym.core.plugin_values import unique
 from turngym.core.progress import progress_bar
 from turngym.core.redaction import brief
 from turngym.core.spec import Resolved, differing
@@ -223,10 +224,12 @@ def _choose(ready: OpenPlay) -> list[str]:
     count = play.tasks.count
     if count > len(ids):
         raise TurngymError(f"{count} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
-    if not play.tasks.draw:
-        return [ids[place] for place in range(count)]
-    places = np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
-    return [ids[int(place)] for place in places]
+    places = (
+        range(count) if not play.tasks.draw else np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
+    )
+    chosen = [ids[int(place)] for place in places]
+    unique("the environment", chosen)
+    return chosen
 
 
 def spec_beside(trace: Path) -> Path:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 from turngym.agents.agent_options import JudgeOptions
-from turngym.agents.judges.model_judges import HttpJudge, PolicyJudge
+from turngym.agents.judges.model_judges import KEY, HttpJudge, PolicyJudge
 from turngym.agents.models import find_model, load_policy
 from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -24,8 +24,9 @@ from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.core.errors import AgentError
 from turngym.core.plugins import find
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined, judgments
 from turngym.core.redaction import first_letters
+from turngym.core.secrets import key_of
 
 
 def hint_vote(hint: str | None) -> str:
@@ -153,7 +154,7 @@ class TimedJudge:
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         calls = TimedCalls(self.timeout * max(len(requests), 1), f"the judge, asked {len(requests)} times,")
-        found = calls.call(lambda: list(self.inner.judge(requests)))
+        found = calls.call(lambda: judgments(self.inner.judge(requests), len(requests), AgentError))
         calls.close()
         if found.failure:
             return [Judgment(votes=(None,), error=f"{request.name}: {found.failure}") for request in requests]
@@ -193,6 +194,8 @@ def make_judge(
         raise AgentError(f"--judge {options.judge} gives hints, and this algorithm asks for scores; valid: {scoring}")
     judge: Judge
     if name in ("http", "https"):
+        # before anything is played: each vote would fail for it
+        key_of(KEY, AgentError)
         judge = HttpJudge(options=options, seed=seed)
     elif name == "model" and argument:
         judge = _model_judge(context, argument)

@@ -17,7 +17,7 @@ from turngym.core.errors import AgentError
 from turngym.core.outgoing import LoopThread
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.core.redaction import without_keys
-from turngym.core.secrets import clean_address, key_of
+from turngym.core.secrets import clean_address
 from turngym.core.task import task_number
 
 LIMIT = 6000
@@ -89,7 +89,6 @@ class HttpJudge:
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
         address = Address(base_url=clean_address("--judge", self.options.judge, AgentError), key_env=KEY)
-        key_of(KEY, AgentError)
         self._client = EndpointClient(
             address=address,
             model=self.options.judge_model,

@@ -18,17 +18,15 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypedDict, Unpack
 
-import numpy as np
-
 from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation, Reply, reset_seed, system_message
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import LENIENT, SHORT, Episode, Status, Turn
-from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
+from turngym.core.errors import AgentError, TaskError
 from turngym.core.loops import loop_end
+from turngym.core.plugin_values import Stepped, answers, checked_number, checked_task, checked_text, checked_texts
 from turngym.core.progress import ACTIVITY
-from turngym.core.redaction import brief
 from turngym.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
 
@@ -109,15 +107,16 @@ class EpisodeRunner:
             self.status, self.error = reply.ends, reply.error
             # an aborted response is recorded although the environment never sees it
             if reply.logprobs is not None:
-                info = {"action": None, "verdict": Verdict.MALFORMED, "score": self.score, "goal_rate": self.goal_rate}
-                self.turns.append(replace(_turn(self.conversation, reply, info, 0.0), excluded="broken off"))
+                progress = self.score if self.goal_rate is None else self.goal_rate
+                turn = _turn(self.conversation, reply, None, Verdict.MALFORMED, 0.0, progress)
+                self.turns.append(replace(turn, excluded="broken off"))
             return
         self.timings["env"] += stepped.seconds
         if stepped.failure:
             self.status, self.error = stepped.status, stepped.failure
             return
         # what an environment returns is as little known as what it raises
-        recorded = attempt(lambda: self._record(reply, *stepped.value))
+        recorded = attempt(lambda: self._record(reply, Stepped.of(stepped.value)))
         if recorded.failure:
             self.status, self.error = Status.ERROR_ENV, recorded.failure
             return
@@ -131,44 +130,36 @@ class EpisodeRunner:
         elif self.job.leave_loops and loop_end(self.turns) is not None:
             self.status, self.left_loop = Status.TRUNCATED_DEPTH, True
 
-    def _record(
-        self, reply: Reply, observation: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]
-    ) -> tuple[bool, bool]:
+    def _record(self, reply: Reply, stepped: Stepped) -> tuple[bool, bool]:
         """Record the turn that `reply` made and the observation that waits next; (terminated, truncated)."""
         conversation = self.conversation
-        if not isinstance(observation, str):
-            raise EnvBackendError(f"the observation is {brief(observation, 80)}; it must be text")
-        try:
-            # a NumPy scalar is a number too, and json cannot write it
-            paid, score = finite("reward", _number(reward)), finite("score", _number(info["score"]))
-        except (TurngymError, TypeError, ValueError) as error:
-            said = f"reward {brief(reward, 80)} and score {brief(info['score'], 80)}"
-            raise EnvBackendError(f"{said} must be numbers") from error
-        goal_rate, success, admissible = info.get("goal_rate"), bool(info["success"]), info["admissible_actions"]
-        turn, listing = _turn(conversation, reply, info, paid), self.guard.listing()
+        total = checked_number("the sum of rewards", self.episode_return + stepped.reward)
+        progress = stepped.score if stepped.goal_rate is None else stepped.goal_rate
+        turn = _turn(conversation, reply, stepped.action, stepped.verdict, stepped.reward, progress)
+        listing = self.guard.listing()
         # nothing below can fail: a turn is recorded whole or not at all
         ACTIVITY.turns += 1
         ACTIVITY.malformed += turn.verdict == Verdict.MALFORMED
         self.turns.append(turn)
-        self.episode_return += paid
-        self.success, self.score, self.goal_rate = success, score, goal_rate
-        if info.get("reading") == "lenient":
+        self.episode_return = total
+        self.success, self.score, self.goal_rate = stepped.success, stepped.score, stepped.goal_rate
+        if stepped.reading == "lenient":
             conversation.notes[LENIENT] = conversation.notes.get(LENIENT, 0) + 1
         channel = conversation.channel
         conversation.past.append(
             PastTurn(
                 observation=conversation.observation,
                 response=reply.text,
-                action=self.turns[-1].action,
+                action=turn.action,
                 listing=conversation.listing,
                 thought=(channel.parse(reply.text).thought or "") if channel is not None else "",
             )
         )
-        conversation.observation, conversation.listing = observation, listing
-        conversation.admissible = None if admissible is None else tuple(admissible)
-        conversation.played = self.turns[-1].action if self.turns[-1].verdict.valid else None
+        conversation.observation, conversation.listing = stepped.observation, listing
+        conversation.admissible = stepped.admissible
+        conversation.played = turn.action if turn.verdict.valid else None
         conversation.turn += 1
-        return bool(terminated), bool(truncated)
+        return stepped.terminated, stepped.truncated
 
     def episode(self, meta: Mapping[str, Any]) -> Episode:
         """The finished record."""
@@ -176,7 +167,7 @@ class EpisodeRunner:
         conversation, job = self.conversation, self.job
         extra: dict[str, Any] = {"error": self.error} if self.error else {}
         if self.goal_rate is not None:
-            extra["goal_rate"] = float(self.goal_rate)
+            extra["goal_rate"] = self.goal_rate
         if self.left_loop or job.max_turns is not None:
             extra[SHORT] = len(self.turns) if self.left_loop else job.max_turns
         if job.states:
@@ -223,7 +214,7 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
     guard = guard_of(env)
     start = time.perf_counter()
     observation, _ = env.reset(seed=reset_seed(job.task_id, job.seed), options={"task": job.task_id})
-    task = guard.task
+    task = checked_task(guard.task)
     if job.sha256 not in ("", task.sha256):
         raise TaskError(
             f"{task.env_id}: task {task.task_id!r} has sha256 {task.sha256} here, but {job.sha256} is asked for; "
@@ -235,8 +226,8 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
         seed=job.seed,
         sample=job.sample,
         system=system_message(guard, guard.channel, renderer) if system is None else system,
-        observation=observation,
-        admissible=guard.admissible(),
+        observation=checked_text("the first observation", observation),
+        admissible=checked_texts("the admissible actions", guard.admissible()),
         env=guard,
         key=f"{number}:{task.task_id}:{job.sample}",
         statement=guard.base.statement or without(observation, listing),
@@ -244,11 +235,6 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
     )
     timings = {"env": time.perf_counter() - start, "generate": 0.0}
     return EpisodeRunner(number=number, job=job, env=env, guard=guard, conversation=conversation, timings=timings)
-
-
-def _number(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
-    return float(value) if isinstance(value, bool) else value
 
 
 def failed_episode(
@@ -277,18 +263,19 @@ def failed_episode(
     )
 
 
-def _turn(conversation: Conversation, reply: Reply, info: Mapping[str, Any], reward: float) -> Turn:
+def _turn(
+    conversation: Conversation, reply: Reply, action: str | None, verdict: Verdict, reward: float, progress: float
+) -> Turn:
     history = conversation.thread
-    goals = info.get("goal_rate")
     return Turn(
         index=conversation.turn,
         observation=conversation.observation,
         admissible=conversation.admissible,
         response=reply.text,
-        action=info["action"],
-        verdict=Verdict(info["verdict"]),
+        action=action,
+        verdict=verdict,
         reward=reward,
-        progress=float(info["score"] if goals is None else goals),
+        progress=progress,
         segment=0 if history is None else history.segment,
         prompt_span=(0, 0) if history is None else history.prompt_span,
         response_span=(0, 0) if history is None else history.response_span,
@@ -405,6 +392,7 @@ class Rollout:
         self._make_env = make_env
         self._agent = agent
         self._submit = agent.submit if isinstance(agent, ConcurrentAgent) else None
+        self._whose = f"agent {agent.name!r}"
         self._slots = slots
         self._max_turns = max_turns
         self._on_episode = on_episode
@@ -553,7 +541,7 @@ class Rollout:
         """The agent's replies to all of `waiting`, by number."""
         start = time.perf_counter()
         found = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
-        self._check_count(len(found), len(waiting))
+        found = answers(self._whose, found, len(waiting), Reply, AgentError)
         seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
         for runner in waiting:
             runner.timings["generate"] += seconds_each
@@ -566,7 +554,7 @@ class Rollout:
         start, arrived = time.perf_counter(), self._arrived
         futures = self._submit([runner.conversation for runner in waiting]) if waiting else []
         self._asked |= {runner.number: future for runner, future in zip(waiting, futures, strict=False)}
-        self._check_count(len(futures), len(waiting))
+        answers(self._whose, futures, len(waiting), Future, AgentError)
         for number in [runner.number for runner in waiting]:
             note = lambda _, number=number: arrived.put((number, time.perf_counter() - start))  # noqa: E731
             self._asked[number].add_done_callback(note)
@@ -581,12 +569,8 @@ class Rollout:
         for number, took in seconds.items():
             runners[number].timings["generate"] += took
             # raises what the agent raised; ends: it has arrived
-            replies[number] = self._asked.pop(number).result()
+            [replies[number]] = answers(self._whose, [self._asked.pop(number).result()], 1, Reply, AgentError)
         return replies
-
-    def _check_count(self, found: int, wanted: int) -> None:
-        if found != wanted:
-            raise AgentError(f"agent {self._agent.name!r} answered {found} of {wanted} conversations")
 
     def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
         done.append((number, episode))

@@ -19,7 +19,7 @@ from turngym.core.rows import read_rows, show, stem, text_problem
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
 from turngym.envs.search.parquet_rows import read_parquet
-from turngym.envs.search.questions import Question, blank, wordless
+from turngym.envs.search.questions import Question, blank
 
 QUESTIONS = ("question", "Question")
 IDS = ("id", "_id", "question_id", "QuestionId")
@@ -178,7 +178,7 @@ def _chain(row: _Row) -> Iterator[str]:
 
 
 def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
-    """The accepted answers; the first is what an oracle gives. Other names without a word are left out."""
+    """The accepted answers; the first is what an oracle gives. Other names that are blank are left out."""
     answerable = row.fields.get("answerable")
     # a table has texts alone
     said = "" if _missing(answerable) else str(answerable).strip().lower()
@@ -193,16 +193,16 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
             f"or a list of texts; its fields are {brief(sorted(row.fields), 200)}"
         )
     main, other = _accepted(row, field, value)
-    if blank := [text for text in main if wordless(text)]:
-        raise row.wrong(field, blank[0], "an answer with more in it than blanks and articles")
+    if empty := [text for text in main if blank(text)]:
+        raise row.wrong(field, empty[0], "an answer that can be seen")
     other += row.texts(ANSWER_ALIASES, any_text=True)
     if (answer_id := row.text("answer_id")) is not None:
         other += aliases.of(answer_id)
-    found = main + tuple(text for text in dict.fromkeys(other) if text not in main and not wordless(text))
+    found = main + tuple(text for text in dict.fromkeys(other) if text not in main and not blank(text))
     if set(found) == {_UNLABELED}:
         raise row.wrong(field, value, "a known answer; this split has none, take one that has, such as validation")
     if not found:
-        raise row.wrong(field, value, "at least one answer with more in it than blanks and articles")
+        raise row.wrong(field, value, "at least one answer that can be seen")
     return found
 
 

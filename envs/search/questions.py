@@ -79,11 +79,6 @@ def blank(text: str) -> bool:
     return not any(sign.isprintable() and not sign.isspace() for sign in text)
 
 
-def wordless(text: str) -> bool:
-    """Whether a text is blank but for articles. Punctuation is something: `---` and `A+` are answers of real files."""
-    return blank(_ARTICLES.sub(" ", text.lower()))
-
-
 def assert_disjoint(train: Iterable[Question], evaluation: Iterable[Question]) -> None:
     """Raise TaskError if a question is in both, by id or by its normalized words; names the first few."""
     ids, words = set(), {}
@@ -143,16 +138,14 @@ class RewardRule:
     def matches(self, prediction: str | None, golden_answers: Iterable[str]) -> bool:
         """Whether the answer counts as right: containment for `sub_em`, else exact match.
 
-        Answers such as `---` and `A+` are normalized to nothing. They are matched as they stand, because by exact match
-        (and with `strict_compat`) an empty answer or an article would be right.
+        Answers such as `A`, `The The`, `---` and `A+` are normalized to nothing. They are matched as they stand: by
+        exact match (and with `strict_compat`) an empty answer or any article would be right, by containment nothing.
         """
         if prediction is None:
             return False
-        if self.kind == "sub_em":
-            return sub_exact(prediction, golden_answers)
-        if normalize(prediction) or self.strict_compat:
-            return exact(prediction, golden_answers)
-        return " ".join(prediction.lower().split()) in {" ".join(gold.lower().split()) for gold in golden_answers}
+        if not normalize(prediction) and not self.strict_compat:
+            return " ".join(prediction.lower().split()) in {" ".join(gold.lower().split()) for gold in golden_answers}
+        return (sub_exact if self.kind == "sub_em" else exact)(prediction, golden_answers)
 
     def score(
         self, response: str, golden_answers: Sequence[str], *, said: str | None = None, prompt: str = ""

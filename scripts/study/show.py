@@ -17,6 +17,7 @@ import tyro
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.tables import atomic_write, markdown, markup, print_table
+from turngym.core.user_files import keep_inputs
 from turngym.scripts.command_line import read
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
@@ -54,6 +55,10 @@ def main(argv: Sequence[str]) -> int:
     for note in notes_of(study):
         print(note)
     if options.out is not None:
+        if len(options.studies) > 1:
+            # cells of others may not take the place of a study's own
+            places = [place for path in options.studies for place in (path, path / DATA, path / "tables" / DATA)]
+            keep_inputs(options.out / DATA, places, TurngymError)
         write_tables(study, options.out)
         print(f"written to {options.out}")
     return 0

@@ -346,7 +346,7 @@ def test_what_a_limit_of_tokens_cut_gets_no_end_id(make_doors: Any, writer: Text
     assert text(writer.renderer, ids[0]) == "The door must be in the"
     assert [one[-1] == end for one in ids] == [False, True, True]
     # what the template puts between the two is prompt
-    assert int(written.prompt_ids(written.turns[1])[0]) == end
+    assert int(written.segments[0][written.turns[1].prompt_span[0]]) == end
     bare = replace(episode.turns[0], response="open door 1", action="open door 1", finish="length")
     shown = writer.shown(episode, bare)
     assert (shown.response, shown.ids[-1]) == (SAID, end)

@@ -99,7 +99,7 @@ def test_by_category_a_task_is_shown_its_own_kind_alone(
         for episode in rollout(jobs, make_doors(max_turns=1), model)
     ]
     with served(FakeOpenAI()) as server:
-        options = EndpointOptions(base_url=server.url)
+        options = EndpointOptions(base_url=server.url, handshake=False)
         agent = EndpointAgent("tiny", options, TEXT, TOOL, examples=found.episodes)
         for job in jobs:
             rollout([job], make_doors(max_turns=1), agent)
@@ -229,7 +229,7 @@ def test_an_endpoint_s_requests_begin_with_them(make_doors: Any) -> None:
     from turngym.agents.endpoint.client import EndpointOptions
 
     with served(FakeOpenAI()) as server:
-        options = EndpointOptions(base_url=server.url)
+        options = EndpointOptions(base_url=server.url, handshake=False)
         agent = EndpointAgent("tiny", options, TEXT, TOOL, memory=Memory("window:1"), examples=(TWO,))
         rollout([Job(task_id="doors/3", seed=1)], make_doors(max_turns=3), agent)
     assert len(server.requests) > 1

@@ -13,6 +13,7 @@ import hostile_env
 import pytest
 from hostile_env import BEGINS, FAILING, STEPS
 
+from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.env_maker import env_maker
@@ -35,10 +36,15 @@ WHY = {
     "exits without a word": "SystemExit: ",
     "runs out of memory": "MemoryError: ",
     "recurses": "RecursionError: maximum recursion depth exceeded",
-    "nan": "reward nan and score ",
-    "inf": "reward -inf and score ",
-    "text": "the environment's reward is '1.0'; it must be a number",
-    "nothing": "TypeError: float() argument must be a string or a real number",
+    "nan": "the reward is nan; it must be a finite number",
+    "inf": "the reward is -inf; it must be a finite number",
+    "text": "the reward is '1.0'; it must be a finite number",
+    "nothing": "the reward is None; it must be a finite number",
+    "success of text": "success is 'False'; it must be True or False",
+    "score of 3": "the score is 3.0; it must be a number from 0 to 1",
+    "goals of text": "the goal rate is 'many'; it must be a number from 0 to 1",
+    "admissible numbers": "one of the admissible actions is 1; it must be text",
+    "action of a number": "the action in info is 5; it must be text",
     "hangs at reset": "the environment's step or reset took more than 0.2 s",
     "raises at reset": "KeyError: 'no such house' (",
     "exits at reset": "SystemExit: 3 (",
@@ -118,6 +124,14 @@ def test_an_expert_that_raises_costs_its_episode() -> None:
     (episode,) = rollout([Job(task_id="fine")], MAKE, ExpertAgent(expert=make))
     assert episode.status is Status.ERROR_ENV
     assert episode.meta["error"].startswith("ZeroDivisionError: by zero (")
+
+
+def test_a_task_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="'fine' twice"):
+        play_episodes("hostile_env:tests/Hostile-v0", "expert", tasks=["fine", "fine"], progress=False)
+    twice = {"only": ("hangs", "fine", "fine")}
+    with pytest.raises(TaskError, match="'fine' twice"):
+        play_episodes("hostile_env:tests/Hostile-v0", "expert", tasks=1, env_kwargs=twice, progress=False, workers=0)
 
 
 def test_what_turngym_names_is_no_fault_of_the_environment() -> None:

@@ -333,3 +333,14 @@ def test_judges_that_are_not_there(outside: None) -> None:
         made("outside_judge:Longest")
     with pytest.raises(TurngymError, match="--judge-repeats is 0"):
         make_judge(JudgeOptions(judge="expert", judge_repeats=0), "hint", ENV_JUDGES, make_env=dict)
+
+
+def test_a_key_that_no_header_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line before anything is judged; a judge that is made in Python says so of each vote."""
+    secret = "sk-ü-0123456789abcdef"
+    monkeypatch.setenv(KEY, secret)
+    options = JudgeOptions(judge="http://127.0.0.1:1/v1", judge_votes=1, judge_tries=1)
+    with pytest.raises(TurngymError, match=f"the environment variable {KEY} holds no key"):
+        make_judge(options, "score", ENV_JUDGES, make_env=dict)
+    (found,) = HttpJudge(options=options).judge([ask()])
+    assert (found.votes, KEY in found.error, secret in found.error) == ((None,), True, False)

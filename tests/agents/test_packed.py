@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from turngym.agents import evaluate, play_episodes
+from turngym.agents.evaluation import packed_file
 from turngym.agents.evaluation.compare import compare_recorded, differences_of, rescore
 from turngym.agents.evaluation.packed import (
     check_result,
@@ -22,7 +23,7 @@ from turngym.agents.evaluation.packed import (
     packed,
     play_again,
 )
-from turngym.agents.evaluation.packed_file import PackedResult, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.scores import EvaluationError, score
 from turngym.agents.play_spec import Compute, Whole
 from turngym.core.episode import Episode, Status, Turn
@@ -215,6 +216,11 @@ def test_whatever_is_edited_is_named(kind: str, result: PackedResult, tmp_path: 
         assert sealed == [f"seal: {name.format(task=task.task_id)} was changed after the file was packed"]
 
 
+def forge(result: PackedResult, path: Path) -> None:
+    """Writes what nobody could read, as somebody else's program may."""
+    path.write_bytes(lzma.compress("\n".join(result.lines()).encode("ascii")))
+
+
 def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: Path) -> None:
     path = result.write(tmp_path / "a.result.xz")
     whole = path.read_bytes()
@@ -233,7 +239,7 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         with pytest.raises(EvaluationError, match=r"a\.result\.xz is not a packed result: .+"):
             read_result(path)
     for name, value in {"samples": "x", "seed": None, "env_kwargs": 5, "tasks.panel": ("x",)}.items():
-        setting(f"play.{name}", value)(result).write(path)
+        forge(setting(f"play.{name}", value)(result), path)
         with pytest.raises(EvaluationError, match=rf"its spec: (play\.)?{re.escape(name.rpartition('.')[2])} is "):
             read_result(path)
     wrong: dict[str, tuple[dict[str, Any], str]] = {
@@ -249,13 +255,25 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         "episodes": ({"episodes": ()}, r"no episodes"),
     }
     for changes, said in wrong.values():
-        replace(result, **changes).write(path)
+        forge(replace(result, **changes), path)
         with pytest.raises(EvaluationError, match=said):
             read_result(path)
     many = check_result(setting("play.samples", 10**9)(result).write(path))
     assert f"{5 * 10**9 - 10} episodes are missing" in many
     with pytest.raises(EvaluationError, match="No such file"):
         read_result(tmp_path / "none.result.xz")
+
+
+def test_what_could_not_be_read_is_not_written(
+    result: PackedResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = replace(result.episodes[0], final_observation="x" * 5000)
+    monkeypatch.setattr(packed_file, "MOST_LINE", 5000)
+    with pytest.raises(
+        EvaluationError, match="not written, for nobody could read it: line 2 has more than 5,000 bytes"
+    ):
+        replace(result, episodes=(long,)).write(tmp_path / f"long{SUFFIX}")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_who_has_the_player_can_tell_whether_it_played(result: PackedResult) -> None:

@@ -103,7 +103,7 @@ def test_an_agent_that_answers_each_row_by_itself(make_doors: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         rollout(batch, make_doors(), agent)
     agent.submit = lambda waiting: []  # type: ignore[method-assign]
-    with pytest.raises(AgentError, match="agent 'patient' answered 0 of 5 conversations"):
+    with pytest.raises(AgentError, match="agent 'patient' answered 0 of 5"):
         rollout(batch[:5], make_doors(), agent)
 
 

@@ -41,7 +41,7 @@ ROWS = [{"id": 1, "text": "a"}, {"id": 2, "text": 'b "c"\td'}]
 
 def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
-    table = 'id\ttext\n1\ta\n2\t"b ""c""\td"\n'
+    table = 'id\ttext\n1\ta\n2\t"b ""c"" d"\n\n3\t\n'
     texts = {
         "lines.jsonl": lines,
         "array.json": json.dumps(ROWS),
@@ -60,7 +60,8 @@ def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "table.tsv").write_text(table, encoding="utf-8")
     assert found(tmp_path / "table.tsv") == [
         ("line 2", {"id": "1", "text": "a"}),
-        ("line 3", {"id": "2", "text": 'b "c"\td'}),
+        ("line 3", {"id": "2", "text": 'b "c" d'}),
+        ("line 5", {"id": "3", "text": ""}),
     ]
     (tmp_path / "table.csv").write_text('id,text\n1,"a, b\nc"\n\n2,\n', encoding="utf-8")
     assert found(tmp_path / "table.csv") == [
@@ -73,6 +74,19 @@ def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
     assert [len(row["text"]) for _, row in found(tmp_path / "long.csv")] == [len(long), len(lines)]
     assert [place for place, _ in found(tmp_path / "blank.jsonl")] == ["line 2", "line 4"]
     assert [place for place, _ in found(tmp_path / "array.json")] == ["row 1", "row 2"]
+
+
+def test_quotation_marks_of_a_tsv_belong_to_its_texts(tmp_path: Path) -> None:
+    texts = ['"Long ones', 'cut to 6"', '"Heroes"', 'a "b" c', '"', '""', '"""', '"a"" b', 'x "" y', "", "'"]
+    lines = "".join(f"{number}\t{text}\n" for number, text in enumerate(texts))
+    (tmp_path / "a.tsv").write_text(f"id\ttext\n{lines}", encoding="utf-8")
+    assert [row["text"] for _, row in found(tmp_path / "a.tsv")] == texts
+    # what writers quote because of quotation marks
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"a ""b"""\n2\t"""a"""\n', encoding="utf-8")
+    assert [row["text"] for _, row in found(tmp_path / "a.tsv")] == ['a "b"', '"a"']
+    # a table by commas has quotation marks around ends of lines
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"a\nb"\n', encoding="utf-8")
+    assert "line 3: 1 cells; the header has 2" in error_of(tmp_path / "a.tsv")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +103,8 @@ def test_the_same_rows_in_every_kind_of_file(tmp_path: Path) -> None:
         ("a.json", b'{"data": [{"a": 1}, {"a"', "damaged after element 1"),
         ("a.json", b'{"data": [{"a": 1}]} x', "'x' after the end"),
         ("a.tsv", b"a\tb\n1\t2\t3\n", "line 2: 3 cells; the header has 2"),
+        ("a.tsv", b"a\tb\n1\t2\r3\n", "line 2: not a row of the table: a carriage return alone"),
+        ("a.tsv", b'a\tb\n1\t"x ""y""\tz"\n', "line 2: 3 cells; the header has 2"),
         ("a.tsv", b"a\ta\n1\t2\n", "line 1: two columns have one name"),
         ("a.csv", b'a,b\n"1,2\n', "line 2: not a row of the table"),
         ("a.csv", b"a,b\r1,2\r", "line 1: not a row of the table: a carriage return alone"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.core.user_files import named_path, read_text, text_lines, user_path
+from turngym.core.user_files import keep_inputs, must_be_new, named_path, read_text, text_lines, user_path
 
 SIGNS = "a b=c:d,e@f#[g]{h}'\"$*?%!;&|<>()^`\\ü\n-~"
 
@@ -61,3 +61,46 @@ def test_other_encodings_are_refused_in_one_line(data: bytes, said: str, tmp_pat
         read_text(tmp_path / "none", ValueError)
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         list(text_lines(tmp_path, ValueError))
+
+
+def test_outputs_are_kept_from_their_inputs(tmp_path: Path) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    source = folder / "in.txt"
+    source.write_text("hours of work")
+    other.write_text("else")
+    (tmp_path / "soft").symlink_to(source)
+    (tmp_path / "soft folder").symlink_to(folder)
+    os.link(source, tmp_path / "hard")
+    names = [source, tmp_path / "soft", tmp_path / "hard", tmp_path / "soft folder" / "in.txt"]
+    for out in (*names, folder, tmp_path / "soft folder", folder / ".." / "folder"):
+        for name in names:
+            # its content outlives the folder under its other name
+            if out.is_dir() and name.name == "hard":
+                keep_inputs(out, [name], KeyError)
+                continue
+            with pytest.raises(KeyError, match="kept as it is"):
+                keep_inputs(out, [other, name], KeyError)
+    for out in (other, tmp_path / "new", folder / "new"):
+        keep_inputs(out, [*names, tmp_path / "none", "", "model:none"], KeyError)
+
+
+def test_names_in_another_letter_case_are_the_same_where_the_file_system_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "A.txt").unlink(missing_ok=True)
+    same = lambda one, other: str(one).lower() == str(other).lower()  # noqa: E731
+    monkeypatch.setattr(Path, "samefile", same)
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    with pytest.raises(KeyError):
+        keep_inputs(tmp_path / "A.txt", [tmp_path / "a.txt"], KeyError)
+
+
+def test_nothing_is_replaced_without_a_word(tmp_path: Path) -> None:
+    must_be_new(tmp_path / "new", KeyError)
+    (tmp_path / "there").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("there", "link"):
+        with pytest.raises(KeyError, match="exists already"):
+            must_be_new(tmp_path / name, KeyError)

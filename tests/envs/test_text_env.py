@@ -30,6 +30,27 @@ def test_a_chosen_task_draws_nothing(toy_class: type[Any]) -> None:
     assert env.np_random.bit_generator.state == state
 
 
+def test_a_subclass_may_keep_its_ids_under_the_natural_name(toy_class: type[Any]) -> None:
+    class Mine(toy_class):  # type: ignore[misc]
+        def task_ids(self) -> tuple[str, ...]:
+            self._ids = ("corridor/4", "corridor/5")
+            return self._ids
+
+    env = Mine()
+    for _ in range(2):
+        assert env.reset(options={"task": "corridor/5"})[1]["task_id"] == "corridor/5"
+        assert env._ids == ("corridor/4", "corridor/5")
+
+
+def test_a_task_that_is_listed_twice_is_refused(toy_class: type[Any]) -> None:
+    class Twice(toy_class):  # type: ignore[misc]
+        def task_ids(self) -> tuple[str, ...]:
+            return "corridor/4", "corridor/5", "corridor/4"
+
+    with pytest.raises(TaskError, match="'corridor/4' twice"):
+        Twice().reset(options={"task": "corridor/5"})
+
+
 def test_info_in_full(toy_class: type[Any]) -> None:
     env = toy_class()
     _, info = env.reset(seed=0, options={"task": "corridor/4"})

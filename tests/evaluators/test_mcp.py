@@ -13,11 +13,12 @@ import pytest
 from servers import running
 
 from turngym.agents.adapters.mcp import CallError, Episodes, server
-from turngym.agents.adapters.panel_sessions import PanelSessions
+from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
 from turngym.core.trace import read_trace
+from turngym.envs.panels import panel_of_env
 
 PANEL = "alfworld-quickstart"
 
@@ -36,6 +37,24 @@ def begin(episodes: Episodes, client: str = "") -> str:
 def text_of(result: Any) -> str:
     (content,) = result.content
     return str(content.text)
+
+
+def test_a_failed_environment_is_said_and_the_next_episode_is_played(tmp_path: Path) -> None:
+    panel = panel_of_env("hostile", "hostile_env:tests/Hostile-v0", task_ids=["raises", "fine"])
+    episodes = Episodes(PanelSessions.of(panel, channel="tool", trace=tmp_path / "trace.jsonl"))
+    for goes in (False, True):
+        named = {"action": "go", "episode": begin(episodes)}
+        episodes.call("hostile_step", named)
+        if goes:
+            assert "(completed)" in episodes.call("hostile_step", named)
+        else:
+            with pytest.raises(SessionFailed, match="no such house"):
+                episodes.call("hostile_step", named)
+            assert not (tmp_path / "results.json").exists()
+            # a server whose only episode failed ends as it should
+            episodes.close()
+    assert [one.status.value for one in read_trace(tmp_path / "trace.jsonl")[0]] == ["error_env", "completed"]
+    assert json.loads((tmp_path / "results.json").read_text())["scores"]["overall"]["avg"]["mean"] == 1.0
 
 
 async def play(client: Any, actions: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Passage
+from turngym.retrieval.core import Passage, RetrieverUnavailable
 
 faiss = pytest.importorskip("faiss")
 
@@ -115,6 +116,89 @@ def test_wrong_use() -> None:
     retriever.close()
     with pytest.raises(RetrievalError, match="closed"):
         retriever.search(["x"], 1)
+
+
+ROWS = np.array([[1, 0], [0, 1], [0.6, 0.8], [-1, 0]], np.float32)
+
+
+def ready_made(kind: str, metric: int) -> Any:
+    index = faiss.index_factory(2, kind, metric)
+    index.train(ROWS)
+    index.add(ROWS)
+    return index
+
+
+@pytest.mark.parametrize("kind", ["Flat", "HNSW4", "IVF1,Flat", "SQ8", "IDMap,Flat", "PCA2,Flat"])
+def test_a_ready_made_index_by_another_metric_is_refused(kind: str, tmp_path: Path) -> None:
+    texts = passages("x", "y", "xy", "-x")
+    index = faiss.index_factory(2, kind, faiss.METRIC_L2)
+    index.train(ROWS)
+    (index.add_with_ids(ROWS, np.arange(4)) if kind.startswith("IDMap") else index.add(ROWS))
+    faiss.write_index(index, str(tmp_path / "l2.faiss"))
+    for opened in (index, tmp_path / "l2.faiss"):
+        with pytest.raises(RetrievalError, match="metric L2; valid: METRIC_INNER_PRODUCT"):
+            DenseRetriever(opened, texts, TABLE, fingerprint="")
+    for other in ("Flat", "HNSW4", "IVF1,Flat"):
+        retriever = DenseRetriever(ready_made(other, faiss.METRIC_INNER_PRODUCT), texts, TABLE, fingerprint="")
+        assert [hit.passage.text for hit in retriever.search(["x"], 2)[0]] == ["x", "xy"]
+
+
+def test_what_is_no_index_is_refused() -> None:
+    with pytest.raises(RetrievalError, match="must be a faiss index"):
+        DenseRetriever([[1.0]], passages("x"), TABLE, fingerprint="")
+
+
+def test_ids_of_an_index_are_rows() -> None:
+    texts = passages("x", "y", "xy", "-x")
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(2))
+    index.add_with_ids(ROWS, np.array([3, 2, 1, 0]))
+    (hits,) = DenseRetriever(index, texts, TABLE, fingerprint="").search(["x"], 1)
+    assert hits[0].passage.id == "p3"
+    for ids in ([1000, 1001, 1002, 1003], [0, 1, 2, 2], [-5, 1, 2, 3]):
+        index = faiss.IndexIDMap2(faiss.IndexFlatIP(2))
+        index.add_with_ids(ROWS, np.array(ids))
+        with pytest.raises(RetrievalError, match="must be the rows 0 to 3"):
+            DenseRetriever(index, texts, TABLE, fingerprint="")
+        # in lists, which are looked at where they are found
+        index = faiss.index_factory(2, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(ROWS)
+        index.add_with_ids(ROWS, np.array(ids))
+        with pytest.raises(RetrieverUnavailable, match="id"):
+            DenseRetriever(index, texts, TABLE, fingerprint="").search(["x"], 4)
+
+
+def test_a_vector_in_the_index_that_is_not_finite() -> None:
+    index = ready_made("Flat", faiss.METRIC_INNER_PRODUCT)
+    index.add(np.array([[np.inf, 0]], np.float32))
+    retriever = DenseRetriever(index, passages("x", "y", "xy", "-x", "far"), TABLE, fingerprint="")
+    with pytest.raises(RetrieverUnavailable, match="not finite"):
+        retriever.search(["x"], 2)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "error"),
+    [
+        ([[1.0, np.nan]], RetrieverUnavailable),
+        ([[np.inf, 0.0]], RetrieverUnavailable),
+        ([[1e300, 0.0]], RetrieverUnavailable),
+        ([[1.0, 0.0], [1.0, 0.0]], RetrievalError),
+        ([1.0, 0.0], RetrievalError),
+        ([[1.0, 0.0, 0.0]], RetrievalError),
+        ([["x", "y"]], RetrievalError),
+        (None, RetrievalError),
+        ([], RetrievalError),
+    ],
+)
+def test_vectors_are_checked_when_built_and_when_asked(vectors: Any, error: type[Exception]) -> None:
+    class Odd(Table):
+        def encode_queries(self, texts: Sequence[str]) -> Any:
+            return vectors
+
+    odd, index = Odd(TABLE.vectors), ready_made("Flat", faiss.METRIC_INNER_PRODUCT)
+    with pytest.raises(error):
+        DenseRetriever(index, passages("x", "y", "xy", "-x"), odd, fingerprint="").search(["x"], 1)
+    with pytest.raises(error):
+        DenseRetriever.from_passages(passages("x"), odd)
 
 
 def test_faiss_errors_in_words() -> None:

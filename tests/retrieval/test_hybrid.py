@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Hit, Passage
+from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.hybrid import CoverageReranker, HybridRetriever, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever
 
@@ -89,6 +89,15 @@ def test_reranker_sees_more_than_is_asked_for() -> None:
     assert [names(hits) for hits in retriever.search(["p", "q"], 2)] == [["c", "b"]] * 2
     assert inner.asked == [3]
     assert retriever.fingerprint == "rerank:backwards:depth=3[fixed(a,b,c,d)]"
+
+
+def test_a_score_of_a_reranker_that_is_not_finite_is_a_failure() -> None:
+    class Odd(Backwards):
+        def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
+            return [Hit(passage=hit.passage, score=float("nan")) for hit in hits]
+
+    with pytest.raises(RetrieverUnavailable, match="the score nan"):
+        RerankingRetriever(Fixed("a", "b"), Odd()).search(["p"], 1)
 
 
 def test_rerankers_are_opened_by_name(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_only_an_index_is_replaced(corpus: Path, tmp_path: Path) -> None:
     build_index(plan(mine, tmp_path / "i", kind="bm25"))
     inside = tmp_path / "i" / "c.jsonl"
     mine.rename(inside)
-    with pytest.raises(IndexFolderError, match=r"the corpus .*c\.jsonl lies in it"):
+    with pytest.raises(IndexFolderError, match=r"the input .*c\.jsonl"):
         build_index(plan(inside, tmp_path / "i", kind="bm25"), force=True)
     assert inside.exists()
 

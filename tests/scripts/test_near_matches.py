@@ -91,7 +91,7 @@ def test_a_name_of_the_field_is_sought_in_its_order() -> None:
         (lambda: evaluate(PANEL, slots=2.5), r"slots is 2\.5; valid: a whole number"),
         (
             lambda: play_episodes(num_tasks=1),
-            r"play_episodes\(\): there is no setting 'num_tasks'\. Did you mean 'tasks'",
+            r"there is no setting 'num_tasks'\. Did you mean 'tasks'",
         ),
         (lambda: play_episodes(tasks=2.5), r"tasks is 2\.5; valid: a text, or a table of settings"),
         (lambda: gym.make("turngym/ALFWorld-v0", max_turn=5), "takes no argument 'max_turn'. Did you mean 'max_turns'"),

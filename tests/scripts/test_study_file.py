@@ -136,11 +136,11 @@ def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
             ("rescore = 'x'", "methods.expert.rescore: an agent of a study"),
         ),
         ("in.alfworld-loops.samples = 2", "expert in alfworld-loops: samples: write it as samples in"),
-        ("temperature = 0.5", "expert in alfworld-loops: --temperature 0.5 needs"),
+        ("temperature = 0.5", "expert in alfworld-loops: temperature is a setting of agent = model"),
         ("env_kwargs = '{\"nonsense\": 1}'", "env_kwargs has 'nonsense'; valid: .*on_invalid"),
         *((f"agent = '{name}'", f"unknown agent '{name}'") for name in ("exprt", "first-hit")),
         ("panel = 'alfworld-lops'", "there is no panel 'alfworld-lops'"),
-        ("episodes = 3", "there is no setting episodes"),
+        ("episodes = 3", "there is no setting 'episodes'"),
     ],
 )
 def test_what_no_evaluation_has_is_refused_of_an_agent(change: str, said: str, tmp_path: Path) -> None:

@@ -42,6 +42,15 @@ STEPS: dict[str, Any] = {
     "nothing": lambda: None,
 }
 """Task -> what gives the reward of its second step."""
+VALUES: dict[str, dict[str, Any]] = {
+    "success of text": {"success": "False"},
+    "score of 3": {"score": 3.0},
+    "goals of text": {"goal_rate": "many"},
+    "admissible numbers": {"admissible_actions": [1, "go"]},
+    "action of a number": {"action": 5},
+}
+"""Task -> what the `info` of its second step holds."""
+STEPS |= dict.fromkeys(VALUES, lambda: 0.5)
 BEGINS: dict[str, Any] = {"hangs at reset": _hangs, "raises at reset": _raises, "exits at reset": lambda: sys.exit(3)}
 """Task -> what its reset does."""
 FAILING = (*(name for name in STEPS if name != "fine"), *BEGINS)
@@ -88,6 +97,10 @@ class HostileEnv(TextEnv):
         if self._steps < 2:
             return Outcome(observation="Go on.")
         return Outcome(observation="Here.", reward=STEPS[self._task](), terminated=True)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        *gave, info = super().step(action)
+        return *gave, info | (VALUES.get(self._task, {}) if self._steps == 2 else {})  # type: ignore[return-value]
 
     def _get_state(self) -> Any:
         return self._steps

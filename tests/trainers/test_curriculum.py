@@ -103,3 +103,14 @@ def test_bad_settings_are_errors():
         DepthSchedule(k_start=9, k_max=8)
     with pytest.raises(ValueError, match="n is -1"):
         DepthSchedule().depth(-1)
+
+
+@pytest.mark.parametrize("back_to_front", [False, True])
+def test_no_step_plays_more_turns_than_the_run(back_to_front: bool) -> None:
+    depth = Curriculum(schedule=DepthSchedule(k_max=30), back_to_front=back_to_front, h_max=8)
+    plans = [depth.plan(depth.start(), step) for step in (1, 6 * 6 + 1, 6 * 7 + 1, 1000)]
+    turns = [1, 7, 8, 8]
+    if back_to_front:
+        assert plans == [DepthPlan(cap=8, demonstration_turns=count) for count in turns]
+    else:
+        assert plans == [DepthPlan(cap=count, full_depth=count == 8) for count in turns]

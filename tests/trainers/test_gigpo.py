@@ -96,6 +96,13 @@ def test_episodes_are_compared_by_episodes_or_by_turns() -> None:
     np.testing.assert_allclose(found, [4.5 / (3 + 1e-6), -1.5 / (3 + 1e-6), 0.0], rtol=1e-12)
 
 
+def test_an_episode_without_a_turn_is_in_no_comparison_over_turns() -> None:
+    total, group = np.array([6.0, 5.0, 0.0, 7.0]), np.array([4, 4, 4, 4])
+    for depth, wanted in (([1, 0, 3, 0], [4.5, 0.0, -1.5, 0.0]), ([0, 0, 0, 0], [0.0] * 4)):
+        found = episode_advantage(total, group, np.array(depth), baseline="turns")
+        np.testing.assert_allclose(found, wanted)
+
+
 def test_similar_texts_join_the_first_that_is_near_enough() -> None:
     texts = ["you see a mug", "a shelf", "you see a cup", "a shelf", "you see a mug"]
     assert clusters(texts) == [0, 1, 2, 1, 0]

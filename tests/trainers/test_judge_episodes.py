@@ -90,7 +90,7 @@ def test_a_judge_must_answer_every_request(three: Episode) -> None:
         def judge(self, asked: Any) -> list[Judgment]:
             return [Judgment(votes=("\\boxed{1}",))]
 
-    with pytest.raises(JudgeError, match="answered 1 of 3 requests"):
+    with pytest.raises(JudgeError, match="answered 1 of 3"):
         judge_episodes([three], Short(), "score")
 
 

@@ -157,7 +157,11 @@ def test_an_endpoint_that_fails_leaves_its_attempts_to_the_student(tmp_path: Pat
 
     first: list[str] = []
     with endpoint(fault=fault) as fake:
-        asked = ("--demonstrations", "openai:tiny", f"demonstrator = {{base_url = '{fake.url}', request_retries = 0}}")
+        asked = (
+            "--demonstrations",
+            "openai:tiny",
+            f"demonstrator = {{base_url = '{fake.url}', request_retries = 0, handshake = false}}",
+        )
         words = command(tmp_path / "run", "luffy", *asked)
         train.main(words)
     (row,) = read_metrics(tmp_path / "run")

@@ -197,7 +197,7 @@ def test_a_resumed_run_may_take_less_memory(tmp_path: Path, capsys: pytest.Captu
         return made
 
     break_off(trainer(), 2)
-    less = {"micro_tokens": 64, "head_chunk": 16, "gradient_checkpointing": True}
+    less = {"micro_tokens": 64, "head_chunk": 16}
     trainer(**less).train(resume=True)
     said = capsys.readouterr().err
     assert all(f"run.{name}" in said for name in less)

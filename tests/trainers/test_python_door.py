@@ -20,8 +20,9 @@ from turngym.core.errors import TurngymError
 from turngym.core.settings import SettingsError, read_toml
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, OptimizerConfig, RunConfig, Targets, train
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm
+from turngym.trainers.algorithm import BUILT_IN, TokenLosses, checked_targets, find_algorithm
 from turngym.trainers.metrics import known_metric
+from turngym.trainers.token_weights import Static
 from turngym.trainers.train_config import config_class
 
 torch.set_num_threads(1)
@@ -164,6 +165,26 @@ def of_advantage(make: Callable[[int], Any]) -> AlgorithmSpec:
     return of_mine(target_fn=target_fn)
 
 
+def of_log(**log: Any) -> AlgorithmSpec:
+    """The other package's algorithm with another log."""
+
+    def target_fn(batch: Any, episodes: Any, scorers: Any) -> Targets:
+        zeros = np.zeros(batch.tokens, np.float32)
+        return Targets(advantage_N=zeros, extra={"place": zeros}, log=log)
+
+    return of_mine(target_fn=target_fn)
+
+
+def of_weight(make: Callable[[int], Any]) -> AlgorithmSpec:
+    """The other package's algorithm with the weights that `make` makes of the number of tokens."""
+    return of_mine(weight=Static(lambda batch: make(batch.tokens)))
+
+
+def of_loss(make: Callable[[Any], Any]) -> AlgorithmSpec:
+    """The other package's algorithm with what `make` makes of the log-probabilities as its token loss."""
+    return of_mine(token_loss=lambda tokens: make(tokens.logp_n))
+
+
 def broken(config: Any, context: Any) -> Any:
     raise ZeroDivisionError("division by zero")
 
@@ -182,6 +203,22 @@ def broken(config: Any, context: Any) -> Any:
         (of_advantage(lambda n: np.zeros(n + 1, np.float32)), r"loo: its advantage_N has the shape \[\d+\]; valid: "),
         (of_advantage(lambda n: np.zeros((n, 2), np.float32)), r"its advantage_N has the shape \[\d+, 2\]"),
         (of_advantage(lambda n: [0.0] * n), "its advantage_N is list; valid: a NumPy array"),
+        (of_log(step=3), "loo: its log has the name 'step'"),
+        (of_log(**{"turn/mine": 1.0}), "its log has the name 'turn/mine'"),
+        (of_log(**{"a\nb": 1.0}), "its log has the name"),
+        (of_log(mine="many"), "in its log, mine is 'many'; it must be a finite number"),
+        (of_log(mine=[1.0]), "in its log, mine is"),
+        (of_log(loss=1.0), "its log has 'loss', a column of every run"),
+        (of_weight(lambda n: np.ones(n)), "loo: its weights sum to"),
+        (of_weight(lambda n: np.full(n, np.nan)), "its weights sum to nan"),
+        (of_weight(lambda n: np.full((n, 1), 1 / n)), r"its weight gave shape \[\d+, 1\]"),
+        (of_weight(lambda n: [1 / n] * n), r"its weight gave \[.*valid: a float array"),
+        (of_loss(lambda logp: -logp), "the token loss gave Tensor; valid: TokenLosses"),
+        (of_loss(lambda logp: TokenLosses(loss_n=-logp.mean(), diagnostics={})), r"its loss_n has the shape \[\]"),
+        (of_loss(lambda logp: TokenLosses(loss_n=-logp.detach(), diagnostics={})), "its loss_n has no gradient"),
+        (of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"a": logp[None]})), r"its a has the shape \[1, "),
+        (of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"a": 0.5})), "its a has float"),
+        (of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"entropy": logp})), "a diagnostic 'entropy'"),
     ],
 )
 def test_a_part_that_does_not_fit_is_named(
@@ -191,6 +228,14 @@ def test_a_part_that_does_not_fit_is_named(
     monkeypatch.setitem(sys.modules, "outside", outside)
     with pytest.raises(TurngymError, match=said):
         train("outside:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
+
+
+def test_numbers_of_a_log_are_plain() -> None:
+    log: Any = {"a": np.float32(0.5), "b": np.int64(3), "c": float("nan"), "d": None, "e": True, "f": np.float64("inf")}
+    found = checked_targets(Targets(log=log), 1, "mine").log
+    assert [found[name] for name in "abe"] == [0.5, 3, 1.0]
+    assert all(np.isnan(found[name]) for name in "cdf")
+    assert {type(value) for value in found.values()} == {float, int}
 
 
 def test_a_run_whose_updates_are_all_dropped_says_so(

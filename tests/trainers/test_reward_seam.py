@@ -70,7 +70,7 @@ def test_a_reward_that_fails_or_hangs_costs_its_episode(make_episode: Any) -> No
         *(Status.ERROR_TIMEOUT, Status.ERROR_ENV, Status.ERROR_ENV, Status.COMPLETED),
     ]
     assert found[0].meta["error"] == "--reward odd took more than 1 s"
-    assert found[1].meta["error"].endswith("the answer is nan; valid: a finite number")
+    assert found[1].meta["error"].endswith("the answer is nan; it must be a finite number")
     assert found[2].meta["error"].startswith("SystemExit: 1 (")
     assert found[3].episode_return == 0.5
     forever.set()
@@ -84,8 +84,8 @@ def test_numbers_of_any_kind_are_rewards(make_episode: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("endless", "the answer is inf; valid: a finite number"),
-        ("wordy", "the answer is '1'; valid: a finite number"),
+        ("endless", "the answer is inf; it must be a finite number"),
+        ("wordy", "the answer is '1'; it must be a finite number"),
         ("broken", "KeyError: 'no such key'"),
     ],
 )

@@ -78,6 +78,12 @@ def test_support_kl_by_hand() -> None:
     close(plain.loss_n, [LN2 / 2] * 4)
     close(plain.diagnostics["kl_bin"], [LN2 / 4] * 4)
     close(plain.diagnostics["clipped"], [0.0] * 4)
+    # at a bound nothing is cut, and a range of 1 alone is no ratio
+    edge = SupportKL(importance=(0.01, 2.0))(given)
+    close(edge.diagnostics["clipped"], [0.0, 1.0, 0.0, 0.0])
+    off = SupportKL(importance=(1.0, 1.0))(given)
+    close(off.loss_n, [LN2 / 4] * 4)
+    close(off.diagnostics["clipped"], [0.0] * 4)
     # with tails of 1/2 and 1/8, as somebody has summed them, in the place of what the K ids leave of 1
     tails = {"tail_n": torch.full((4,), 0.5).log(), "teacher_tail_n": torch.full((4,), 0.125).log()}
     known = SupportKL()(replace(given, **tails))

@@ -16,7 +16,7 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
-from turngym.trainers.batch import pack
+from turngym.trainers.batch import EmptyBatchError, pack
 from turngym.trainers.optimizer_step import (
     Epochs,
     Forward,
@@ -239,6 +239,22 @@ def test_a_step_in_which_nothing_is_kept(
     assert bench.loop.state.step == 5
 
 
+def test_a_step_without_a_trainable_token_counts_and_learns_nothing(
+    make_episode: Callable[..., Episode],
+) -> None:
+    """Every response was broken off, say: the next step may hold some."""
+    bench, start = Bench(), ClockReading.now()
+    episode = make_episode([([1, 2], [3])])
+    broken = replace(episode, turns=(replace(episode.turns[0], excluded="broken off"),))
+    bench.loop._step(start, DepthPlan(cap=5), [broken, replace(broken, sample=1)])
+    (row,) = bench.rows
+    assert (row["step"], row["episodes"], row["episodes_dropped"]) == (4, 0, 2)
+    assert (bench.loop.state.step, bench.updated, bench.asked) == (4, [4], [])
+    # texts will never have ids
+    with pytest.raises(EmptyBatchError, match="text-only"):
+        bench.loop._step(start, DepthPlan(cap=5), [replace(broken, segments=(), turns=())])
+
+
 class Half:
     """Keeps the first episode, or none, and says so."""
 
@@ -367,7 +383,7 @@ def test_epochs_and_minibatches_by_hand(ragged: list[Episode], monkeypatch: pyte
     numbers = np.arange(5, dtype=np.float32)
     targets = Targets(advantage_N=numbers, return_N=numbers * 2, value_N=numbers * 3)
     term = SimpleNamespace(name="lpt", backward=lambda model, step, ranks: float(step) if ranks is SINGLE else -1.0)
-    algorithm: Any = SimpleNamespace(weight=weight, token_loss="loss", origins=("policy",), terms=(term,))
+    algorithm: Any = SimpleNamespace(name="mine", weight=weight, token_loss="loss", origins=("policy",), terms=(term,))
     config = OptimizerConfig(lr=1.0, ppo_epochs=2, minibatches=2, max_grad_norm=0.3, schedule="linear")
     given: Any = ("model", "optimizer", batch, ragged, targets, algorithm)
     done = run_epochs(*given, Schedule(config=config, step=2, total_steps=4), Forward(micro_tokens=7), critic)  # type: ignore[arg-type]
@@ -394,7 +410,11 @@ def test_a_critic_learns_only_from_returns(ragged: list[Episode], monkeypatch: p
     result = UpdateResult(loss=0.0, grad_norm=1.0, skipped=False, columns={}, terms={})
     monkeypatch.setattr(epochs, "update", lambda *_, **__: result)
     algorithm: Any = SimpleNamespace(
-        weight=lambda part, **_: np.ones(part.tokens), token_loss=None, origins=("policy",), terms=()
+        name="mine",
+        weight=lambda part, **_: np.full(part.tokens, 1 / part.tokens),
+        token_loss=None,
+        origins=("policy",),
+        terms=(),
     )
     schedule = Schedule(config=OptimizerConfig(), step=1, total_steps=1)
     for targets in (Targets(return_N=np.arange(5, dtype=np.float32)), Targets(value_N=ONES), Targets()):

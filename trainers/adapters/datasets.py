@@ -13,6 +13,7 @@ from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.task import Task
+from turngym.core.user_files import must_be_new
 from turngym.trainers.adapters.token_session import Trajectory
 
 _ROWS_PER_WRITE = 500
@@ -106,8 +107,7 @@ def write_table(table: Iterable[Mapping[str, Any]], path: str | Path, schema: An
     import pyarrow.parquet as pq
 
     path, total, waiting = Path(path), 0, iter(table)
-    if path.exists():
-        raise TurngymError(f"{path} exists already and is kept as it is; choose another name")
+    must_be_new(path, TurngymError)
     path.parent.mkdir(parents=True, exist_ok=True)
     # a Parquet file without its footer, which comes last, cannot be read at all
     unfinished = path.with_name(path.name + ".part")

@@ -97,9 +97,10 @@ def episode_advantage(
     if baseline == "episodes":
         return centered(total_E, group_E, scale)
     over_T = np.repeat(np.arange(len(total_E)), depth_E)
-    found_T = centered(total_E[over_T], group_E[over_T], scale)
-    # constant over the turns of an episode
-    return found_T[np.cumsum(depth_E) - depth_E]
+    found_E = np.zeros(len(total_E))
+    # the turns of an episode all say the same; an episode without any is in no comparison
+    found_E[over_T] = centered(total_E[over_T], group_E[over_T], scale)
+    return found_E
 
 
 def centered(value_t: FloatT, group_t: IntT, scale: Scale = "none") -> FloatT:

@@ -76,7 +76,7 @@ class Curriculum:
     schedule: DepthSchedule = DepthSchedule()
     back_to_front: bool = False
     h_max: int = 50
-    """Limit of turns of B2F, the demonstration's included."""
+    """The run's limit of turns, in B2F the demonstration's included."""
 
     def start(self) -> DepthState:
         """The state before step 1."""
@@ -84,8 +84,11 @@ class Curriculum:
 
     def plan(self, state: DepthState, step: int) -> DepthPlan:
         """What to play at `step`, 1-based."""
-        turns = self.schedule.depth(step - 1)
-        return DepthPlan(cap=self.h_max, demonstration_turns=turns) if self.back_to_front else DepthPlan(cap=turns)
+        # the paper's greatest depth may be beyond the run's
+        turns = min(self.schedule.depth(step - 1), self.h_max)
+        if self.back_to_front:
+            return DepthPlan(cap=self.h_max, demonstration_turns=turns)
+        return DepthPlan(cap=turns, full_depth=turns == self.h_max)
 
     def learn(self, state: DepthState, *measured: object) -> DepthState:
         """Learns nothing: this depth depends on the step alone."""

@@ -24,7 +24,7 @@ from turngym.agents.rendering.conversation import Message
 from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
-from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, separate
+from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, judgments, separate
 from turngym.core.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
@@ -281,9 +281,8 @@ class TurnJudging:
     def _work(self) -> None:
         while (jobs := self._next()) is not None:
             try:
-                found = self._judge.judge.judge([job.request for job in jobs])
-                if len(found) != len(jobs):
-                    raise JudgeError(f"the judge answered {len(found)} of {len(jobs)} requests")
+                asked = [job.request for job in jobs]
+                found = judgments(self._judge.judge.judge(asked), len(asked), JudgeError)
             except Exception as error:  # a judge may be any code and any server: its failure must not end this thread
                 found = [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
             for place, (job, judgment) in enumerate(zip(jobs, found, strict=True)):

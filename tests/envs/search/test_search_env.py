@@ -6,6 +6,7 @@ import pickle
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -133,6 +134,18 @@ def test_the_last_turn_cannot_search_after_invalid_ones_either(files: dict[str, 
             env.step(search)
     shelf.dead = False
     assert env.step(search)[4]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize("found", [None, [], [[], []], [None], [["text"]], [[SimpleNamespace(score=1.0)]]])
+def test_what_a_retriever_of_ones_own_gives_is_hits_or_a_failed_search(files: dict[str, str], found: Any) -> None:
+    class Odd(toy.Shelf):  # type: ignore[misc, name-defined]
+        def search(self, queries: Any, k: int) -> Any:
+            return found
+
+    env = make(files, retriever=Odd(toy.passages()))
+    env.reset(options={"task": "popqa/c"})
+    with pytest.raises(EnvBackendError, match="the retriever"):
+        env.step("<search>more</search>")
 
 
 def test_both_limits_of_searches_hold(files: dict[str, str]) -> None:

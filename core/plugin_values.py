@@ -1,0 +1,148 @@
+"""Values that other people's code returns, taken by their exact types: of environments, agents, judges and rewards.
+
+Python would make something of nearly all of them: "False" is true, and a score of 3.0 is averaged. A value that is not
+what its protocol says is refused here, by name, and never enters a mean. NumPy's scalars are what they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
+
+from turngym.core.errors import EnvBackendError, TaskError, TurngymError
+from turngym.core.redaction import brief
+from turngym.core.task import Task, Verdict
+
+T = TypeVar("T")
+ROUNDING = 1e-9
+"""How far sums of shares may lie outside their range; they are put on its border."""
+Refusal = Callable[[str], TurngymError]
+"""Makes the error of a text: a class of errors, or a function that adds where it was."""
+
+
+def checked_number(
+    what: str, value: object, *, least: float = -math.inf, most: float = math.inf, error: Refusal = EnvBackendError
+) -> float:
+    """`value` as a float from `least` to `most`. Raises `error` for other types (true is 1.0), NaN and infinity."""
+    found = _plain(value)
+    try:
+        if isinstance(found, Real) and least - ROUNDING <= float(found) <= most + ROUNDING and math.isfinite(found):
+            return min(max(float(found), least), most)
+    # a whole number beyond what a float holds
+    except OverflowError:
+        pass
+    valid = "a finite number" if math.isinf(least) and math.isinf(most) else f"a number from {least:g} to {most:g}"
+    raise error(f"{what} is {brief(value, 80)}; it must be {valid}")
+
+
+def checked_flag(what: str, value: object, *, error: Refusal = EnvBackendError) -> bool:
+    """`value`, a bool. Raises `error` for what is only true or false when it is asked."""
+    found = _plain(value)
+    if not isinstance(found, bool):
+        raise error(f"{what} is {brief(value, 80)}; it must be True or False")
+    return found
+
+
+def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) -> str:
+    """`value`, a str; NumPy's becomes a plain one. Raises `error` for other types."""
+    if not isinstance(value, str):
+        raise error(f"{what} is {brief(value, 80)}; it must be text")
+    return str.__str__(value)
+
+
+def checked_texts(what: str, value: object, *, error: Refusal = EnvBackendError) -> tuple[str, ...] | None:
+    """`value`, None or a sequence of str. Raises `error` for other types."""
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise error(f"{what} is {brief(value, 80)}; it must be a list of texts, or None")
+    return tuple(checked_text(f"one of {what}", one, error=error) for one in value)
+
+
+def _plain(value: object) -> Any:
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """What a step of an environment gave."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    action: str | None
+    verdict: Verdict
+    admissible: tuple[str, ...] | None
+    success: bool
+    score: float
+    """In [0, 1]."""
+    goal_rate: float | None
+    """Share of goals met, in [0, 1]; None where the environment does not say."""
+    reading: str | None
+
+    @classmethod
+    def of(cls, step: object) -> Stepped:
+        """The typed values of what `step` of an environment in an `ActionGuard` returned.
+
+        Raises EnvBackendError for one that is missing or of another type, NaN, infinite or out of its range.
+        """
+        if not isinstance(step, tuple) or len(step) != 5 or not isinstance(step[4], Mapping):
+            raise EnvBackendError(
+                f"a step gave {brief(step, 80)}; it must be (observation, reward, terminated, truncated, info)"
+            )
+        observation, reward, terminated, truncated, info = step
+        names = ("action", "verdict", "admissible_actions", "success", "score")
+        if missing := [name for name in names if name not in info]:
+            raise EnvBackendError(f"the environment's info lacks {', '.join(missing)}")
+        action, goal_rate, verdict = info["action"], info.get("goal_rate"), info["verdict"]
+        if verdict not in list(Verdict):
+            raise EnvBackendError(f"the verdict is {brief(verdict, 80)}; valid: {', '.join(Verdict)}")
+        return cls(
+            observation=checked_text("the observation", observation),
+            reward=checked_number("the reward", reward),
+            terminated=checked_flag("terminated", terminated),
+            truncated=checked_flag("truncated", truncated),
+            action=None if action is None else checked_text("the action in info", action),
+            verdict=Verdict(verdict),
+            admissible=checked_texts("the admissible actions", info["admissible_actions"]),
+            success=checked_flag("success", info["success"]),
+            score=checked_number("the score", info["score"], least=0.0, most=1.0),
+            goal_rate=None if goal_rate is None else checked_number("the goal rate", goal_rate, least=0.0, most=1.0),
+            reading=info.get("reading"),
+        )
+
+
+def checked_task(task: object) -> Task:
+    """`task`, whose fields tables sort by and hashes are made of. Raises EnvBackendError where one is no text."""
+    if not isinstance(task, Task):
+        raise EnvBackendError(f"the environment's task is {brief(task, 80)}; it must be a Task")
+    for field in fields(task):
+        checked_text(f"the task's {field.name}", getattr(task, field.name))
+    return task
+
+
+def unique(what: str, ids: Collection[str]) -> None:
+    """Raises TaskError for an id that comes twice: it would be played twice with one seed, and count twice."""
+    # a set is quick, and nearly always enough
+    if len(set(ids)) < len(ids):
+        [(twice, _)] = Counter(ids).most_common(1)
+        raise TaskError(f"{what} lists {brief(twice, 80)} twice; valid: every task once (samples play one again)")
+
+
+def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
+    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
+    if not isinstance(found, list | tuple):
+        raise error(f"{whose} answered {brief(found, 80)}; it must be a list of {kind.__name__}")
+    if len(found) != wanted:
+        raise error(f"{whose} answered {len(found)} of {wanted} questions; it must answer every one")
+    for one in found:
+        if not isinstance(one, kind):
+            raise error(f"{whose} answered {brief(one, 80)}; it must be {kind.__name__}")
+    return list(found)
