@@ -28,6 +28,7 @@ from turngym.core.trace import (
     episode_to_json,
     iter_trace,
     read_episodes,
+    read_specs,
     read_trace,
 )
 
@@ -202,7 +203,8 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
     [
         (lambda record: record.pop("turns"), "the field 'turns' is missing"),
         (lambda record: record.pop("schema"), 'there is no "schema"'),
-        (lambda record: record.update(schema="x"), "schema version 'x' is not a number from 1 to 1"),
+        (lambda record: record.update(schema="x"), "schema version 'x' is not 2"),
+        (lambda record: record.update(schema=1), "schema version 1 is not 2"),
         (lambda record: record.update(schema=0), "schema version 0"),
         (lambda record: record.update(status="done"), "'done' is not a valid Status"),
         (lambda record: record["task"].pop("split"), "split"),
@@ -307,8 +309,46 @@ def test_junk_is_reported(junk: bytes, tmp_path: Path) -> None:
 def test_a_newer_schema_is_an_error_not_a_skip(tmp_path: Path) -> None:
     record = json.loads(episode_to_json(episode())) | {"schema": SCHEMA + 1}
     (tmp_path / "t.jsonl").write_text(json.dumps(record) + "\n")
-    with pytest.raises(TraceError, match=r"t\.jsonl, line 1: schema version 2.*upgrade turngym"):
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 1: schema version 3.*upgrade turngym"):
         read_trace(tmp_path / "t.jsonl")
+
+
+FIRST, SECOND = {"play": {"seed": 1}}, {"play": {"seed": 2}}
+"""Settings of two evaluations."""
+
+
+def test_a_trace_begins_with_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    assert read_specs(path) == {}
+    for spec in (FIRST, FIRST, SECOND):
+        with TraceWriter(path, spec) as writer:
+            writer.write(episode(turn()))
+    specs = read_specs(path)
+    assert list(specs.values()) == [FIRST, SECOND]
+    # each episode names those with which it was played, and lines of settings are no episodes
+    first, second = specs
+    assert [one.spec for one in read_trace(path)[0]] == [first, first, second]
+    assert len(path.read_bytes().splitlines()) == 5
+    # without settings an episode keeps those that it names
+    with TraceWriter(tmp_path / "copy.jsonl") as writer:
+        writer.write(read_trace(path)[0][2])
+    assert (read_trace(tmp_path / "copy.jsonl")[0][0].spec, read_specs(tmp_path / "copy.jsonl")) == (second, {})
+
+
+def test_settings_that_were_torn_or_changed(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path, FIRST) as writer:
+        writer.write(episode(turn()))
+    head, line = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head[:-9])
+    assert read_specs(path) == {}
+    with TraceWriter(path, FIRST) as writer:
+        writer.write(episode(turn()))
+    assert list(read_specs(path).values()) == [FIRST]
+    assert len(read_trace(path)[0]) == 1
+    path.write_bytes(head.replace(b'"seed":1', b'"seed":3') + line)
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 1"):
+        read_specs(path)
 
 
 def flipped(path: Path, place: int, bit: int = 0) -> None:
@@ -380,7 +420,7 @@ def test_two_writers_share_a_file_and_each_sees_what_the_other_tore(tmp_path: Pa
         one.write(episode(sample=0))
         two.write(episode(sample=1))
         with path.open("ab") as killed:
-            killed.write(b'{"schema":1,"ta')
+            killed.write(b'{"schema":2,"ta')
         one.write(episode(sample=2))
         two.write(episode(sample=3))
     read, problems = read_trace(path)
