@@ -91,6 +91,8 @@ def _module_of_env(env_id: str) -> ModuleType | None:
 
 def _of_file(text: str) -> str | None:
     """What is in the file, or the folder of skills, that `text` names; None for other texts and what comes along."""
+    if "\0" in text:
+        return None
     path = user_path(text.removeprefix(PREFIX))
     if text.startswith(PREFIX):
         return read_skills(str(path)).identity if path.exists() else None
