@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 from msgspec.structs import replace as replaced
 
-from turngym.agents.play_spec import EvalSpec, Listed
+from turngym.agents.play_spec import EvalSpec, Listed, episodes_of
 from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
@@ -456,6 +456,8 @@ def _filter(command: Filter) -> int:
 def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) -> dict[str, Any]:
     """The settings of an evaluation or rollout of which these episodes are left: numbers of samples by task."""
     was = read(EvalSpec, spec, "trace")
+    if sum(map(len, left.values())) == episodes_of(was.play):
+        return dict(spec)
     samples = max(map(len, left.values()))
     return to_table(replaced(was, play=replaced(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
 

@@ -126,9 +126,9 @@ def test_a_model_by_name_is_fetched_once_and_pinned(tmp_path: Path, hub: Any) ->
     assert " MB, from http://127.0.0.1" in line
     assert not [path for path in hub.asked if path.endswith((".bin", ".py"))]
     written = json.loads((out / "results.json").read_text())
-    assert written["settings"]["origin"] == f"some-org/tiny@{COMMIT}"
+    assert written["spec"]["agent"]["folder"] == f"some-org/tiny@{COMMIT}"
     assert written["agent"] == f"model some-org/tiny@{COMMIT[:8]}"
-    assert f'agent = "model:some-org/tiny@{COMMIT}"' in (out / "config.toml").read_text()
+    assert f'folder = "some-org/tiny@{COMMIT}"' in (out / "spec.toml").read_text()
     snapshot = hub.home / "hub" / "models--some-org--tiny" / "snapshots" / COMMIT
     assert pinned(snapshot) == f"some-org/tiny@{COMMIT}"
 

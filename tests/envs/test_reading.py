@@ -153,11 +153,11 @@ def test_a_result_says_how_it_was_read(tmp_path: Path) -> None:
     assert episodes[0].meta["read_leniently"] == episodes[0].depth
     panel: dict[str, Any] = {"samples": 1, "limit": 2, "progress": False}
     lenient = evaluate("alfworld-quickstart", "expert", env_kwargs={"reading": "lenient"}, out=tmp_path / "a", **panel)
-    assert lenient.settings["make"]["reading"] == "lenient"
+    assert lenient.spec.play.env.reading == "lenient"
     assert ", reading lenient: 1 sample" in lenient.title
-    assert json.loads((tmp_path / "a" / "results.json").read_text())["settings"]["make"]["reading"] == "lenient"
-    assert "reading" in (tmp_path / "a" / "config.toml").read_text()
-    with pytest.raises(TurngymError, match="played with make"):
+    assert json.loads((tmp_path / "a" / "results.json").read_text())["spec"]["play"]["env"]["reading"] == "lenient"
+    assert 'reading = "lenient"' in (tmp_path / "a" / "spec.toml").read_text()
+    with pytest.raises(TurngymError, match="reading"):
         evaluate("alfworld-quickstart", "expert", out=tmp_path / "a", **panel)
     words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "2", "--reading", "folded"]
     assert main(["eval", *words, "--out", str(tmp_path / "b")]) == 0

@@ -6,16 +6,20 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import numpy as np
 import pytest
+from toy_evaluation import toy_spec
 from web_browser import Browser, find_browser
 
 from turngym.agents import play_episodes
+from turngym.agents.play_spec import EndpointChat, OpenAI, Window
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.agents.worlds import load_world
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
+from turngym.core.spec import to_table
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import TraceWriter
 from turngym.scripts import trace
@@ -202,9 +206,10 @@ def test_a_list_of_actions_is_folded_out_of_the_observation(listing: str, tmp_pa
 def test_print_prompt_shows_what_a_model_with_a_window_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     student = load_world("alfworld").checkpoint("student")
+    played = copytree(student, tmp_path / "student")
     out = tmp_path / "t.jsonl"
     settings = {"memory": "window:1", "system": "Do the task.", "max_new_tokens": 4, "threads": 1}
-    play_episodes(agent=f"model:{student}", tasks=1, out=out, env_kwargs={"max_turns": 3}, progress=False, **settings)  # type: ignore[arg-type]
+    play_episodes(agent=f"model:{played}", tasks=1, out=out, env_kwargs={"max_turns": 3}, progress=False, **settings)  # type: ignore[arg-type]
     assert trace.main(["print", "--prompt", str(out)]) == 0
     said = capsys.readouterr().out
     before, third = said.split("  [2] prompt, ")
@@ -212,7 +217,7 @@ def test_print_prompt_shows_what_a_model_with_a_window_read(tmp_path: Path, caps
     assert "Turns taken: 2. The last 1, oldest first:" in third
     assert "Observation 1:" not in third.partition("  [2] policy")[0]
     assert "Turns taken: 2" not in before
-    (tmp_path / "t.config.toml").unlink()
+    rmtree(played)
     with pytest.raises(TurngymError, match="name its folder with --tokeniz"):
         trace.main(["print", "--prompt", str(out)])
     capsys.readouterr()
@@ -229,7 +234,10 @@ def test_a_prompt_without_ids_is_built_again_from_the_texts(tmp_path: Path, caps
     second = capsys.readouterr().out.split("[1] prompt")[1].split("[1] policy")[0]
     said = "[system] Be good. [user] o [assistant] <think>o</think><action>go</action> [user] o"
     assert " ".join(second.split()) == said
-    (tmp_path / "config.toml").write_text('memory = "window:0"')
+    player = OpenAI(model="m", chat=EndpointChat(memory=Window(turns=0)))
+    (tmp_path / "t.jsonl").unlink()
+    with TraceWriter(tmp_path / "t.jsonl", to_table(toy_spec([played.task], player))) as writer:
+        writer.write(replace(played, turns=turns, segments=(), system="Be good."))
     assert trace.main(["print", "--prompt", str(tmp_path / "t.jsonl")]) == 0
     second = capsys.readouterr().out.split("[1] prompt")[1].split("[1] policy")[0]
     assert " ".join(second.split()) == "[system] Be good. [user] o Turns taken: 1. Now turn 2. Observation 2: o"

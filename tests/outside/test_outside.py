@@ -85,7 +85,8 @@ def test_rollout_plays_the_environment_also_in_workers(turngym: Turngym, tmp_pat
     for workers in ("0", "2"):
         out = tmp_path / f"{workers}.jsonl"
         turngym("rollout", "--env", ENV, "--agent", "expert", "--tasks", "3", "--workers", workers, "--out", out)
-        episodes = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        # the first line holds the settings
+        _, *episodes = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         assert [episode["task"]["env_id"] for episode in episodes] == ["example/Guess-v0"] * 3
         assert all(episode["success"] for episode in episodes)
 
@@ -94,8 +95,8 @@ def test_eval_scores_an_agent_on_the_package_s_panel(turngym: Turngym, tmp_path:
     turngym("panel", "verify", "turngym_example:guess-eval")
     turngym("eval", "--panel", "turngym_example:guess-eval", "--agent", "expert", "--out", tmp_path / "eval")
     found: dict[str, Any] = json.loads((tmp_path / "eval" / "results.json").read_text(encoding="utf-8"))
-    assert found["panel"] == "guess-eval-v1"
-    episodes = (tmp_path / "eval" / "trace.jsonl").read_text(encoding="utf-8").splitlines()
+    assert found["spec"]["play"]["tasks"]["panel"] == "guess-eval-v1"
+    _, *episodes = (tmp_path / "eval" / "trace.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(episodes) == 5 * 4
     assert all(json.loads(episode)["success"] for episode in episodes)
 

@@ -102,7 +102,7 @@ def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None
             train.main(command(model, tmp_path / "run", "prm-rl", "--judge", name))
     with pytest.raises(TurngymError, match="holds no model"):
         make_judge(JudgeOptions(judge=f"model:{tmp_path}"), "score", WORDS, make_env=lambda: None)
-    with pytest.raises(TurngymError, match=r"all 12 votes .*ConnectError"):
+    with pytest.raises(TurngymError, match=r"all 12 votes .*127.0.0.1:1"):
         train.main(
             command(model, tmp_path / "away", "prm-rl", "--judge", "http://127.0.0.1:1/v1", "--judge-votes", "1")
         )

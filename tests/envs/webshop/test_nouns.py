@@ -312,8 +312,9 @@ def test_the_mark_is_in_table_title_and_identity_and_goes(panel: Panel, data: Pa
     marked = {row[0]: row[1] for row in before.table()[1]}
     assert [marked[name][0] for name in ("fashion", "Avg@1 [95 %]", "pass@1 [95 %]", "score")] == ["~"] * 4
     written = json.loads((tmp_path / "before" / "results.json").read_text())
-    assert written["settings"]["scored_with"] == "builtin"
-    assert written["settings"]["approximate"] == written["scores"]["approximate"] == why
+    scoring = written["spec"]["play"]["scoring"]
+    assert scoring["scored_with"] == "builtin"
+    assert scoring["approximate"] == written["scores"]["approximate"] == why
     assert before.episodes[0].meta["approximate"] == why
     record_nouns("full-synthetic", data, model="sm")
     # the same folder would mix two scorings
@@ -323,8 +324,7 @@ def test_the_mark_is_in_table_title_and_identity_and_goes(panel: Panel, data: Pa
     assert after.title == "mine-v1: 1 sample"
     assert not any("~" in cell for row in after.table()[1] for cell in row)
     written = json.loads((tmp_path / "after" / "results.json").read_text())
-    assert written["settings"]["scored_with"] == "en_core_web_sm-9.9.9"
-    assert "approximate" not in written["settings"]
+    assert written["spec"]["play"]["scoring"] == {"scored_with": "en_core_web_sm-9.9.9"}
     assert after.scores.score != before.scores.score
 
 
@@ -383,10 +383,12 @@ def test_rollouts_and_other_evaluators_keep_it(panel: Panel, data: Path, tmp_pat
     (episode,) = rollout(jobs, lambda: make_env(WebShopEnv, **kwargs), ScriptedAgent("first-hit"))
     assert episode.meta["scored_with"] == "builtin"
     sessions = PanelSessions.of(panel, channel=None, data=str(data), trace=tmp_path / "sessions.jsonl")
-    assert sessions.settings["scored_with"] == "builtin"
+    assert sessions.spec.play.scoring["scored_with"] == "builtin"
     sessions.pool.close()
     record_nouns("full-synthetic", data, model="sm")
-    assert PanelSessions.of(panel, channel=None, data=str(data)).settings["scored_with"] == "en_core_web_sm-9.9.9"
+    assert (
+        PanelSessions.of(panel, channel=None, data=str(data)).spec.play.scoring["scored_with"] == "en_core_web_sm-9.9.9"
+    )
 
 
 # --- generated shops
