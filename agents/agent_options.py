@@ -50,9 +50,10 @@ class DemonstratorOptions(EndpointOptions):
     def table(self) -> dict[str, Any]:
         """The settings of the agent, by their short names."""
         given = asdict(self)
-        spoken = {f"chat.{name}": given.pop(name) for name in ("channel", "system")}
-        least = {name: given.pop(name) for name in ("max_new_tokens", "max_context")}
-        return {**given, **spoken, **{name: value for name, value in least.items() if value is not None}}
+        given["chat.channel"], given["chat.system"] = given.pop("channel"), given.pop("system")
+        # what is not given is as the model was trained
+        own = ("chat.system", "max_new_tokens", "max_context")
+        return {name: value for name, value in given.items() if name not in own or value is not None}
 
     @property
     def identity(self) -> dict[str, Any]:

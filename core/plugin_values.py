@@ -29,7 +29,15 @@ Refusal = Callable[[str], TurngymError]
 def checked_number(
     what: str, value: object, *, least: float = -math.inf, most: float = math.inf, error: Refusal = EnvBackendError
 ) -> float:
-    """`value` as a float from `least` to `most`. Raises `error` for other types (true is 1.0), NaN and infinity."""
+    """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range.
+
+    Args:
+        what: its name, for the error.
+        value: what was returned.
+        least: its smallest value.
+        most: its largest value.
+        error: makes the error.
+    """
     found = _plain(value)
     try:
         if isinstance(found, Real) and least - ROUNDING <= float(found) <= most + ROUNDING and math.isfinite(found):
@@ -137,7 +145,15 @@ def unique(what: str, ids: Collection[str]) -> None:
 
 
 def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
-    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
+    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else.
+
+    Args:
+        whose: who answered, for the error.
+        found: what was returned.
+        wanted: number of questions.
+        kind: class of an answer.
+        error: makes the error.
+    """
     if not isinstance(found, list | tuple):
         raise error(f"{whose} answered {brief(found, 80)}; it must be a list of {kind.__name__}")
     if len(found) != wanted:

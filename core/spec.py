@@ -378,6 +378,11 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
             raise SpecError(f"{where}: {error}") from None
     if value is None or isinstance(value, Mapping):
         return value
+    # several values stand for the kind whose first field holds several: `tasks = ["a", "b"]`
+    if len(setting.tables) > 1 and isinstance(value, list | tuple):
+        for one in setting.tables:
+            if _main(one) and get_origin(_bare(settings_of(one)[_main(one)].type)) is tuple:
+                return {KIND: kind_of(one), _main(one): value}
     # a value of the first field that is no text: `workers = 2`
     if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
         return {_main(setting.tables[0]): value}

@@ -99,3 +99,7 @@ class ToolSpec:
         parameters = {"type": "object", "properties": properties, "required": [self.argument]}
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
+
+
+MAX_TURNS = 50
+"""Turns of the agent after which an episode is truncated, where nobody says otherwise."""

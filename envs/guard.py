@@ -10,7 +10,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turngym.core.errors import TurngymError, checked_choice, checked_int, finite
 from turngym.core.plugin_values import checked_number
-from turngym.core.task import Task, ToolSpec, Verdict
+from turngym.core.task import MAX_TURNS, Task, ToolSpec, Verdict
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.lookalikes import alike
@@ -21,10 +21,6 @@ OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 _STATE_KEYS: Mapping[str, tuple[type, ...]] = {"turn": (int,), "over": (bool,), "env": (dict,)}
 """Keys of `ActionGuard.get_state()`, and the types of their values."""
-
-
-MAX_TURNS = 50
-"""Turns of the agent after which an episode is truncated, where nobody says otherwise."""
 
 
 class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):

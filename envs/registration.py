@@ -24,10 +24,10 @@ from turngym.core.named_module import import_named
 from turngym.core.redaction import brief
 from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import type_name
-from turngym.core.task import plain_id
+from turngym.core.task import MAX_TURNS, plain_id
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
-from turngym.envs.guard import MAX_TURNS, ActionGuard, OnInvalid, limit_of_turns
+from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.reading import Reading
 from turngym.envs.vector import TextVectorEnv
 

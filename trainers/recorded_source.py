@@ -19,7 +19,7 @@ from turngym.core.loops import loop_end
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.task import plain_id
-from turngym.core.trace import iter_episodes, read_episodes
+from turngym.core.trace import iter_episodes, read_episodes, read_specs
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
@@ -60,14 +60,14 @@ def with_recorded(play: PlayConfig) -> PlayConfig:
     return replace(play, env=env)
 
 
-def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, envs: Collection[str]) -> None:
+def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, envs: Collection[str]) -> None:
     """Raises TurngymError for episodes of environments other than `envs`, or of another preset than the run's.
 
     Sessions of the proxy are of no environment: they are taken as they are.
 
     Args:
         episodes: those of one file.
-        where: the file, for the error.
+        where: the file.
         play: only its preset is read.
         envs: ids of the run's environments.
     """
@@ -77,7 +77,9 @@ def check_recorded(episodes: Sequence[Episode], where: str, play: PlayConfig, en
             f"--traces {where}: {count} of its {len(episodes)} episodes are of {name}, the run has {', '.join(envs)}: "
             f"leave --env out to take the recorded one, or name a further one with --also {name}"
         )
-    others = Counter(str(e.meta["preset"]) for e in episodes if e.meta.get("preset") not in (None, play.preset))
+    presets = {digits: spec.get("preset") for digits, spec in read_specs(where).items()}
+    found = (presets.get(episode.spec) for episode in episodes)
+    others = Counter(preset for preset in found if preset not in (None, play.preset))
     for preset, count in others.most_common(1):
         raise TurngymError(
             f"--traces {where}: {count} of its {len(episodes)} episodes were played with --preset {preset}, the run "
@@ -168,7 +170,7 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     episodes: list[Episode] = []
     for path in config.play.traces:
         found = read_episodes(path, size)
-        check_recorded(found, str(path), config.play, of_env)
+        check_recorded(found, path, config.play, of_env)
         check_lengths(found, str(path), envs[""].student.actor.engine.max_length)
         check_tokenizer(found, envs[""].student.actor.renderer, str(path))
         check_logprobs(found, run.learner.model, str(path))

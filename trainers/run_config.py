@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from turngym.core.errors import TurngymError
 from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, read_by
 from turngym.core.spec import flat
-from turngym.envs.guard import MAX_TURNS
+from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""

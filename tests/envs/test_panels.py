@@ -227,7 +227,9 @@ def test_questions_become_prompts_for_other_trainers(tmp_path: Path, capsys: pyt
     assert [question.task_id for question in questions] == list(panel.task_ids)
     assert f"{len(panel.tasks)} prompts in" in capsys.readouterr().out
     with pytest.raises(TurngymError, match="--form search-r1: only"):
-        verb.main(["export-prompts", "alfworld-generated-eval", "--form", "search-r1", "--out", str(out)])
+        verb.main(
+            ["export-prompts", "alfworld-generated-eval", "--form", "search-r1", "--out", str(tmp_path / "other")]
+        )
 
 
 VALUES: list[Any] = [

@@ -154,7 +154,7 @@ def test_a_result_says_how_it_was_read(tmp_path: Path) -> None:
     panel: dict[str, Any] = {"samples": 1, "limit": 2, "progress": False}
     lenient = evaluate("alfworld-quickstart", "expert", env_kwargs={"reading": "lenient"}, out=tmp_path / "a", **panel)
     assert lenient.spec.play.env.reading == "lenient"
-    assert ", reading lenient: 1 sample" in lenient.title
+    assert ", reading lenient (strict): 1 sample" in lenient.title
     assert json.loads((tmp_path / "a" / "results.json").read_text())["spec"]["play"]["env"]["reading"] == "lenient"
     assert 'reading = "lenient"' in (tmp_path / "a" / "spec.toml").read_text()
     with pytest.raises(TurngymError, match="reading"):

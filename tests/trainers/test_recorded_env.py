@@ -101,7 +101,7 @@ def test_another_environment_than_the_recorded_one_is_refused(
             build_trainer(options(model, tmp_path / "x", algorithm, "--traces", str(traces[LAMPS]), "--env", SHOP))
     # one stranger among them is enough
     mixed = tmp_path / "mixed.jsonl"
-    mixed.write_bytes(traces[SHOP].read_bytes() + traces[HOUSE].read_bytes().splitlines(keepends=True)[0])
+    mixed.write_bytes(traces[SHOP].read_bytes() + traces[HOUSE].read_bytes().splitlines(keepends=True)[1])
     with pytest.raises(TurngymError, match=f"1 of its 3 episodes are of {HOUSE}, the run has {SHOP}"):
         build_trainer(options(model, tmp_path / "y", "sft", "--traces", str(mixed)))
     with pytest.raises(TurngymError, match=f"episodes of {SHOP} .*, {HOUSE} "):
