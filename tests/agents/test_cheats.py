@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import lzma
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,6 +15,7 @@ from typing import Any
 
 import markdown
 import pytest
+from forged import forge
 from msgspec.structs import replace as replaced
 
 from turngym.agents import evaluate
@@ -77,12 +77,6 @@ def make(**changes: Any) -> Change:
         return result
 
     return changed
-
-
-def forge(result: PackedResult, path: Path) -> Path:
-    """Writes what our own program would not, as somebody else's may."""
-    path.write_bytes(lzma.compress("\n".join(result.lines()).encode("ascii")))
-    return path
 
 
 def each(change: Callable[[Episode], Episode]) -> Change:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forged import forge
 from msgspec.structs import replace as replaced
 
 from turngym.agents import evaluate, play_episodes
@@ -214,11 +215,6 @@ def test_whatever_is_edited_is_named(kind: str, result: PackedResult, tmp_path: 
         assert sealed == ["seal: the content has another SHA-256 than the file states"]
     else:
         assert sealed == [f"seal: {name.format(task=task.task_id)} was changed after the file was packed"]
-
-
-def forge(result: PackedResult, path: Path) -> None:
-    """Writes what nobody could read, as somebody else's program may."""
-    path.write_bytes(lzma.compress("\n".join(result.lines()).encode("ascii")))
 
 
 def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import web_browser
+from forged import forge
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import packed
@@ -206,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_make_the_table(
     results: dict[str, PackedResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = replace(results["shop"], date=3)  # type: ignore[arg-type]
-    bad.write(tmp_path / "in" / "bad.result.xz")
+    forge(bad, tmp_path / "in" / "bad.result.xz")
     table = ["result", "table", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
     assert main(table) == 2
     assert "bad.result.xz is not a packed result: its date is 3" in capsys.readouterr().err

@@ -177,8 +177,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = build_trainer(train.parse(command(path.parent / "none", "grpo", "--grpo.n", "4", episodes=32)))
     tasks = [e.task.task_id for e in trainer.source(RolloutRequest(step=1, episodes=8, max_turns=1, group=1))]
     for agent in (f"model:{TEACHER}", "expert"):
-        more: dict[str, Any] = {"env_kwargs": kwargs, "progress": False, "threads": 1}
-        more["append"] = path.exists()
+        more: dict[str, Any] = {"env_kwargs": kwargs, "progress": False, "append": path.exists()}
+        more |= {} if agent == "expert" else {"threads": 1}
         play_episodes(WORLD.env_id, agent, tasks=tasks, samples=1, seed=int(agent == "expert"), out=path, **more)
     return path
 
