@@ -541,7 +541,11 @@ def main(argv: Sequence[str]) -> int:
     if not options.runs:
         raise ScoreError("name at least one run to report: turngym report PATH [NAME=PATH ...]")
     methods = methods_of(options.runs)
-    scores = {one.name: score_seeds([run.episodes for run in one.runs]) for one in methods if one.first.episodes}
+    scores = {
+        one.name: score_seeds([run.episodes for run in one.runs], one.first.spec and one.first.spec.play)
+        for one in methods
+        if one.first.episodes
+    }
     found = diagnosed([run for one in methods for run in one.runs]) if options.diagnostics else []
     paired = paired_table(methods, different_settings=options.different_settings)
     made = sections(methods, scores, found, paired)

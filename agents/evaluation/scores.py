@@ -233,13 +233,13 @@ def _unit(one: EpisodeOutcome, apart: bool) -> Task:
     return replace(one.task, task_id=f"{one.task.task_id}, draw {one.sample}") if apart else one.task
 
 
-def score_seeds(runs: Sequence[Played]) -> Scores:
+def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
     """Scores one method whose runs differ in their seed alone: means over seeds and tasks, with intervals for new ones
     of both (`over_seeds`). Of a single run as `score`. Raises ScoreError where runs played other tasks."""
     every = [as_outcomes(run) for run in runs]
     if len(every) == 1:
-        return score(every[0])
-    each, whole = [score(run) for run in every], score([one for run in every for one in run])
+        return score(every[0], play)
+    each, whole = [score(run, play) for run in every], score([one for run in every for one in run], play)
     counted = [[one for one in run if not one.status.is_error] for run in every]
     graded = [score_means(run) for run in counted]
     shared = {one.task.task_id: one.task.cluster or one.task.task_id for run in counted for one in run}

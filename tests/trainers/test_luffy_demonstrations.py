@@ -176,10 +176,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kwargs = {**WORLD.make, "split": "generated", "max_turns": 8}
     trainer = build_trainer(train.parse(command(path.parent / "none", "grpo", "--grpo.n", "4", episodes=32)))
     tasks = [e.task.task_id for e in trainer.source(RolloutRequest(step=1, episodes=8, max_turns=1, group=1))]
+    parts: list[Path] = []
     for agent in (f"model:{TEACHER}", "expert"):
-        more: dict[str, Any] = {"env_kwargs": kwargs, "progress": False, "append": path.exists()}
+        more: dict[str, Any] = {"env_kwargs": kwargs, "progress": False, "seed": int(agent == "expert")}
         more |= {} if agent == "expert" else {"threads": 1}
-        play_episodes(WORLD.env_id, agent, tasks=tasks, samples=1, seed=int(agent == "expert"), out=path, **more)
+        one = path.with_name(f"{len(parts)}.jsonl")
+        play_episodes(WORLD.env_id, agent, tasks=tasks, samples=1, out=one, **more)
+        parts.append(one)
+    # a trace holds one player's episodes; files of several may be joined
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
     return path
 
 
