@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,7 +81,11 @@ class Verb(Generic[T]):
         given: dict[str, Any] = {}
         layers: list[tuple[str, Mapping[str, Any]]] = []
         show, file = False, None
-        for option, words in _options(argv):
+        asked = list(_options(argv))
+        for option, count in Counter(option for option, _ in asked).items():
+            if count > 1:
+                raise TurngymError(f"{option} is given {count} times; valid: once")
+        for option, words in asked:
             if option == PRINT:
                 show = True
             elif option == CONFIG:
@@ -212,6 +217,8 @@ def list_presets(argv: Sequence[str]) -> bool:
     from turngym.agents.presets import preset_table
 
     asked = "--preset=list" in argv or ("--preset", "list") in pairwise(argv)
+    # one of two would not be read
+    asked = asked and sum(word.partition("=")[0] == "--preset" for word in argv) == 1
     if asked:
         print(table_text(preset_table(), "presets (docs/presets.md says where they come from)"), end="")
     return asked

@@ -127,10 +127,10 @@ def test_an_expert_that_raises_costs_its_episode() -> None:
 
 
 def test_a_task_that_is_named_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TurngymError, match="'fine' is named twice"):
+    with pytest.raises(TurngymError, match=r"'fine' (is named )?twice"):
         play_episodes("hostile_env:tests/Hostile-v0", "expert", tasks=["fine", "fine"], progress=False)
     twice = {"only": ("hangs", "fine", "fine")}
-    with pytest.raises(TurngymError, match="'fine' is named twice"):
+    with pytest.raises(TurngymError, match=r"'fine' (is named )?twice"):
         play_episodes("hostile_env:tests/Hostile-v0", "expert", tasks=1, env_kwargs=twice, progress=False, workers=0)
 
 

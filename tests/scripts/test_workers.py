@@ -19,7 +19,8 @@ from turngym.scripts import rollout as rollout_verb
 
 
 def played(path: Path) -> list[Episode]:
-    episodes = [replace(episode, timings={}) for episode in read_trace(path)[0]]
+    # the settings say how many workers played
+    episodes = [replace(episode, timings={}, spec="") for episode in read_trace(path)[0]]
     return sorted(episodes, key=lambda episode: (episode.task.task_id, episode.sample))
 
 

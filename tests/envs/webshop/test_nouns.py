@@ -346,8 +346,8 @@ def test_two_scorings_are_not_compared(
     assert text.startswith("# a and b: mine-v1")
     assert "~ is approximate: nouns of titles by builtin" in text
     assert "Success: a ~" in text
-    assert "| scored_with | builtin | en_core_web_sm-9.9.9 |" in text
-    assert "not compared, played otherwise: scored_with" in text
+    assert "scored_with | builtin | en_core_web_sm-9.9.9 |" in text
+    assert "not compared, played otherwise: play.scoring.scored_with" in text
 
 
 def test_packed_results_keep_it(panel: Panel, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
