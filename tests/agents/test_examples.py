@@ -246,21 +246,22 @@ def test_a_result_says_which_examples_were_shown(tmp_path: Path, capsys: pytest.
     about: dict[str, Any] = {"samples": 1, "limit": 2, "max_turns": 2, "threads": 1, "progress": False}
     about["max_context"] = 900
     plain = evaluate("alfworld-quickstart", student, out=tmp_path / "plain", **about)
-    assert "examples" not in plain.settings
+    assert plain.spec.agent.chat.examples is None
     given = {"examples": str(tmp_path / "shots.jsonl")}
     shown = evaluate("alfworld-quickstart", student, out=tmp_path / "turns", **about, **given)
-    assert shown.settings["examples"].startswith("1 as turns, ")
-    assert f", examples {shown.settings['examples']}: 1 sample, " in shown.title
+    content = shown.spec.agent.chat.examples.content
+    assert content.startswith("1 as turns, ")
+    assert f", examples {content}" in shown.title
     first = shown.episodes[0]
     assert len(first.prompt_ids(first.turns[0])) > len(plain.episodes[0].prompt_ids(plain.episodes[0].turns[0])) + 20
-    text = evaluate("alfworld-quickstart", student, examples_as="text", **about, **given)
+    text = evaluate("alfworld-quickstart", student, **{"examples.form": "text"}, **about, **given)
     assert "Example 1:\n-= Welcome to TextWorld" in text.episodes[0].system
-    with pytest.raises(TurngymError, match="played with model"):
+    with pytest.raises(TurngymError, match="examples"):
         evaluate("alfworld-quickstart", student, out=tmp_path / "turns", **about)
     assert main(["eval", "--config", str(tmp_path / "turns" / "spec.toml"), "--out", str(tmp_path / "again")]) == 0
     notes = compare_recorded(tmp_path / "plain", tmp_path / "again").notes()
-    assert [note for note in notes if note.startswith("examples differs: None and '1 as turns, ")]
-    with pytest.raises(AgentError, match="--examples are for models"):
+    assert [note for note in notes if "examples" in note]
+    with pytest.raises(TurngymError, match="examples"):
         evaluate("alfworld-quickstart", "expert", **given)
 
 
