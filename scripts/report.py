@@ -542,7 +542,9 @@ def main(argv: Sequence[str]) -> int:
         raise ScoreError("name at least one run to report: turngym report PATH [NAME=PATH ...]")
     methods = methods_of(options.runs)
     scores = {
-        one.name: score_seeds([run.episodes for run in one.runs], one.first.spec and one.first.spec.play)
+        one.name: score_seeds(
+            [run.episodes for run in one.runs], None if one.first.spec is None else one.first.spec.play
+        )
         for one in methods
         if one.first.episodes
     }

@@ -263,10 +263,10 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
 def test_what_could_not_be_read_is_not_written(
     result: PackedResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = replace(result.episodes[0], final_observation="x" * 5000)
-    monkeypatch.setattr(packed_file, "MOST_LINE", 5000)
+    long = replace(result.episodes[0], final_observation="x" * 50_000)
+    monkeypatch.setattr(packed_file, "MOST_LINE", 50_000)
     with pytest.raises(
-        EvaluationError, match="not written, for nobody could read it: line 2 has more than 5,000 bytes"
+        EvaluationError, match="not written, for nobody could read it: line 2 has more than 50,000 bytes"
     ):
         replace(result, episodes=(long,)).write(tmp_path / f"long{SUFFIX}")
     assert not [*tmp_path.iterdir()]
