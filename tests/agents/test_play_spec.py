@@ -350,7 +350,7 @@ COST = {
     "preset",
     "agent.folder",
     *(f"agent.chat.examples.{name}" for name in ("file", "folder")),
-    *(f"agent.endpoint.{name}" for name in ("base_url", "key_env", "request_deadline", "request_retries")),
+    *(f"agent.endpoint.{name}" for name in ("base_url", "key_env", "request_deadline", "request_retries", "handshake")),
     *(f"agent.endpoint.{name}" for name in ("price_in", "price_cached", "price_out")),
     *(f"agent.engine.{name}" for name in ("device", "threads", "policy_server", "server_parallel", "server_deadline")),
 }
