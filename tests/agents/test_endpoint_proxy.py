@@ -132,7 +132,7 @@ def test_a_wrong_key_and_a_wrong_name(proxy: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TINY_KEY", "sesame")
     with pytest.raises(TurngymError, match=r"404: .*\"tini\".*Did you mean 'tiny'\?$"):
         evaluate("alfworld-quickstart", "openai:tini", **asked(proxy))
-    with pytest.raises(TurngymError, match=r"has no argument 'base_ur'\..*Did you mean 'base_url'"):
+    with pytest.raises(TurngymError, match=r"there is no setting 'base_ur'\..*Did you mean 'base_url'"):
         evaluate("alfworld-quickstart", "openai:tiny", base_ur="x")  # type: ignore[call-arg]
 
 
