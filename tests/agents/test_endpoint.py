@@ -585,12 +585,13 @@ def test_the_key_is_in_no_file(serve: Any, tmp_path: Path, monkeypatch: pytest.M
     results = json.loads((tmp_path / "eval" / "results.json").read_text())
     assert results["usage"]["answers"] == 4
     asked = len(fake.requests)
-    assert main.main(["eval", "--config", str(tmp_path / "eval" / "spec.toml")]) == 0
+    same = ["--config", str(tmp_path / "eval" / "spec.toml"), "--out", str(tmp_path / "eval")]
+    assert main.main(["eval", *same]) == 0
     assert len(fake.requests) == asked  # resumed: nothing was played again
     again = json.loads((tmp_path / "eval" / "results.json").read_text())
     assert {**again, "seconds": 0, "date": ""} == {**results, "seconds": 0, "date": ""}
     assert main.main(["eval", *panel, *words[:6], "--temperature", "0.1", "--out", str(tmp_path / "eval")]) == 2
-    assert "played with temperature 0.85" in capfd.readouterr().err
+    assert "temperature 0.85" in capfd.readouterr().err
 
 
 JOB = [Job(task_id="doors/2", seed=7)]
