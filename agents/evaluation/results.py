@@ -17,7 +17,7 @@ from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, plain_id
-from turngym.core.user_files import json_of
+from turngym.core.user_files import json_file
 
 FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"
@@ -87,9 +87,7 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     """
     try:
         # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
-        found = msgspec.convert(json_of(path.read_bytes()), _Results)
-    except OSError as error:
-        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from error
+        found = msgspec.convert(json_file(path, EvaluationError), _Results)
     except (msgspec.ValidationError, ValueError) as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
     env_id = plain_id(found.spec.play.env.id)
