@@ -1,6 +1,6 @@
 """A command line as settings: words become a partial table of whole paths, and help is made from the types.
 
-    turngym eval --panel NAME --max-turns 30 --agent model:FOLDER --agent.engine.dtype bfloat16 --print
+    turngym eval --panel alfworld-quickstart --max-turns 30 --agent model:FOLDER --agent.engine.dtype bfloat16 --print
 
 An option is the end of a setting's path, with dashes (`--max-turns` for `play.env.max_turns`). What only the verb has
 (`--out`) is a type of its own. `--config FILE` reads a file of settings; options stand on top of it. `--print` shows

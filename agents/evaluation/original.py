@@ -129,10 +129,7 @@ def _rules(original: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[s
         for name, (wanted, given) in differing(original["play"][table], played["play"][table]).items():
             if name in JUDGED_APART or name == "id":
                 continue
-            if name == "max_turns":
-                yield f"{given} turns ({wanted})"
-            else:
-                yield f"{name} {excerpt(given, 40)}" + ("" if wanted is None else f" ({wanted})")
+            yield f"{name} {excerpt(given, 40)}" + ("" if wanted is None else f" ({wanted})")
 
 
 def _depth(play: PlaySpec) -> Iterator[str]:

@@ -102,7 +102,7 @@ def test_a_preset_arrives_whole(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "results.json").read_text())["spec"]
     assert written["preset"] == "verl-agent"
     assert written["agent"]["chat"]["memory"]["turns"] == 2
-    said = "preset verl-agent but 4 turns (50), max_new_tokens 16 (512): 1 sample"
+    said = "preset verl-agent but max_turns 4 (50), max_new_tokens 16 (512): 1 sample"
     assert said in result.title
 
 

@@ -133,7 +133,7 @@ def test_a_model_plays_with_the_prompts_of_a_checkout(tmp_path: Path, capsys: py
     assert command.main([*words, "--prompts", str(root), "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
     assert "prompts in our own words" not in said
-    assert "Not as the original (verl-agent): 2 turns (50); max_new_tokens 8 (512); generated tasks;" in said
+    assert "Not as the original (verl-agent): max_turns 2 (50); max_new_tokens 8 (512); generated tasks;" in said
     result = rescore(tmp_path / "a")
     (episode,) = result.episodes
     prompt = load_tokenizer(folder).decode(episode.segments[1][: episode.turns[1].prompt_span[1]])
@@ -246,7 +246,7 @@ def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.C
     assert helped.departs is not None
     line = helped.departs.line
     for words in (
-        "20 turns (12)",
+        "max_turns 20 (12)",
         "on_invalid reject (noop)",
         "show_admissible True (False)",
         "reading lenient (strict)",
@@ -264,9 +264,9 @@ def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.C
     assert command.main(["result", "pack", str(tmp_path / "a"), "--out", str(tmp_path / "r" / "shop.result.xz")]) == 0
     assert command.main(["result", "table", str(tmp_path / "r"), "--out", str(tmp_path / "table")]) == 0
     assert line.partition("(")[0] in capsys.readouterr().out
-    assert "Not as the original: 20 turns (12)" in (tmp_path / "table" / "index.html").read_text()
+    assert "Not as the original: max_turns 20 (12)" in (tmp_path / "table" / "index.html").read_text()
     assert command.main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
-    assert "Not as the original: 20 turns (12)" in (tmp_path / "report" / "report.md").read_text()
+    assert "Not as the original: max_turns 20 (12)" in (tmp_path / "report" / "report.md").read_text()
     capsys.readouterr()
     words = ["eval", "--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--on-invalid", "terminate"]
     assert command.main(words) == 0

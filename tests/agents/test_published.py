@@ -170,4 +170,4 @@ def test_a_rollout_says_what_departs(capsys: pytest.CaptureFixture[str]) -> None
     assert "on_invalid" not in said
     words = ["rollout", "--tasks", "1", "--agent", "expert", "--preset", "verl-agent", "--max-turns", "9"]
     assert main([*words, "--samples", "2"]) == 0
-    assert "9 turns (50); 2 samples a task (1)" in capsys.readouterr().out
+    assert "max_turns 9 (50); 2 samples a task (1)" in capsys.readouterr().out

@@ -161,5 +161,5 @@ def test_a_result_says_how_it_was_read(tmp_path: Path) -> None:
         evaluate("alfworld-quickstart", "expert", out=tmp_path / "a", **panel)
     words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "2", "--reading", "folded"]
     assert main(["eval", *words, "--out", str(tmp_path / "b")]) == 0
-    with pytest.raises(ScoreError, match=r"make\.reading 'lenient' and 'folded'"):
+    with pytest.raises(ScoreError, match=r"reading 'lenient' and 'folded'"):
         compare_recorded(tmp_path / "a", tmp_path / "b")

@@ -156,7 +156,7 @@ def test_what_is_played_next(tmp_path: Path) -> None:
     assert asked == [(task, sample) for sample in (0, 1) for task in tasks]
     again = rescore(tmp_path)
     assert again.missing == 0
-    assert "max_turns 1 instead of the panel's" in again.title
+    assert "max_turns 1 (24)" in again.title
 
 
 def test_calls_are_judged_and_wrong_ones_are_told(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_eval_scores_an_agent_on_the_package_s_panel(turngym: Turngym, tmp_path:
     turngym("panel", "verify", "turngym_example:guess-eval")
     turngym("eval", "--panel", "turngym_example:guess-eval", "--agent", "expert", "--out", tmp_path / "eval")
     found: dict[str, Any] = json.loads((tmp_path / "eval" / "results.json").read_text(encoding="utf-8"))
-    assert found["spec"]["play"]["tasks"]["panel"] == "guess-eval-v1"
+    assert found["spec"]["play"]["tasks"]["panel"] == "turngym_example:guess-eval-v1"
     _, *episodes = (tmp_path / "eval" / "trace.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(episodes) == 5 * 4
     assert all(json.loads(episode)["success"] for episode in episodes)
