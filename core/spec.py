@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -49,7 +50,7 @@ from msgspec import NODEFAULT, Meta, Struct
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import brief
 from turngym.core.task import content_hash
-from turngym.core.user_files import json_of
+from turngym.core.user_files import json_of, user_path
 
 T = TypeVar("T")
 KIND = "kind"
@@ -446,7 +447,7 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if isinstance(value, str) and float in _members(setting.type) and re.match(r"[-+]?\.\d", value):
         value = value.replace(".", "0.", 1)
     try:
-        found = msgspec.convert(value, setting.type, strict=False)
+        found = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         shown = " ".join(words)
         raise SpecError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
@@ -576,9 +577,9 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         where: the source, for errors; "" where `origins` says it.
         origins: who gave each setting; None: all of it comes from `where`.
     """
-    table = _without_none(cls, table)
     try:
-        found = msgspec.convert(table, cls)
+        table = _without_none(cls, table)
+        found = msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SpecError as error:
@@ -587,11 +588,14 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
     return found
 
 
-def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """`table` with None in place of the text that stands for it."""
+def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """`table` with None in place of the text that stands for it. Raises ValidationError for what a dataclass lacks."""
     found = dict(table)
     kinds = {field.name: field.type for field in fields_of(cls)}
     for name, value in found.items():
+        # msgspec refuses it in a Spec alone
+        if name not in kinds and dataclasses.is_dataclass(cls):
+            raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.{above.rstrip('.')}`")
         kind = kinds.get(name)
         if isinstance(value, str) and value == NONE and type(None) in _members(kind):
             found[name] = None
@@ -599,7 +603,7 @@ def _without_none(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
             tables = _tables_in(kind)
             fitting = [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables)
             if fitting:
-                found[name] = _without_none(fitting[0], value)
+                found[name] = _without_none(fitting[0], value, f"{above}{name}.")
             else:
                 found[name] = {
                     key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()
@@ -661,6 +665,9 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
         name = short_name(cls, full) if full in settings_of(cls) else full
         return f"{_said_by(origins, path, where)}: {name} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
+    if not what.startswith(("Expected", "Invalid", "Object")):
+        # what a class says itself begins with the name of a field
+        return f"{_said_by(origins, path, where)}: {name}{'.' if name else ''}{what}"
     value = at(table, path)
     setting = settings_of(cls).get(path)
     valid = _valid(what) if setting is None else _valid_for(setting, value, what)
@@ -682,6 +689,7 @@ _NAMES = {
     "int": "a whole number",
     "float": "a number",
     "str": "a text",
+    "path": "a path",
     "bool": "true or false",
     "array": "a list",
     "object": "a table",
@@ -718,8 +726,20 @@ def to_table(spec: Spec) -> dict[str, Any]:
     return found
 
 
+def _path_of(kind: type[Any], value: Any) -> Any:
+    """The path that a text of a table or a command line stands for: `~` is the home folder."""
+    if kind is not Path:
+        raise NotImplementedError(kind)
+    # the one character that no file system allows
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise ValueError("Expected `path`")
+    return user_path(value)
+
+
 def plain_name(value: Any) -> str:
-    """How a record names an object that JSON cannot hold: by the place of its class."""
+    """How a record names an object that JSON cannot hold: a path by its text, all others by the place of their class."""
+    if isinstance(value, Path):
+        return str(value)
     return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
