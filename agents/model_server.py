@@ -21,7 +21,7 @@ from turngym.agents.access import is_loopback
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
-from turngym.agents.servers.server_options import RunServers
+from turngym.agents.servers.server_options import StartedServer, Vllm
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
@@ -324,7 +324,7 @@ STARTS = 3
 
 
 class RunServer:
-    """Implements `OwnServer`: a server on this machine that ends with this process, however that ends.
+    """Implements `StartedServer`: a server on this machine that ends with this process, however that ends.
 
     One that ends by itself is started again, and gets the run's weights with the next request.
 
@@ -336,16 +336,15 @@ class RunServer:
         dtype: precision of the weights; None: the one that the model's config.json names.
     """
 
-    def __init__(self, options: RunServers, model: Path, log: Path, *, adapters: int, dtype: Any = None) -> None:
-        assert options.engine != "local"
+    def __init__(self, options: StartedServer, model: Path, log: Path, *, adapters: int, dtype: Any = None) -> None:
         self._config = ServePolicy(
             model=model,
-            engine=options.engine,
+            engine="vllm" if isinstance(options, Vllm) else "sglang",
             port=free_port("127.0.0.1"),
             python=options.engine_python or sys.executable,
             memory=options.engine_memory,
             dtype=dtype or "auto",
-            adapters=adapters if options.engine == "vllm" else 0,
+            adapters=adapters if isinstance(options, Vllm) else 0,
             sleeps=True,
             log=log,
             more=options.engine_more,

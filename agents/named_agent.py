@@ -23,6 +23,7 @@ from turngym.agents.play_spec import (
     AnyAgent,
     BareChat,
     EndpointChat,
+    ExampleFile,
     Local,
     Model,
     ModelChat,
@@ -43,7 +44,6 @@ from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.servers.open_servers import eval_policy, load_outside
-from turngym.agents.servers.server_options import PolicyServer
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned
@@ -177,7 +177,7 @@ def _open_model(spec: Model, env: TextEnv, slots: int) -> OpenedAgent:
     engine, model, tokenizer, made = _engine(spec, folder, settings, slots)
     settings = complete_settings(settings, tokenizer, tool)
     channel = make_channel(settings.channel, tool)
-    examples = _examples(spec.chat, env, channel)
+    examples = open_examples(spec.chat.examples, env, channel)
     renderer = renderer_of(model, tokenizer, settings, tool, examples.episodes, examples.skills)
     system = settings.system
     if examples.text:
@@ -252,8 +252,9 @@ def _completed(chat: AnyChat, memory: Memory, examples: Examples, settings: Chat
     return msgspec.structs.replace(chat, **more)
 
 
-def _examples(chat: ModelChat | EndpointChat, env: TextEnv, channel: Channel) -> Examples:
-    asked = chat.examples
+def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel: Channel) -> Examples:
+    """The examples that settings name; none for None. Raises AgentError for a file that has none, or others than the
+    settings say."""
     if asked is None:
         return Examples()
     if isinstance(asked, SkillTexts):
@@ -287,7 +288,7 @@ def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
     channel = make_channel("text" if chat.channel == "auto" else chat.channel, env.tool)
     if isinstance(chat.examples, SkillTexts):
         raise AgentError(f"--examples skills:{chat.examples.folder}: skills are for model:FOLDER, not for an endpoint")
-    examples = _examples(chat, env, channel)
+    examples = open_examples(chat.examples, env, channel)
     system = chat.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, None) if system is None else system)
@@ -325,12 +326,7 @@ def _engine(spec: Model, folder: str, settings: ChatSettings, slots: int) -> tup
     if not isinstance(asked, Local):
         need("transformers", "a tokenizer", "train")
         tokenizer, model = load_tokenizer(folder), load_outside(folder)
-        options = PolicyServer(
-            policy_server=asked.policy_server,
-            server_parallel=asked.server_parallel,
-            server_deadline=asked.server_deadline,
-        )
-        served = eval_policy(options, Path(folder), tokenizer, settings.max_context)
+        served = eval_policy(asked, Path(folder), tokenizer, settings.max_context)
         made = msgspec.structs.replace(asked, server=served.fleet.dialect.name.lower())
         return served, model, tokenizer, made
     # first: it says what is missing where torch is

@@ -280,9 +280,12 @@ class Agent(Spec, tag_field=KIND):
 
     @classmethod
     def table_of(cls, text: str) -> dict[str, Any]:
-        """`KIND:VALUE`, `random`; another name with a colon, or of an installed package, is an agent of another
-        package; any other one a player of the environment."""
+        """`KIND:VALUE`, `random`, the path of a trace; another name with a colon, or of an installed package, is an
+        agent of another package; any other one a player of the environment."""
         kind, colon, rest = text.partition(":")
+        # the name of a file, even where it does not exist
+        if text.endswith((".jsonl", ".json")) and not (colon and kind in ("model", "openai", "replay")):
+            return {KIND: "replay", "trace": text}
         if text == "random" or (kind in ("model", "openai", "replay") and rest):
             return super().table_of(text)
         return {KIND: "own" if colon or text in installed(AGENTS) else "player", "name": text}

@@ -104,6 +104,14 @@ class SpecError(TurngymError, ValueError):
     """A setting that does not exist, or that cannot have its value."""
 
 
+class UnknownSettingError(SpecError):
+    """A setting that does not exist. `name` is what it was called."""
+
+    def __init__(self, name: str, said: str) -> None:
+        super().__init__(said)
+        self.name = name
+
+
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True)
 class _KeywordsOnly(msgspec.StructMeta):
     """Makes fields without a default possible behind others in every subclass: msgspec asks each class for that."""
@@ -243,26 +251,41 @@ def _bare(kind: Any) -> Any:
 
 
 def kind_of(cls: type[Any]) -> str | None:
-    """The tag of a kind; None for a type that is no kind of anything."""
+    """The tag of a kind; None for a type that is no kind of anything, or that kinds extend."""
     tag = cls.__struct_config__.tag if issubclass(cls, Struct) else None
-    return None if tag is None else str(tag)
+    # a class of kinds that has no tag of its own gets its name for one
+    return None if tag in (None, cls.__name__) else str(tag)
 
 
 def _kinds_of(cls: type[Spec]) -> dict[str, type[Spec]]:
     """The kinds below a base class of kinds, by tag."""
-    return {tag: below for below in cls.__subclasses__() if (tag := kind_of(below)) is not None}
+    found = dict[str, type[Spec]]()
+    for below in cls.__subclasses__():
+        tag = kind_of(below)
+        found |= _kinds_of(below) if tag is None else {tag: below}
+    return found
+
+
+def _base_of(cls: Any) -> Any:
+    """The class that all kinds of a union extend; of what is no kind of anything itself."""
+    if kind_of(cls) is None:
+        return cls
+    return next(one for one in reversed(cls.__mro__) if issubclass(one, Spec) and one is not Spec)
 
 
 def _main(cls: type[Any]) -> str:
-    """The field that a text stands for: the first; "" where there is none."""
-    return next((field.name for field in fields_of(cls)), "")
+    """The field that a text stands for: the first of its own; "" where there is none."""
+    base = _base_of(cls)
+    shared = {field.name for field in fields_of(base)} if base is not cls else set()
+    return next((field.name for field in fields_of(cls) if field.name not in shared), "")
 
 
 def _main_table(cls: Any, text: str) -> dict[str, Any]:
     if not _main(cls):
         raise SpecError(f"{kind_of(cls)} takes no value; given is {brief(text, 80)}")
     name = _main(cls)
-    return {name: read_word(settings_of(cls)[name], [text], name)}
+    setting = settings_of(cls)[name]
+    return {name: _table_of(setting, text, name) if setting.tables else read_word(setting, [text], name)}
 
 
 @cache
@@ -287,7 +310,9 @@ def find(cls: type[Spec], name: str, where: str) -> Setting:
         return settings_of(cls)[paths[0]]
     if paths:
         raise SpecError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
-    raise SpecError(f"{where}: there is no setting {brief(name, 80)}.{did_you_mean(name, short_names(cls))}")
+    raise UnknownSettingError(
+        name, f"{where}: there is no setting {brief(name, 80)}.{did_you_mean(name, short_names(cls))}"
+    )
 
 
 def short_name(cls: type[Spec], path: str) -> str:
@@ -368,8 +393,7 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     """The table that a text or None stands for."""
     if isinstance(value, setting.tables):
         return msgspec.to_builtins(value, enc_hook=plain_name)
-    # of a union the class that all kinds extend
-    base: Any = setting.tables[0] if kind_of(setting.tables[0]) is None else setting.tables[0].__bases__[0]
+    base = _base_of(setting.tables[0])
     # a number stands for what its text does: `tasks = 20`
     number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
     if isinstance(value, str) or number:
@@ -400,7 +424,7 @@ def put(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
-    """`table` with the kind of each union that it does not name, where one kind alone begins with a field given."""
+    """`table` with the kind of each union that it does not name, where one kind alone has the fields given."""
     for path, setting in settings_of(cls).items():
         inner = at(table, path)
         # tables of several owners may be no kinds of one union
@@ -411,12 +435,19 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
             or kind_of(setting.tables[0]) is None
         ):
             continue
-        names = [field.name for one in setting.tables for field in fields_of(one)]
-        # a field that several kinds have says nothing of the kind
-        fits = [kind_of(one) for one in setting.tables if _main(one) in inner and names.count(_main(one)) == 1]
-        if len(fits) == 1:
-            inner[KIND] = fits[0]
+        fits = [one for one in setting.tables if _may_be(one, inner)]
+        if len(fits) == 1 and inner.keys() & ({_main(fits[0])} | _needed(fits[0])):
+            inner[KIND] = kind_of(fits[0])
     return table
+
+
+def _may_be(kind: type[Any], table: Mapping[str, Any]) -> bool:
+    """Whether `table` has all that this kind needs, and nothing that it does not have."""
+    return _needed(kind) <= table.keys() <= {field.name for field in fields_of(kind)}
+
+
+def _needed(kind: type[Any]) -> set[str]:
+    return {field.name for field in fields_of(kind) if field.default is NODEFAULT}
 
 
 def at(table: Any, path: str) -> Any:
@@ -584,7 +615,9 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
-    _check_numbers(found, where)
+    for path, value, valid in _wrong_numbers(found):
+        name = short_name(cls, path) if path in settings_of(cls) else path  # type: ignore[arg-type]
+        raise SpecError(f"{_said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
     return found
 
 
@@ -611,8 +644,9 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
     return found
 
 
-def _check_numbers(value: Any, where: str, path: str = "") -> None:
-    """Raises SpecError for a number that is infinite or not a number, and in a dataclass for one out of its range."""
+def _wrong_numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yields (path, number, what it must be) of numbers that are infinite or not a number, and in a dataclass of those
+    out of their range."""
     if isinstance(value, Spec) or dataclasses.is_dataclass(value):
         for field in fields_of(type(value)):
             item, here = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
@@ -620,11 +654,11 @@ def _check_numbers(value: Any, where: str, path: str = "") -> None:
             for one in item if isinstance(item, tuple) else (item,):
                 if limits is not None and isinstance(one, int | float) and not isinstance(one, bool):
                     if wanted := limits.refuses(one):
-                        raise SpecError(f"{where}{': ' if where else ''}{here} is {brief(one, 40)}; valid: {wanted}")
+                        yield here, one, wanted
                 else:
-                    _check_numbers(one, where, here)
+                    yield from _wrong_numbers(one, here)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise SpecError(f"{where}{': ' if where else ''}{path} is {value}; valid: a finite number")
+        yield path, value, "a finite number"
 
 
 def _range_of(kind: Any) -> Range:
@@ -737,7 +771,7 @@ def _path_of(kind: type[Any], value: Any) -> Any:
 
 
 def plain_name(value: Any) -> str:
-    """How a record names an object that JSON cannot hold: a path by its text, all others by the place of their class."""
+    """How a record names an object that JSON cannot hold: a path by its text, others by the place of their class."""
     if isinstance(value, Path):
         return str(value)
     return f"{type(value).__module__}:{type(value).__qualname__}"
@@ -838,6 +872,9 @@ def _quoted(text: str) -> str:
 def docs_of(cls: type[Any]) -> Mapping[str, str]:
     """Maps each field of a class to the string below it, as one line. Empty if the source cannot be read."""
     found: dict[str, str] = {}
+    # a class that is made of the fields of another one
+    if (source := getattr(cls, "documented_by", None)) is not None:
+        found |= docs_of(source)
     for base in reversed(cls.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))

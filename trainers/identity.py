@@ -15,13 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
-from turngym.core import settings
 from turngym.core.files import weights_hash
 from turngym.core.spec import flat, to_table
 from turngym.trainers import contents
 from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig
-from turngym.trainers.run_config import EVALUATION, LmLossConfig, fingerprint
+from turngym.trainers.run_config import EVALUATION, fingerprint
 from turngym.trainers.scorer import Scorer
 from turngym.trainers.several import FurtherEnv
 from turngym.trainers.student_player import RunEnv
@@ -53,20 +52,20 @@ def of_training(
     identity: dict[str, Any] = {"models.dtype": models.dtype, **of_rollouts(envs[""], uses, demonstrated)}
     if algorithm.needs_teacher:
         # by content: folders may have moved when a run is resumed, or hold other weights under the same name
-        named = None if models.teacher is None else weights_hash(models.teacher)
+        named = None if config.teacher is None else weights_hash(config.teacher)
         # a teacher on servers that has no folder is known by the name that its server gives
         identity["teacher"] = named or teacher.fleet.servers[0].model  # type: ignore[union-attr]
     if algorithm.needs_reference:
         identity["models.reference"] = weights_hash(models.student)
     if algorithm.needs_teacher or algorithm.needs_reference:
-        identity["models.teacher_dtype"] = models.teacher_dtype
+        identity["frozen.teacher_dtype"] = config.part("frozen").teacher_dtype
     if "text" in uses:
-        text = fingerprint(getattr(config, "lm_loss", LmLossConfig()))
+        text = fingerprint(config.part("lm_loss"))
         # by name alone, for folders may have moved
         identity |= {f"lm_loss.{name}": value for name, value in text.items()}
         identity["lm_loss.files"] = [path.name for path in text["files"]]
     if further:
-        identity["share"] = config.rollouts.play.share
+        identity["share"] = config.play.share
     for item in further:
         name = item.name
         identity |= {f"{name}.content of {key}": value for key, value in contents.of_files(item.make).items()}
@@ -77,9 +76,9 @@ def of_training(
     for name, panel in panels.items():
         group = f"{EVALUATION}.{name}" if name else EVALUATION
         identity |= {f"{group}.{key}": value for key, value in of_evaluations(panel).items()}
-    files = contents.of_files(settings.to_table(config))
+    files = contents.of_files(to_table(config))
     # a panel counts among the evaluations, which a run may get later
-    identity |= {f"content of {name}": content for name, content in files.items() if name != "panel"}
+    identity |= {f"content of {name}": content for name, content in files.items() if name != "evaluation.panel"}
     return identity | of_adapters(config.lora, models.student)
 
 
@@ -95,14 +94,14 @@ def of_rollouts(
     if play.rollout_dtype is not None:
         identity["rollout_dtype"] = play.rollout_dtype
     if env.info.judge is not None:
-        judging = asdict(env.config.judging)
+        judging = to_table(env.config.judge)
         # neither when to give the judge up nor how often its episodes are kept changes what is learned
-        del judging["judge_unread"]
-        identity["judge"] = {**judging, "judge_every": None, "expert": play.expert}
+        del judging["judge_unread"], judging["judge_every"]
+        identity["judge"] = {**judging, "expert": env.config.expert}
     # names alone, for folders may have moved
     identity["collect.traces"] = [path.name for path in play.traces]
     if "expert" in uses:
-        identity["collect.expert"] = play.expert
+        identity["collect.expert"] = env.config.expert
     if "shown" in uses:
         identity |= demonstrated
     return identity | ({} if student.preset is None else dict(student.preset.identity))
@@ -117,9 +116,9 @@ def of_evaluations(panel: PanelEvaluation) -> dict[str, Any]:
     return found
 
 
-def of_adapters(lora: LoraConfig, student: Path) -> dict[str, Any]:
+def of_adapters(lora: LoraConfig | None, student: Path) -> dict[str, Any]:
     """What is trained in the place of the weights of the model in `student`; empty without adapters."""
-    if not lora.rank:
+    if lora is None:
         return {}
     # adapters are only right on the weights that they were trained on, so the student counts too
     return {"lora": {**asdict(lora), "targets": list(lora.targets)}, "student": weights_hash(student)}

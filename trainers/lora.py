@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,8 @@ from turngym.agents.local_engine.lora_weights import (
 )
 from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
-from turngym.core.settings import Length, Needs
+from turngym.core.settings import Length
 from turngym.trainers.models import freeze_unread
-from turngym.trainers.run_config import ConfigError
 
 NAME = "default"
 """peft's own name for the only adapter of a model."""
@@ -32,18 +31,13 @@ NAME = "default"
 class LoraConfig:
     """Low-rank adapters: the student's own weights stay as they are, rank x (in + out) numbers per layer learn."""
 
-    rank: int = 0
-    """Rank of the adapters. 0 trains all weights; LoRA wants about ten times the learning rate."""
+    rank: Length
+    """Rank of the adapters. LoRA wants about ten times the learning rate."""
     alpha: Length = 32
     """Adapters count for alpha / rank. What they compute is multiplied by it."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get an adapter. Linear layers or embeddings (q_proj v_proj ...); none named: all linear
     layers but the head."""
-    needs: ClassVar[Needs] = ((("alpha", "targets"), "--lora.rank", lambda lora: lora.rank > 0),)
-
-    def __post_init__(self) -> None:
-        if self.rank < 0 or self.alpha < 1:
-            raise ConfigError(f"lora rank is {self.rank} and alpha {self.alpha}; valid: rank from 0, alpha from 1")
 
 
 def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 0) -> None:

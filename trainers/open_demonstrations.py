@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from turngym.agents.demonstrations import (
     APART,
@@ -17,17 +18,16 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.named_agent import open_agent
+from turngym.agents.play_spec import AnyAgent, Local, Player, Replay, meaning
 from turngym.agents.playing.scripted import ExpertAgent, named_player
-from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
+from turngym.core.spec import flat, to_table
 from turngym.core.task import Task
 from turngym.core.trace import read_episodes
+from turngym.core.user_files import user_path
 from turngym.envs.panels import assert_disjoint
 from turngym.trainers.student_player import RunEnv, text_writer
-
-TRACES = (".jsonl", ".json")
-"""How the name of a trace file may end. It tells one from the name of an agent even where the file does not exist."""
 
 
 def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, Any]]:
@@ -38,8 +38,8 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
     without a demonstration of any of the tasks.
     """
     config, run, student = env.config, env.info, env.student
-    name = config.demonstrations.demonstrations
-    if config.play.traces or (run.imitates is not None and name is None):
+    asked = config.demonstrations.demonstrator
+    if config.play.traces or (run.imitates is not None and asked is None):
         return None, {}
     player, base, play = student.actor, student.env, student.play
     writer, options = text_writer(player), config.demonstrations
@@ -51,24 +51,25 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
         reward=None if run.reward is None else find_reward(run.reward),
         fits=fits,
     )
-    identity = {f"collect.{name}": value for name, value in asdict(options).items()}
+    filters = {name: value for name, value in to_table(options).items() if name != "demonstrator"}
+    identity = {f"collect.{name}": value for name, value in filters.items()}
 
-    # a file of recorded episodes; they are filtered as they are read
-    path = Path((name or "").removeprefix("replay:"))
-    if name and (path.suffix in TRACES or path.is_file()):
+    # recorded episodes; they are filtered as they are read
+    if isinstance(asked, Replay):
+        path = user_path(asked.trace)
         recorded = _recorded(path, keep, base.task_ids(), env.held_out)
         # by name alone, for folders may have moved
         return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
 
     slots = config.play.slots
-    if name is None or name == "expert" or name in base.players:
+    if asked is None or (isinstance(asked, Player) and not asked.noise):
         # the environment's expert, or another player that it knows by name
-        agent = ExpertAgent(expert=named_player(name or config.play.expert))
+        name = config.expert if asked is None else asked.name
+        agent = ExpertAgent(expert=named_player(name))
         source = LiveDemonstrator(agent=agent, make_env=student.make_env, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        asked = {"agent": name, "device": run.device, **config.demonstrator.table}
-        opened = open_agent(resolve_agent(asked, "demonstrations", asked=False), lambda: base, slots)
+        opened = open_agent(_beside(asked, run.device), lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,
             make_env=student.made_in(opened.channel),
@@ -77,12 +78,23 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
             slots=slots,
             play=play,
         )
-        # a model by its content, since folders move; others by name
-        weights = getattr(opened.spec, "weights", "")
-        known = f"model:{weights}" if weights else name
-        identity |= {"collect.demonstrations": known, **config.demonstrator.identity}
-    title = f"demonstrations of {name or config.play.expert}"
-    return Demonstrations(source=source, keep=keep, writer=writer, name=title), identity
+        # a model by its content, since folders move
+        known = {
+            path: value for path, value in flat(to_table(opened.spec)).items() if meaning(f"agent.{path}") != "cost"
+        }
+        identity |= {f"collect.demonstrations.{path}": value for path, value in known.items()}
+        name = (
+            getattr(asked, "name", None) or getattr(asked, "folder", None) or getattr(asked, "model", "another agent")
+        )
+    return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}"), identity
+
+
+def _beside(agent: AnyAgent, device: str) -> AnyAgent:
+    """`agent`, which computes where the run does unless it says otherwise."""
+    engine = getattr(agent, "engine", None)
+    if not isinstance(engine, Local) or engine.device != "auto":
+        return agent
+    return replace(agent, engine=replace(engine, device=device))
 
 
 def _recorded(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
 from turngym.agents.judges.hints import HintPrompts, refuse_control_tokens
+from turngym.agents.judges.judge_settings import AnyJudge, Attempts
 from turngym.agents.judges.judges import BothQuestions, make_judge
 from turngym.agents.rollout_sources import write_step
 from turngym.core.episode import Episode
@@ -24,15 +24,15 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
     """Returns `source`, or for algorithms that learn from a judge its episodes with votes and hints.
     Raises TurngymError for a judge that does not suit `env` or `algorithm`.
     """
-    run, student, kind, options = env.info, env.student, algorithm.judge, env.config.judging
+    run, student, kind, options = env.info, env.student, algorithm.judge, env.config.judge
     if kind is None:
         return source
-    if options.judge == "attempts" and algorithm.group < 2:
+    if isinstance(options, Attempts) and algorithm.group < 2:
         raise ConfigError(
             f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
             f"{algorithm.group}; valid: n of at least 2"
         )
-    judge = open_judge(options, kind, student, expert=env.config.play.expert, seed=run.seed, device=run.device)
+    judge = open_judge(options, kind, student, expert=env.config.expert, seed=run.seed, device=run.device)
     player, position = student.actor, (algorithm.told or Told()).position
     hints = HintPrompts(renderer=player.renderer, position=position, max_context=player.engine.max_length)
 
@@ -54,7 +54,7 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
 
 
 def open_judge(
-    options: JudgeOptions, kind: Question, student: StudentPlayer, *, expert: str, seed: int, device: str
+    options: AnyJudge, kind: Question, student: StudentPlayer, *, expert: str, seed: int, device: str
 ) -> Judge:
     """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks.
 
@@ -71,7 +71,7 @@ def open_judge(
     asked = judge.one if isinstance(judge, BothQuestions) else judge
     knows = expert != "expert" or type(base).expert_action is not TextEnv.expert_action
     if isinstance(asked, ExpertJudge) and not knows:
-        raise TurngymError(f"--judge {options.judge} asks an expert, and {base.env_id} has none; valid: another judge")
+        raise TurngymError(f"--judge {options.name} asks an expert, and {base.env_id} has none; valid: another judge")
     if isinstance(judge, SkillsJudge):
         refuse_control_tokens(judge.skills, student.actor.renderer.template.encoder)
     return judge

@@ -16,7 +16,6 @@ from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.examples import Examples
-from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.resolve_play import (
     chat_table,
     environment_layer,
@@ -25,10 +24,10 @@ from turngym.agents.resolve_play import (
     panel_name,
     play_table,
 )
-from turngym.core.spec import Layer, Resolved, resolve
+from turngym.core.spec import Layer, Resolved, resolve, to_table
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
-from turngym.trainers.train_config import ExamplesConfig, PlayConfig, RolloutConfig
+from turngym.trainers.train_config import RolloutConfig
 
 
 def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Panel | None:
@@ -36,20 +35,20 @@ def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Pa
 
     Raises TurngymError for a panel that the student cannot play, or whose tasks are among its examples.
     """
-    if config.play.panel is None:
+    if config.evaluation is None:
         return None
-    panel = load_panel(config.play.panel)
+    panel = load_panel(config.evaluation.panel)
     assert_disjoint(student.examples.tasks, panel.tasks)
-    shown = examples_table(config.few_shots, student.examples)
-    spec = eval_spec(panel, config.play, student.env_kwargs, run, student.settings, shown).spec
+    shown = examples_table(config, student.examples)
+    spec = eval_spec(panel, config, student.env_kwargs, run, student.settings, shown).spec
     check_panel(panel, make_arguments(spec.play), config.play.env_id, student.env.tool)
     return panel
 
 
 def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     """Evaluates the learner on `panel` after a step."""
-    run, student, shown = env.info, env.student, examples_table(env.config.few_shots, env.student.examples)
-    found = eval_spec(panel, env.config.play, student.env_kwargs, run, student.settings, shown)
+    run, student, shown = env.info, env.student, examples_table(env.config, env.student.examples)
+    found = eval_spec(panel, env.config, student.env_kwargs, run, student.settings, shown)
     # a limit of turns that is not the panel's is easily overlooked
     own = panel.make_kwargs.get("max_turns")
     if own is not None and found.spec.play.env.max_turns != own:
@@ -77,7 +76,7 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
 
 def eval_spec(
     panel: Panel,
-    play: PlayConfig,
+    config: RolloutConfig,
     given: Mapping[str, Any],
     run: RunInfo,
     chat: ChatSettings,
@@ -90,12 +89,14 @@ def eval_spec(
 
     Args:
         panel: its own arguments fix the tasks.
-        play: what the run says of its evaluations.
+        config: what is evaluated, and how.
         given: arguments of gym.make for training; those of `AGENT_FACING` hold here, too.
         run: its limit of turns, and whether that was asked for.
         chat: how the student is spoken to, completed, without examples.
         shown: the examples in its prompt (`examples_table`).
     """
+    play, evaluation = config.play, config.evaluation
+    assert evaluation is not None
     preset = find_preset(play.preset, panel.env_id)
     shared = {name: value for name, value in given.items() if name in AGENT_FACING}
     training = Layer(name="training", table=play_table(panel.env_id, {"max_turns": run.max_turns, **shared}))
@@ -109,17 +110,17 @@ def eval_spec(
         "preset": play.preset,
         "play": {
             "seed": run.seed,
-            "samples": play.eval_samples,
+            "samples": evaluation.eval_samples,
             "env": {},
-            "tasks": {"panel": panel_name(panel, str(play.panel))},
+            "tasks": {"panel": panel_name(panel, evaluation.panel)},
         },
-        "agent": {"kind": "model", "temperature": play.eval_temperature},
+        "agent": {"kind": "model", "temperature": evaluation.eval_temperature},
         "compute": {"slots": play.slots, "data": play.data},
     }
     if run.explicit_turns:
         asked["play"]["env"]["max_turns"] = run.max_turns
-    if play.eval_limit is not None:
-        asked["play"]["tasks"]["sampling"] = {"kind": "first", "limit": play.eval_limit}
+    if evaluation.eval_limit is not None:
+        asked["play"]["tasks"]["sampling"] = {"kind": "first", "limit": evaluation.eval_limit}
     for table, name in ((asked["play"], "samples"), (asked["agent"], "temperature")):
         # as the preset says, or by default
         if table[name] is None:
@@ -132,11 +133,6 @@ def eval_spec(
     return resolve(EvalSpec, [*layers, student, Layer(name="run", table=asked, asked=True)])
 
 
-def examples_table(shots: ExamplesConfig, found: Examples) -> dict[str, Any] | None:
+def examples_table(config: RolloutConfig, found: Examples) -> dict[str, Any] | None:
     """The examples in the student's prompt as a partial table of `Chat`."""
-    if shots.examples is None:
-        return None
-    if found.skills is not None:
-        return {"kind": "skills", "folder": shots.examples.removeprefix(PREFIX), "content": found.identity}
-    form = {"form": shots.examples_as, "shown_for": shots.examples_for}
-    return {"kind": "file", "file": shots.examples, **form, "content": found.identity}
+    return None if config.examples is None else {**to_table(config.examples), "content": found.identity}

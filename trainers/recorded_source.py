@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from msgspec.structs import replace as changed
 
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import SHORT, Episode, Status, Turn, drawn_at
@@ -44,7 +45,7 @@ def with_recorded(play: PlayConfig) -> PlayConfig:
     for path, episode in first.items():
         envs.setdefault(episode.task.env_id, path)
     if not envs:
-        return replace(play, env=DEFAULT_ENV)
+        return changed(play, env=DEFAULT_ENV)
     env = next(iter(envs))
     if not {plain_id(further.partition(",")[0]) for further in play.also} >= {*envs} - {env}:
         found = ", ".join(f"{name} ({path})" for name, path in envs.items())
@@ -57,7 +58,7 @@ def with_recorded(play: PlayConfig) -> PlayConfig:
             f"module that does, --env package:{env}"
         )
     print(f"environment: {env}, as recorded in {envs[env]}", file=sys.stderr)
-    return replace(play, env=env)
+    return changed(play, env=env)
 
 
 def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, envs: Collection[str]) -> None:

@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace as changed
 
 from turngym.agents.models import hub_folder, require_plain
 from turngym.agents.presets import find_preset
+from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource
 from turngym.core.provenance import FILE, write_config
-from turngym.core.settings import read_toml, to_table
+from turngym.core.settings import read_toml
+from turngym.core.spec import Layer, at, kind_of, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.registration import default_arguments
 from turngym.trainers import contents
@@ -48,7 +51,7 @@ from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
-from turngym.trainers.run_config import ConfigError, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
 from turngym.trainers.scorer import LocalScorer, load_student
@@ -72,7 +75,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
-from turngym.trainers.train_config import RolloutConfig, TrainConfig, train_config
+from turngym.trainers.train_config import RolloutConfig, TrainConfig, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
 DEFAULT = "turnopd"
@@ -105,22 +108,14 @@ def train(
     """
     table = dict(read_toml(config) if isinstance(config, str | Path) else config or {})
     named = str(algorithm or table.get("algorithm") or DEFAULT)
+    where = str(config) if isinstance(config, str | Path) else "config"
+    layers = [(where, table), (f"train({named!r})", settings)]
     # settings are read first: a mistake in them is said at once, without waiting for other processes
-    found = train_config(named, _merged(table, settings) | {"algorithm": named}, f"train({named!r})")
+    found = resolve_training(named, [Layer(name=name, table=one, asked=True) for name, one in layers]).spec
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
     with open_ranks(timeout=found.models.process_timeout) as ranks:
         return run_training(found, ranks, progress=progress, command=call)
-
-
-def _merged(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `table` with `settings` on top; of two tables of one name the settings in them are merged."""
-    merged = dict(table)
-    for name, value in settings.items():
-        below = merged.get(name)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
-    return merged
 
 
 def run_training(
@@ -137,19 +132,19 @@ def run_training(
         command: the caller, as recorded in config.toml.
     """
     if ranks.size > 1:
-        if config.rollouts.servers.engine != "local":
+        if isinstance(config.engine, StartedServer):
             raise TurngymError(
-                f"--engine {config.rollouts.servers.engine} with {ranks.size} training processes: start servers with "
+                f"--engine {kind_of(type(config.engine))} with {ranks.size} training processes: start servers with "
                 "`turngym serve policy`, and name them with --policy-server"
             )
-        workers = config.rollouts.workers
+        workers = config.workers
         if workers.executor == "ray" and workers.ray_address is None:
             raise TurngymError(
                 f"--executor ray with {ranks.size} training processes: each would start a Ray of its own; name the "
                 "cluster with --ray-address (auto, HOST:PORT)"
             )
         if config.models.device == "auto":
-            config = replace(config, models=replace(config.models, device=local_device()))
+            config = changed(config, models=changed(config.models, device=local_device()))
     config = _with_recorded(config)
     with ExitStack() as opened:
         # before anything is loaded or started: servers write into the folder, too
@@ -157,14 +152,14 @@ def run_training(
         trainer = on_all_ranks(ranks, lambda: build_trainer(config, opened))
         trainer.locked = True
         size = sum(part.numel() for part in trainer.model.parameters())
-        said = unsuited_lr(config.optimizer.lr, size, adapters=bool(config.lora.rank))
+        said = unsuited_lr(config.optimizer.lr, size, adapters=config.lora is not None)
         if said and not ranks.rank:
             print(said, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, command, trainer.players)
         if not progress:
             trainer.progress = Progress()
-        shared = distribute_trainer(trainer, ranks, shard_teacher=config.models.shard_teacher)
+        shared = distribute_trainer(trainer, ranks, shard_teacher=config.part("frozen").shard_teacher)
         return shared.train(resume=config.models.resume)
 
 
@@ -180,9 +175,9 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
             changed = [name for name, was in began.items() if content.get(name, was) != was]
             if changed:
                 print(f"turngym: not as when the run began: the content of {', '.join(changed)}", file=sys.stderr)
-            if read_toml(path).get("steps", config.run.steps) == config.run.steps:
+            if at(read_toml(path), "run.steps") in (None, config.run.steps):
                 return
-        config = replace(config, models=replace(models, resume=False))
+        config = changed(config, models=changed(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
     about |= {contents.CONTENTS: content} if content else {}
     write_config(models.out / FILE, config, command or None, **about)
@@ -194,7 +189,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     What must be closed after the run (workers, connections) is put on `opened`.
     """
     opened, config = opened or ExitStack(), _with_recorded(config)
-    models, run, play = config.models, run_of(config), config.rollouts.play
+    models, run, play = config.models, run_of(config), config.play
     if models.threads:
         torch.set_num_threads(models.threads)
 
@@ -205,16 +200,16 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # The algorithm: how deep is played, targets, weights of tokens, losses.
     algorithm = build_algorithm(config, tokenizer)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
-    vocabulary, servers = getattr(config, "distill", DistillConfig()).vocabulary, config.rollouts.servers
+    vocabulary = config.distill.vocabulary
     translation = find_translation(vocabulary)
-    if translation is not None and servers.teacher_server:
+    if translation is not None and config.served_teacher:
         raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
     # draws no id and plays no row that they could not score.
-    scoring = scoring_of(run, dtype=models.teacher_dtype, device=models.device)
+    scoring = scoring_of(run, dtype=config.part("frozen").teacher_dtype, device=models.device)
     both, other = (model, tokenizer), translation is not None
-    teacher, vocab_size = open_teacher(algorithm, models.teacher, servers, both, other=other, **scoring)
+    teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), both, other=other, **scoring)
     reference = None
     if algorithm.needs_reference:
         reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
@@ -234,7 +229,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reward=run.reward,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
-        longest=teachers_length(algorithm, models.teacher, further, other=other),
+        longest=teachers_length(algorithm, config.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )
@@ -316,12 +311,12 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 def _with_recorded(config: TrainConfig) -> TrainConfig:
     """`config` with what --traces say of the run, where it does not say it itself, and with the folders of models that
     are named as on the hub; the whole run goes by it."""
-    rollouts, models = config.rollouts, config.models
-    teacher = None if models.teacher is None else hub_folder(models.teacher)
-    models = replace(models, student=hub_folder(models.student), teacher=teacher)
-    play = with_recorded(rollouts.play)
-    play = replace(play, also=tuple(with_teacher_folder(text) for text in play.also))
-    return replace(config, models=models, rollouts=replace(rollouts, play=play))
+    models, method = changed(config.models, student=hub_folder(config.models.student)), config.method
+    if config.teacher is not None:
+        method = changed(method, teacher=changed(method.teacher, teacher=hub_folder(config.teacher)))
+    play = with_recorded(config.play)
+    play = changed(play, also=tuple(with_teacher_folder(text) for text in play.also))
+    return changed(config, models=models, play=play, method=method)
 
 
 def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel | None]:
@@ -329,7 +324,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
     models = config.models
     model, tokenizer = load_student(models.student, models.dtype, models.device)
     require_plain(model, models.student)
-    if config.lora.rank:
+    if config.lora is not None:
         # absolute, for whoever reads the adapter stands elsewhere
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)
     actor = None
@@ -373,10 +368,10 @@ def _translated(
     teacher: Any,
 ) -> Algorithm:
     """`algorithm` for a `teacher` that reads other ids than `model`, with which `student` plays."""
-    distill = getattr(config, "distill", DistillConfig())
-    if config.rollouts.play.also:
+    distill = config.distill
+    if config.play.also:
         raise ConfigError(f"distill vocabulary is {distill.vocabulary} with --also; valid: same")
-    folder = config.models.teacher
+    folder = config.teacher
     assert folder is not None
     return translation(
         algorithm,
@@ -399,7 +394,7 @@ def check_run(config: TrainConfig) -> None:
     A study asks this for each of its runs: the last one is not to fail when all others are done.
     """
     # text needs the student's tokenizer, and so may the algorithm of another package
-    if config.algorithm not in BUILT_IN or getattr(config, "lm_loss", LmLossConfig()).files:
+    if config.algorithm not in BUILT_IN or config.part("lm_loss").files:
         return
     algorithm = build_algorithm(config)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
@@ -410,15 +405,15 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
     """Builds the algorithm that `config` names; algorithms that read text need the student's tokenizer."""
     context = BuildContext(
         run=run_of(config),
-        distill=getattr(config, "distill", DistillConfig()),
-        lm_loss=getattr(config, "lm_loss", LmLossConfig()),
+        distill=config.distill,
+        lm_loss=config.part("lm_loss"),
         has_teacher=config.has_teacher,
         tokenizer=tokenizer,
-        env_id=config.rollouts.play.env_id,
+        env_id=config.play.env_id,
     )
     algorithm = built(find_algorithm(config.algorithm), config.own, context)
-    stale = bool(config.stale.staleness) or bool(config.rollouts.play.traces)
-    return config.stale.corrected(bounded(algorithm, config.run.dual_clip, stale=stale))
+    stale = bool(config.stale.staleness) or bool(config.play.traces)
+    return config.stale.corrected(bounded(algorithm, config.part("dual_clip"), stale=stale))
 
 
 def run_of(config: TrainConfig) -> RunConfig:
@@ -427,8 +422,8 @@ def run_of(config: TrainConfig) -> RunConfig:
 
     Of a resumed run, what it leaves open is as it was when the run began.
     """
-    run = with_saved_settings(config.run, config.models.out) if config.models.resume else config.run
-    turns, play = run.max_turns, config.rollouts.play
+    run = with_saved_settings(config.loop, config.models.out) if config.models.resume else config.loop
+    turns, play = run.max_turns, config.play
     if turns is None:
         preset = find_preset(play.preset, play.env_id)
         made = {} if preset is None else preset.make()
@@ -446,12 +441,12 @@ def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algori
 
 def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
     """Returns `source`, or its episodes with the run's own reward in the place of the environment's return."""
-    name, kind = config.run.reward, getattr(config.own, "reward", "return")
+    name, kind = config.part("reward"), getattr(config.own, "reward", "return")
     if name is None:
         return source
     if kind in ("success", "score"):
         raise ConfigError(
-            f"--reward {name} takes the place of the return, but --{config.section.replace('_', '-')}.reward "
+            f"--reward {name} takes the place of the return, but {find_algorithm(config.algorithm).table}.reward "
             f"is {kind}: leave one of them out"
         )
-    return RewardedSource(source=source, reward=find_reward(name), timeout=config.rollouts.workers.step_timeout)
+    return RewardedSource(source=source, reward=find_reward(name), timeout=config.workers.step_timeout)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from turngym.core.errors import TurngymError
-from turngym.core.settings import IN_FILE, Count, Length, Needs, Range, Seed, read_by
-from turngym.core.spec import flat
+from turngym.core.redaction import brief
+from turngym.core.settings import Count, Length, Range, Seed
+from turngym.core.spec import Spec, fields_of, flat, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -36,7 +37,7 @@ class OptimizerConfig:
     """Decay rates of AdamW's two moments."""
     weight_decay: float = 0.01
     """Decoupled weight decay."""
-    eps: float = field(default=1e-8, metadata=IN_FILE)
+    eps: float = 1e-8
     """AdamW's epsilon."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm. 0 leaves them as they are."""
@@ -54,27 +55,17 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillConfig:
-    """The loss between student and teacher: of opd, turnopd, loopstop, tcod and their relatives."""
+class SupportConfig:
+    """A loss between student and teacher on the ids of a support: the reverse KL."""
 
     top_k: Length = 50
     """Size K of the support. Student and teacher are compared on it."""
     tail: Literal["bin", "raw", "renorm"] = "bin"
     """Mass outside the support. One more bin, ignored, or both sides renormalized over the support."""
-    support: Literal["teacher", "student"] = field(default="teacher", metadata=read_by("distills"))
-    """Whose K most likely ids are compared."""
-    form: Literal["topk", "forward", "jsd", "mixed", "sampled"] = field(default="topk", metadata=read_by("form"))
-    """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
-    student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum;
-    `sampled` a clipped surrogate with advantage log q - log p."""
-    beta: float = field(default=0.5, metadata=read_by("form"))
-    """Place between forward and reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
     temperature: float = 1.0
     """Temperature of student and teacher alike. Both distributions are compared at it."""
-    importance: tuple[float, float] = field(default=(0.1, 10.0), metadata=IN_FILE)
+    importance: tuple[float, float] = (0.1, 10.0)
     """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
-    clip: tuple[float, float] = field(default=(0.2, 0.28), metadata={**IN_FILE, **read_by("distills")})
-    """Lower and upper clip of the surrogate (`form=sampled`)."""
     vocabulary: str = "same"
     """What a teacher with other ids means. `same` refuses one whose ids mean other tokens than the student's. `other`
     compares the two by the text that their tokens are (docs/other_vocabulary.md), `package.module:function` by a
@@ -83,11 +74,56 @@ class DistillConfig:
     def __post_init__(self) -> None:
         _at_least("top_k", self.top_k, 1)
         if not self.temperature > 0:
-            raise ConfigError(f"distill temperature is {self.temperature}; valid: above 0")
-        if not 0.0 <= self.beta <= 1.0:
-            raise ConfigError(f"distill beta is {self.beta}; valid: 0 to 1")
+            raise ConfigError(f"temperature is {self.temperature}; valid: above 0")
         if not 0 < self.importance[0] <= 1 <= self.importance[1]:
-            raise ConfigError(f"importance range is {self.importance}; valid: 0 < low <= 1 <= high")
+            raise ConfigError(f"importance is {self.importance}; valid: 0 < low <= 1 <= high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceConfig(SupportConfig):
+    """A loss between student and teacher on a support, of several divergences."""
+
+    form: Literal["topk", "forward", "jsd", "mixed"] = "topk"
+    """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
+    student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum."""
+    beta: float = 0.5
+    """Place between forward and reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
+
+    def __post_init__(self) -> None:
+        super(DivergenceConfig, self).__post_init__()
+        if not 0.0 <= self.beta <= 1.0:
+            raise ConfigError(f"beta is {self.beta}; valid: 0 to 1")
+        if self.form not in ("jsd", "mixed"):
+            unread(self, ("beta",), "form jsd or mixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillConfig(DivergenceConfig):
+    """The loss between student and teacher: of opd, turnopd, loopstop, tcod and their relatives."""
+
+    form: Literal["topk", "forward", "jsd", "mixed", "sampled"] = "topk"  # type: ignore[assignment]
+    """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
+    student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum;
+    `sampled` a clipped surrogate with advantage log q - log p."""
+    support: Literal["teacher", "student"] = "teacher"
+    """Whose K most likely ids are compared."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the surrogate (`form=sampled`)."""
+
+    def __post_init__(self) -> None:
+        super(DistillConfig, self).__post_init__()
+        if self.form == "sampled":
+            unread(self, ("top_k", "tail", "support", "importance"), "a form other than sampled")
+        else:
+            unread(self, ("clip",), "form sampled")
+
+
+def unread(settings: Any, names: Sequence[str], needed: str) -> None:
+    """Raises ConfigError for the first of `names` whose value is not its default: without `needed` nothing reads it."""
+    usual = {item.name: item.default for item in fields_of(type(settings))}
+    for name in names:
+        if (value := getattr(settings, name)) != usual[name]:
+            raise ConfigError(f"{name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,27 +132,27 @@ class LmLossConfig:
 
     files: tuple[Path, ...] = ()
     """Text files or parquet files. Blank lines of a text file separate documents."""
-    column: str = field(default="text", metadata=IN_FILE)
+    column: str = "text"
     """Column of parquet files."""
     coef: float = 1.0
     """Weight of the term (lambda)."""
     documents: Count = 8
     """Documents per update."""
-    max_length: Length = field(default=512, metadata=IN_FILE)
+    max_length: Length = 512
     """Tokens after which a document is cut."""
-    mean: Literal["token", "document"] = field(default="token", metadata=IN_FILE)
+    mean: Literal["token", "document"] = "token"
     """Mean over all tokens of the step's documents, or (literal) over documents, each with the sum of its tokens."""
-    in_reward: float = field(default=0.0, metadata=IN_FILE)
+    in_reward: float = 0.0
     """How much L_PT costs in the reward. ppo-minillm, literal: instead of the loss term, so many times L_PT is
     subtracted from every rollout's reward. No gradient reaches the text; the critic learns the offset, and nothing is
     kept from being forgotten."""
-    needs: ClassVar[Needs] = (
-        (("column",), "a parquet file", lambda text: any(path.suffix == ".parquet" for path in text.files)),
-        (("coef",), "L_PT in the loss (no in_reward)", lambda text: text.in_reward == 0),
-    )
 
     def __post_init__(self) -> None:
         _at_least("in_reward", self.in_reward, 0)
+        if not any(path.suffix == ".parquet" for path in self.files):
+            unread(self, ("column",), "a parquet file")
+        if self.in_reward:
+            unread(self, ("coef",), "L_PT in the loss (no in_reward)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,35 +177,18 @@ class CriticConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class LoopConfig:
     """What the loop does, whichever algorithm it runs."""
 
     steps: Length = 100
     """Training steps K_total."""
     episodes: Count = 64
     """Episodes collected per step. They are tasks x n, where an algorithm compares n attempts at a task."""
-    temperature: float = field(default=1.0, metadata=read_by("plays"))
-    """Sampling temperature of training rollouts. Episodes of --traces are scored at the one that each records."""
     max_turns: Length | None = None
     """Full depth of an episode, in turns. Also in evaluations, where it goes before a panel's own limit; by default as
     the preset says, else what the environment was registered with, else 50."""
-    reward: str | None = field(default=None, metadata=read_by("reward", "shown"))
-    """What an episode is worth, not its return. A function of the episode as `package.module:function`; algorithms that
-    read another reward (--grpo.reward success) refuse it."""
-    dual_clip: float | None = field(default=None, metadata={**IN_FILE, **read_by("surrogate")})
-    """Bound of the ratio under an advantage < 0. Policy gradients: where the advantage is negative, a token's ratio new
-    / old counts for at most this, above 1 (a dual clip). By default 3 where episodes may be stale (--staleness,
-    --traces, the proxy), else none; 0: never one."""
-    reference_every: int = field(default=0, metadata=read_by("reference"))
-    """Steps after which the reference is renewed. The reference of the KL is then the student as it is; 0: it stays the
-    initial policy. It is the teacher, too, of opd-hints without one."""
-    reference_rate: float = field(default=1.0, metadata=read_by("reference"))
-    """What --reference-every mixes in. It is reference + rate (student - reference); below 1, with --reference-every 1,
-    the reference is a moving average of the student."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
-    eval_every: int = 10
-    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     checkpoint_every: int = 10
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Count = 2
@@ -195,20 +214,50 @@ class RunConfig:
     """Log to Weights & Biases. It needs pip install 'turngym[wandb]'."""
     trackio: bool = False
     """Log to trackio. It needs pip install 'turngym[trackio]'."""
-    log_project: str = field(default="turngym", metadata=IN_FILE)
+    log_project: str = "turngym"
     """wandb, trackio: the project under which the run appears, by the name of its folder."""
-    needs: ClassVar[Needs] = ((("log_project",), "--wandb or --trackio", lambda run: bool(run.trackers)),)
+
+
+# without slots, for a class that has two bases
+@dataclass(frozen=True, kw_only=True)
+class ReferenceConfig:
+    """The reference of the KL: the initial policy, or the student of some steps before."""
+
+    reference_every: int = 0
+    """Steps after which the reference is renewed. The reference of the KL is then the student as it is; 0: it stays the
+    initial policy. It is the teacher, too, of opd-hints without one."""
+    reference_rate: float = 1.0
+    """What --reference-every mixes in. It is reference + rate (student - reference); below 1, with --reference-every 1,
+    the reference is a moving average of the student."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
-            _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
-        for name in ("eval_every", "checkpoint_every", "temperature", "reference_every"):
-            _at_least(name, getattr(self, name), 0)
+        _at_least("reference_every", self.reference_every, 0)
         if not 0.0 < self.reference_rate <= 1.0 or (self.reference_rate < 1.0 and not self.reference_every):
             raise ConfigError(
                 f"reference_rate is {self.reference_rate} with reference_every {self.reference_every}; valid: above 0 "
                 "to 1, and below 1 with reference_every of at least 1"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(ReferenceConfig, LoopConfig):
+    """All that the loop reads: what every algorithm has, and what some have alone."""
+
+    temperature: float = 1.0
+    """Sampling temperature of training rollouts."""
+    reward: str | None = None
+    """What an episode is worth in place of its return, `package.module:function`."""
+    dual_clip: float | None = None
+    """Bound of the ratio under an advantage < 0; None: `losses.bounded` decides, 0: none."""
+    eval_every: int = 10
+    """Steps between evaluations; 0 for none."""
+
+    def __post_init__(self) -> None:
+        super(RunConfig, self).__post_init__()
+        for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
+            _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
+        for name in ("eval_every", "checkpoint_every", "temperature"):
+            _at_least(name, getattr(self, name), 0)
         if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
 
@@ -249,7 +298,7 @@ def fingerprint(config: Any) -> dict[str, Any]:
 
     Two runs may continue each other where their fingerprints are equal.
     """
-    settings = flat(dataclasses.asdict(config))
+    settings = flat(to_table(config) if isinstance(config, Spec) else dataclasses.asdict(config))
     kept = {name: value for name, value in settings.items() if name.rpartition(".")[2] not in FREE}
     # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(kept.items())}

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,8 @@ from torch import Tensor
 from turngym.core.episode import Episode
 from turngym.core.protocols import RolloutSource
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.losses import TruncatedImportance
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.tensor_file import read_tensors
 
 
@@ -68,18 +66,9 @@ class AsyncConfig:
     """How far playing may run ahead of training."""
 
     staleness: int = 0
-    """Steps by which playing lags behind. The student that plays is then older than the one that learns; 0: play, then
-    learn, exactly. Batch t is played by the student after step t - 1 - K (at the start: the untrained one), whatever
-    the timing."""
-    importance_cap: float = field(default=2.0, metadata=IN_FILE)
-    """Most that a stale token's ratio counts for. With --staleness: the bound of the probability ratio new / old."""
-    needs: ClassVar[Needs] = ((("importance_cap",), "--staleness", lambda stale: stale.staleness > 0),)
-
-    def __post_init__(self) -> None:
-        if self.staleness < 0:
-            raise ConfigError(f"staleness is {self.staleness}; valid: 0 (play, then learn) or more")
-        if not self.importance_cap >= 1:
-            raise ConfigError(f"importance_cap is {self.importance_cap}; valid: at least 1")
+    """Steps by which playing lags behind; 0: play, then learn."""
+    importance_cap: float = 2.0
+    """Bound of a stale token's probability ratio new / old, at least 1."""
 
     def corrected(self, algorithm: Algorithm) -> Algorithm:
         """`algorithm` with its importance ratios truncated; itself where nothing is stale."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace as changed
 
 from turngym.agents.models import hub_folder
+from turngym.agents.servers.server_options import Here
 from turngym.core.episode import Episode
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.core.rollout_request import RolloutRequest
@@ -55,9 +56,12 @@ class FurtherEnv:
 
     def rollouts(self, config: RolloutConfig) -> RolloutConfig:
         """The run's settings of `config`, for this environment."""
-        own: dict[str, Any] = {"env": self.env, "split": self.split, "panel": self.panel, "data": self.data}
-        play = replace(config.play, **own, env_kwargs=json.dumps(self.make, sort_keys=True), also=())
-        return replace(config, play=play)
+        play = changed(config.play, env=self.env, split=self.split, data=self.data, env_kwargs=dict(self.make))
+        play = changed(play, also=(), share=1.0)
+        evaluation = None
+        if config.evaluation is not None and self.panel is not None:
+            evaluation = changed(config.evaluation, panel=self.panel)
+        return replace(config, play=play, evaluation=evaluation)
 
 
 def further_env(text: str) -> FurtherEnv:
@@ -112,18 +116,18 @@ def json_or_text(text: str) -> Any:
 
 def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     """The environments of `--also`; ConfigError where they cannot be played in one run."""
-    play = config.rollouts.play
+    play = config.play
     found = [further_env(text) for text in play.also]
     if not found:
         return found
     names = [play.env_id.rpartition("/")[2], *(item.name for item in found)]
     if len(set(names)) < len(names):
         raise ConfigError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
-    if play.panel is None and any(item.panel for item in found):
+    if config.evaluation is None and any(item.panel for item in found):
         raise ConfigError("--also has a panel and the run has none: name that of --env, too, with --panel")
     refused = {
         "--staleness": bool(config.stale.staleness),
-        "a policy server": config.rollouts.servers.elsewhere,
+        "a policy server": not isinstance(config.engine, Here),
         "a judge": algorithm.judge is not None,
         "demonstrations or an expert": not play.traces
         and (algorithm.prefix is not None or algorithm.imitates is not None),

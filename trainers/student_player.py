@@ -21,20 +21,20 @@ from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
+from turngym.agents.named_agent import open_examples
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
-from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.open_servers import train_policy
+from turngym.agents.servers.server_options import Here, StartedServer
 from turngym.agents.servers.weights import SyncedPolicy
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
-from turngym.core.strict_json import json_object
 from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
@@ -94,7 +94,7 @@ class StudentPlayer:
     def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
         play = config.play
         self.preset = find_preset(play.preset, play.env_id)
-        self.env_kwargs = json_object("--env-kwargs", play.env_kwargs)
+        self.env_kwargs = dict(play.env_kwargs)
         """Arguments for gym.make that the settings give."""
         settings = ChatSettings.load(run.folder)
         if self.preset is not None:
@@ -108,7 +108,8 @@ class StudentPlayer:
 
         # Workers. `--workers auto` starts them only where the student plays the run's episodes in this process.
         self._closing = ExitStack()
-        elsewhere = config.servers.elsewhere or play.traces or run.imitates is not None
+        served = not isinstance(config.engine, Here)
+        elsewhere = served or play.traces or run.imitates is not None
         workload = Workload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
@@ -137,14 +138,8 @@ class StudentPlayer:
         if why := self.scoring.get("approximate"):
             print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
 
-        shots = config.few_shots
-        self.examples = Examples()
-        if shots.examples is not None:
-            channel = make_channel(self.settings.channel, self.env.tool)
-            how = shots.examples_as, play.env_id, channel, self.env.tool, shots.examples_for
-            self.examples = read_examples(shots.examples, *how)
-            if self.examples.skills is not None:
-                self.examples.skills.check(self.env)
+        channel = make_channel(self.settings.channel, self.env.tool)
+        self.examples = open_examples(config.examples, self.env, channel)
 
         # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
         self.servers: SyncedPolicy | None
@@ -173,16 +168,16 @@ class StudentPlayer:
         self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
     ) -> tuple[ModelPlayer, SyncedPolicy | None]:
         engine = None
-        if served and config.servers.elsewhere:
+        if served and not isinstance(config.engine, Here):
             weights, own = ModelWeights(played.model), None
-            if config.servers.engine != "local":
+            if isinstance(config.engine, StartedServer):
                 log = run.out / "server.log"
                 own = RunServer(
-                    config.servers, run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
+                    config.engine, run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
                 )
                 self._closing.enter_context(own)
             engine = train_policy(
-                config.servers,
+                config.engine,
                 played.model,
                 played.tokenizer,
                 self._played_with.max_context,

@@ -44,7 +44,7 @@ def played_source(
     if config.demonstrations.demonstrated_tasks and demonstrations is not None:
         known = demonstrations.tasks(known)
     tasks: dict[str, Any] = {"task_ids": known, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}
-    playing: dict[str, Any] = {"slots": slots, "expert": play.expert, "play": student.play}
+    playing: dict[str, Any] = {"slots": slots, "expert": config.expert, "play": student.play}
     source: RolloutSource
     if how is None:
         tokenizer = run.learner.tokenizer
@@ -66,7 +66,7 @@ def played_source(
         source = ExpertSource(
             renderer=student.actor.renderer,
             settings=student.actor.settings,
-            make_env=_told_while_played(student, how, play.expert),
+            make_env=_told_while_played(student, how, config.expert),
             noise=how.noise,
             mistakes=how.mistakes,
             players=mix,

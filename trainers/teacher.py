@@ -14,7 +14,7 @@ from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.models import find_model, load_model, model_config
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import teacher_scorer
-from turngym.agents.servers.server_options import TrainServers
+from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError, find
 from turngym.core.protocols import Scorer
@@ -84,8 +84,7 @@ def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None
 
 def open_teacher(
     algorithm: Algorithm,
-    folder: Path | None,
-    servers: TrainServers,
+    asked: AnyTeacher | None,
     student: tuple[Any, Any],
     *,
     other: bool = False,
@@ -93,25 +92,23 @@ def open_teacher(
 ) -> tuple[Scorer | None, int | None]:
     """Returns the teacher as a scorer, and the number of ids that it shares with the student.
 
-    The teacher is on servers where `servers` name one, else in this process, from `folder`. Returns (None, None) for an
-    algorithm that needs no teacher, and where neither names one. A teacher that may have `other` ids than the student,
+    Returns (None, None) for an algorithm that needs no teacher, and where none is named. A teacher that may have `other` ids than the student,
     and has, comes with None.
 
     Args:
         algorithm: whether it needs a teacher, and what it asks one for.
-        folder: of the teacher. With servers they must have its weights; None: what they call their model is taken.
-        servers: options that may name servers with the teacher.
+        asked: the teacher's folder, or servers that have it; with both the servers must have its weights.
         student: the model and its tokenizer.
         other: whether the teacher may have other ids.
         scoring: `scoring_of` the run.
     """
-    if not algorithm.needs_teacher:
+    if not algorithm.needs_teacher or asked is None:
         return None, None
-    if servers.teacher_server:
+    if isinstance(asked, TeacherServed):
         size = vocabulary_size(student[0])
         # of several processes one compares
         load = partial(_weights_of, dtype=scoring["dtype"]) if os.environ.get("RANK", "0") == "0" else None
-        served, shared = teacher_scorer(servers, folder, student[1], size, algorithm.distill_temperature, load)
+        served, shared = teacher_scorer(asked, asked.teacher, student[1], size, algorithm.distill_temperature, load)
         # what will be asked for is asked for once now, and not after the first rollout
         row, place, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
         if isinstance(target, TeacherTopK):
@@ -119,9 +116,7 @@ def open_teacher(
         if isinstance(target, StudentTopK):
             served.gather([row], [place], [np.arange(target.k)[None]])
         return served, shared
-    if folder is None:
-        return None, None
-    scorer = open_scorer(algorithm, folder, student=student, other=other, **scoring)
+    scorer = open_scorer(algorithm, asked.teacher, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
 
 

@@ -1,51 +1,93 @@
-"""All settings of a training run as one object: what the command line, TOML files and `train()` describe.
+"""All settings of a training run as one value: what the command line, TOML files and `train()` describe.
 
-`RolloutConfig` says what is played and by whom, `ModelConfig` which models take part, `TrainConfig` is the whole.
+    TrainConfig
+      models       which model learns, where the run is kept, what it computes on
+      play         the environment, and the episodes of a step
+      method       the algorithm's own settings, and what it reads besides (`PARTS`)
+      evaluation   on which panel the student is evaluated, and when; or nothing
+      run, optimizer, lora, chat, examples, engine, workers
+
+What an algorithm does not read is no part of its `TrainConfig`: `config_class` makes the type for each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from turngym.agents.agent_options import (
-    NO_MODELS,
-    DemonstrationOptions,
-    DemonstratorOptions,
-    EndpointOptions,
-    JudgeOptions,
-)
+import msgspec
+from msgspec import Meta, field
+
 from turngym.agents.executor.worker_count import WorkerOptions
-from turngym.agents.play_spec import Agent
+from turngym.agents.judges.judge_settings import AnyJudge, Auto
+from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.servers.server_options import RunServers
-from turngym.core.needed import check_needed, unread
-from turngym.core.settings import (
-    FLAT,
-    IN_FILE,
-    Above0,
+from turngym.agents.resolve_play import folder_layer
+from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
+from turngym.core.spec import (
     Count,
-    Length,
-    Needs,
-    Processes,
-    from_table,
-    read_by,
+    Layer,
+    NotNegative,
+    Number,
+    Positive,
+    Resolved,
+    Setting,
+    Spec,
+    SpecError,
+    UnknownSettingError,
+    at,
+    expand,
+    find,
+    merged,
+    resolve,
     settings_of,
+    to_table,
 )
 from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
 from turngym.trainers.lora import LoraConfig
-from turngym.trainers.run_config import ConfigError, DistillConfig, LmLossConfig, OptimizerConfig, RunConfig
+from turngym.trainers.run_config import (
+    ConfigError,
+    DistillConfig,
+    DivergenceConfig,
+    LmLossConfig,
+    LoopConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    RunConfig,
+    SupportConfig,
+)
 from turngym.trainers.schedule import AsyncConfig
 
 DEFAULT_ENV = "turngym/ALFWorld-v0"
 
+# What every run has.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayConfig:
-    """What is played in training and evaluations, and by whom."""
+
+class ModelConfig(Spec):
+    """Which model learns, where the run is kept, and what it computes on."""
+
+    student: Path
+    """Folder of the model to train, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). The tokenizer
+    lies in the folder, too, and its `turngym.json`, if it has one."""
+    out: Path
+    """Folder of the run. It gets checkpoints, metrics.jsonl, tensorboard, evaluation traces."""
+    resume: bool = False
+    """Continue the run in --out. It goes on from its last checkpoint, to the same numbers."""
+    device: str = "auto"
+    """Where models compute. `cpu`, `cuda`, ...; auto: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the student's weights. bfloat16 loses updates as small as the reference learning rate's."""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
+    process_timeout: Positive = 120.0
+    """Minutes that a process waits for another one under torchrun, while that one plays, evaluates or saves."""
+
+
+class PlayConfig(Spec):
+    """What is played in training."""
 
     env: str | None = None
     """Gymnasium id of the environment. `package:namespace/Name-v0` imports `package` first. By default that of the
@@ -54,44 +96,35 @@ class PlayConfig:
     """Further environments of the same run. Each is
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
-    share: Above0 = 1.0
+    share: Positive = 1.0
     """Share of --env in a step's tasks. The others are those of --also."""
     split: str | None = None
     """Split to train on. By default the environment's own (ALFWorld: generated)."""
     data: str | None = None
     """Folder of the data. By default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
-    env_kwargs: str = "{}"
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments for gym.make as JSON. For example '{"config": "small", "on_invalid": "noop"}'."""
     preset: str | None = None
     """A published set-up by name. turnopd, verl-agent, react or search-r1, for training and evaluations; `--preset
     list` shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
-    panel: str | None = None
-    """Panel to evaluate on. Its tasks are never trained on; without one nothing is evaluated."""
-    eval_samples: Count | None = None
-    """Episodes per task of an evaluation (Avg@n). By default the preset's, else 4."""
-    eval_temperature: float | None = None
-    """Sampling temperature of evaluations. By default the preset's, else 0.85."""
-    eval_limit: Length | None = None
-    """Number of tasks that are evaluated. They are the panel's first."""
     traces: tuple[Path, ...] = ()
     """Recorded episodes to train on. Nothing is played then: sft imitates them; the others take them as rollouts, cut
     at the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment).
     Episodes without token ids (of experts, of endpoints) are tokenized for the student."""
-    expert: str = field(default="expert", metadata=read_by("expert"))
-    """Who demonstrates. --judge expert asks it, too; `searching` knows only what it has seen."""
-    slots: Count = 64
+    slots: Annotated[int, Meta(ge=1, le=10**6)] = 64
     """Episodes played at a time. Requests are generated together."""
     rollout_dtype: Literal["float32", "bfloat16"] | None = None
     """Precision that the student plays with. Of its weights and cache in this process (and in workers); by default that
     of its weights. bfloat16 halves the cache and costs a copy of the weights."""
-    keep_rollouts: int = 0
+    keep_rollouts: Number = 0
     """Steps whose episodes are kept. The training episodes of the last so many steps stay as traces,
     rollouts/step_K.jsonl in the run's folder."""
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is a panel to evaluate on."""
-        return self.panel is not None or any("panel=" in text for text in self.also)
+    def __post_init__(self) -> None:
+        if self.keep_rollouts and self.traces:
+            raise ConfigError("keep_rollouts needs episodes that are played; with --traces none are")
+        if self.share != 1.0 and not self.also:
+            raise ConfigError(f"share is {self.share:g}; it needs --also, without which nothing reads it")
 
     @property
     def env_id(self) -> str:
@@ -99,8 +132,22 @@ class PlayConfig:
         return self.env or DEFAULT_ENV
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatConfig:
+class EvaluationConfig(Spec):
+    """How the student is evaluated."""
+
+    panel: str
+    """Panel to evaluate on. Its tasks are never trained on; without one nothing is evaluated."""
+    eval_every: Number = 10
+    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
+    eval_samples: Count | None = None
+    """Episodes per task of an evaluation (Avg@n). By default the preset's, else 4."""
+    eval_temperature: NotNegative | None = None
+    """Sampling temperature of evaluations. By default the preset's, else 0.85."""
+    eval_limit: Count | None = None
+    """Number of tasks that are evaluated. They are the panel's first."""
+
+
+class ChatConfig(Spec):
     """How the student is spoken to, where that differs from what its folder's turngym.json says."""
 
     channel: str | None = None
@@ -119,298 +166,368 @@ class ChatConfig:
     prompts: str | None = None
     """Templates of --memory verl-agent:N. `own` (our words), or the folder of a checkout of verl-agent or of a fork of
     it, whose texts are read and never run. They are kept in the student's turngym.json."""
-    max_new_tokens: Length | None = None
+    max_new_tokens: Count | None = None
     """Most tokens of one response. By default as the student's folder says, else 512."""
-    max_context: Length | None = None
+    max_context: Count | None = None
     """Most tokens of history and response. By default as the folder says, else what the model allows."""
     system: str | None = None
     """System message. By default as the student's folder says, else the instructions of environment and channel."""
 
     def applied(self, settings: ChatSettings, env_id: str) -> ChatSettings:
         """`settings` with what is given here on top, for a student that plays `env_id`."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
+        given = {name: value for name, value in to_table(self).items() if value is not None}
         if self.thinking is not None:
             given["thinking"] = self.thinking == "on"
         return replace(settings, **given | settings.memory_of(self.memory, self.prompts, env_id))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExamplesConfig:
-    """Examples (few-shots) in every prompt of a run."""
+# What some algorithms have alone.
 
-    examples: str | None = None
-    """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
-    episodes are shown, or a text; or `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told). They are no
-    part of the model: give them to `turngym eval`, too."""
-    examples_as: Literal["auto", "text", "turns"] = "auto"
-    """How examples are shown: `text` at the end of the system message, `turns` as earlier messages of the conversation;
-    auto: a trace as turns."""
-    examples_for: Literal["all", "category"] = "all"
-    """Which tasks are shown an example: `all`, or those of its own `category`, as ReAct does in ALFWorld (as turns)."""
-    needs: ClassVar[Needs] = (
-        (("examples_as", "examples_for"), "--examples", lambda shots: shots.examples is not None),
-    )
+
+class DemonstrationConfig(Spec):
+    """Demonstrations, of luffy, tcod b2f and sft."""
+
+    demonstrator: AnyAgent | None = None
+    """Who demonstrates the step's tasks. `expert` or another player, `model:FOLDER`, `openai:MODEL`, an agent of yours
+    as `package.module:name`, or a trace file, whose episodes are found by task. By default --expert."""
+    demonstrated_tasks: bool = False
+    """Play only demonstrated tasks. Of these the trace file has a demonstration that counts."""
+    demonstration_success: bool = False
+    """Leave out those that did not succeed."""
+    demonstration_reward: float | None = None
+    """Leave out those that are worth less. By --reward, else by their return."""
+    demonstration_fits: bool = True
+    """Leave out demonstrations that, in the student's tokens, are longer than its context."""
+
+    def __post_init__(self) -> None:
+        if self.demonstrated_tasks and self.demonstrator is None:
+            raise ConfigError("demonstrated_tasks needs --demonstrations, without which nothing reads it")
+
+
+class FrozenConfig(Spec):
+    """How models are held that score and are not trained: the teacher, the initial policy."""
+
+    teacher_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights of teacher and initial policy."""
+    shard_teacher: bool = False
+    """Divide the weights of the teacher, too. Under torchrun, with those of the initial policy: a process holds all of
+    them only while it scores."""
+
+
+class Method(Spec):
+    """What some algorithms read besides their own settings, whose table stands beside these (`USES`)."""
+
+    temperature: NotNegative = 1.0
+    """Sampling temperature of training rollouts. Episodes of --traces are scored at the one that each records."""
+    staleness: Number = 0
+    """Steps by which playing lags behind. The student that plays is then older than the one that learns; 0: play, then
+    learn, exactly. Batch t is played by the student after step t - 1 - K (at the start: the untrained one), whatever
+    the timing."""
+    importance_cap: Annotated[float, Meta(ge=1)] = 2.0
+    """Most that a stale token's ratio counts for. With --staleness: the bound of the probability ratio new / old."""
+    teacher: AnyTeacher | None = None
+    """Folder of the teacher, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). opd-hints and prm-opd
+    need none: there the student before training teaches."""
+    frozen: FrozenConfig = FrozenConfig()
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    judge: AnyJudge = Auto()
+    """Who judges. `rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks
+    --expert, which by default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its
+    version (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as
+    `package.module:name`. For hints alone: `skills:FOLDER` (texts by the kind of task; `skills:alfworld`, `webshop` and
+    `search` come along), `attempts` (what another attempt of the group did that succeeded), `episode` (what the
+    finished episode itself teaches), `nothing`. auto: rules where scores are asked for, else expert."""
+    expert: str = "expert"
+    """Who demonstrates. --judge expert asks it, too; `searching` knows only what it has seen."""
+    demonstrations: DemonstrationConfig = DemonstrationConfig()
+    """Who demonstrates the step's tasks. `expert` or another player, `model:FOLDER`, `openai:MODEL`, an agent of yours
+    as `package.module:name`, or a trace file, whose episodes are found by task. By default --expert."""
+    reward: str | None = None
+    """What an episode is worth, not its return. A function of the episode as `package.module:function`; algorithms that
+    read another reward (--grpo.reward success) refuse it."""
+    dual_clip: NotNegative | None = None
+    """Bound of the ratio under an advantage < 0. Policy gradients: where the advantage is negative, a token's ratio new
+    / old counts for at most this, above 1 (a dual clip). By default 3 where episodes may be stale (--staleness,
+    --traces, the proxy), else none; 0: never one."""
+    lm_loss: LmLossConfig = field(default_factory=LmLossConfig)
+
+
+USES: Mapping[str, frozenset[str]] = {
+    "temperature": frozenset({PLAYS}),
+    "staleness": frozenset({PLAYS}),
+    "importance_cap": frozenset({PLAYS}),
+    "teacher": frozenset({"teacher"}),
+    "frozen": frozenset({"teacher", "reference"}),
+    "reference": frozenset({"reference"}),
+    "distill": frozenset({"distill"}),
+    "judge": frozenset({"judge"}),
+    "expert": frozenset({"expert"}),
+    "demonstrations": frozenset({"shown"}),
+    "reward": frozenset({"reward", "shown"}),
+    "dual_clip": frozenset({"surrogate"}),
+    "lm_loss": frozenset({"text"}),
+}
+"""Which uses of an algorithm give it a setting of `Method`."""
+
+
+# The whole.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """What is played in a training run, how the student is spoken to, and who demonstrates and judges."""
+    """What is played in one environment of a run, by whom, and who demonstrates and judges."""
 
-    play: PlayConfig = field(default_factory=PlayConfig, metadata=FLAT)
-    chat: ChatConfig = field(default_factory=ChatConfig, metadata=FLAT)
-    few_shots: ExamplesConfig = field(default_factory=ExamplesConfig, metadata=FLAT)
-    judging: JudgeOptions = field(default_factory=JudgeOptions, metadata={**FLAT, **read_by("judge")})
-    demonstrations: DemonstrationOptions = field(
-        default_factory=DemonstrationOptions, metadata={**FLAT, **read_by("shown")}
-    )
-    demonstrator: DemonstratorOptions = field(
-        default_factory=DemonstratorOptions, metadata={**IN_FILE, **read_by("shown")}
-    )
-    servers: RunServers = field(default_factory=RunServers, metadata=FLAT)
-    workers: WorkerOptions = field(default_factory=WorkerOptions, metadata=FLAT)
+    play: PlayConfig
+    evaluation: EvaluationConfig | None
+    chat: ChatConfig
+    examples: ExampleFile | SkillTexts | None
+    judge: AnyJudge
+    expert: str
+    demonstrations: DemonstrationConfig
+    engine: AnyEngine
+    workers: WorkerOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which models take part, where the run is kept, and what it computes on."""
+class TrainConfig(Spec):
+    """A training run. `config_class` makes the type whose `method` has what an algorithm reads."""
 
-    student: Path
-    """Folder of the model to train, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). The tokenizer
-    lies in the folder, too, and its `turngym.json`, if it has one."""
-    teacher: Path | None = field(default=None, metadata=read_by("teacher"))
-    """Folder of the teacher, or ORG/NAME[@REVISION]. opd-hints and prm-opd need none: there the student before training
-    teaches."""
-    out: Path
-    """Folder of the run. It gets checkpoints, metrics.jsonl, tensorboard, evaluation traces."""
-    resume: bool = False
-    """Continue the run in --out. It goes on from its last checkpoint, to the same numbers."""
-    device: str = "auto"
-    """Where models compute. `cpu`, `cuda`, ...; auto: cuda where there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the student's weights. bfloat16 loses updates as small as the reference learning rate's."""
-    teacher_dtype: Literal["float32", "bfloat16"] = field(default="float32", metadata=read_by("teacher", "reference"))
-    """Precision of the weights of teacher and initial policy."""
-    threads: Processes = 0
-    """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
-    shard_teacher: bool = field(default=False, metadata=read_by("teacher", "reference"))
-    """Divide the weights of the teacher, too. Under torchrun, with those of the initial policy: a process holds all of
-    them only while it scores."""
-    process_timeout: Above0 = field(default=120.0, metadata=IN_FILE)
-    """Minutes that a process waits for another one under torchrun, while that one plays, evaluates or saves."""
-
-
-def form_of(config: Any) -> str:
-    """How an algorithm with distillation compares student and teacher; opd-hints has a form of its own before it."""
-    own: str = getattr(config.own, "form", "topk")
-    return own if own != "topk" else str(config.distill.form)
-
-
-BY_FORM: Needs = (
-    (("distill.beta",), "--distill.form jsd or mixed", lambda config: form_of(config) in ("jsd", "mixed")),
-    (("distill.clip",), "--distill.form sampled", lambda config: form_of(config) == "sampled"),
-    (
-        ("distill.top_k", "distill.tail", "distill.support", "distill.importance"),
-        "a --distill.form other than sampled",
-        lambda config: form_of(config) != "sampled",
-    ),
-)
-"""What each form of the loss between student and teacher has for itself."""
-
-
-def demonstrator_kind(config: Any) -> str:
-    """What kind of agent demonstrates."""
-    return str(Agent.table_of(config.rollouts.demonstrations.demonstrations or "expert")["kind"])
-
-
-ENDPOINT = tuple(f"demonstrator.{item.name}" for item in fields(EndpointOptions))
-HERE = ("demonstrator.dtype",)
-ANY_MODEL = tuple({f"demonstrator.{item.name}" for item in fields(DemonstratorOptions)} - {*ENDPOINT, *HERE})
-BY_DEMONSTRATOR: Needs = (
-    (
-        ENDPOINT,
-        "an endpoint as --demonstrations (openai:MODEL)",
-        lambda config: demonstrator_kind(config) in ("openai", "own"),
-    ),
-    (
-        HERE,
-        "a model that plays here as --demonstrations (model:FOLDER)",
-        lambda config: demonstrator_kind(config) in ("model", "own"),
-    ),
-    (
-        ANY_MODEL,
-        "a model as --demonstrations (model:FOLDER, openai:MODEL)",
-        lambda config: demonstrator_kind(config) in ("model", "openai", "own"),
-    ),
-)
-"""What each sort of demonstrator is asked with."""
-
-
-def asks_expert(config: Any) -> bool:
-    """Whether the player that --expert names plays, or judges."""
-    uses, play, judge = config.uses or (), config.rollouts.play, config.rollouts.judging.judge
-    shows = "shown" in uses and config.rollouts.demonstrations.demonstrations is None and not play.traces
-    # of scores alone `auto` are the rules; a judge of another package is told the expert's name
-    words = ("expert",) if config.section in ("prm_rl", "sage_opd") else ("auto", "expert")
-    known = judge in NO_MODELS or "://" in judge or judge.startswith(("skills:", "model:"))
-    judges = "judge" in uses and (judge in words or not known)
-    return judges or (shows and (config.section != "tcod" or config.own.direction == "b2f"))
-
-
-def has_frozen_model(config: Any) -> bool:
-    """Whether a model scores that is not trained: a teacher, or the policy before training."""
-    own = config.own
-    kl = any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
-    return kl or "teacher" in (config.uses or ()) or getattr(own, "reader", "") == "initial"
-
-
-def has_ratio(config: Any) -> bool:
-    """Whether the loss has a probability ratio, which a form of the loss between student and teacher may lack."""
-    # prm-opd's scores have one, whatever the form of its hints
-    return "form" not in (config.uses or ()) or config.section == "prm_opd" or form_of(config) == "sampled"
-
-
-def built_in(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """`holds`, for built-in algorithms: what another package's reads is not known."""
-    return lambda config: config.algorithm not in BUILT_IN or holds(config)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """A training run. `config_class` adds the settings of its algorithm."""
-
-    section: ClassVar[str] = ""
-    """Name of the field with the algorithm's own settings."""
-    uses: ClassVar[frozenset[str] | None] = None
-    """What the algorithm reads (`AlgorithmSpec.reads`): other settings do not exist."""
     algorithm: str
-    models: ModelConfig = field(metadata=FLAT)
-    run: RunConfig = field(default_factory=RunConfig, metadata=FLAT)
+    """Which algorithm trains: a name (`turnopd`), `package.module:NAME`, or an entry point."""
+    models: ModelConfig
+    method: Method = Method()
+    play: PlayConfig = PlayConfig()
+    evaluation: EvaluationConfig | None = None
+    run: LoopConfig = field(default_factory=LoopConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    stale: AsyncConfig = field(default_factory=AsyncConfig, metadata={**FLAT, **read_by(PLAYS)})
-    rollouts: RolloutConfig = field(default_factory=RolloutConfig, metadata=FLAT)
-    needs: ClassVar[Needs] = (
-        (("eval_limit", "eval_samples", "eval_temperature"), "--panel", lambda config: config.rollouts.play.evaluates),
-        (("eval_every",), "--panel", lambda config: config.rollouts.play.evaluates or config.run.eval_every == 0),
-        (("keep_rollouts",), "episodes that are played (no --traces)", lambda config: not config.rollouts.play.traces),
-        (
-            ("slots", "rollout_dtype", "workers", "engine"),
-            "episodes that are played (no --traces, or a --panel)",
-            lambda config: not config.rollouts.play.traces or config.rollouts.play.evaluates,
-        ),
-        (("share",), "--also", lambda config: bool(config.rollouts.play.also)),
-        (
-            ("demonstrated_tasks",),
-            "--demonstrations",
-            lambda config: config.rollouts.demonstrations.demonstrations is not None,
-        ),
-        (
-            ("demonstration_success", "demonstration_reward", "demonstration_fits"),
-            "--demonstrations",
-            # sft alone can do without: its expert plays as [sft] says
-            lambda config: config.section != "sft" or config.rollouts.demonstrations.demonstrations is not None,
-        ),
-        (
-            tuple(f"sft.{name}" for name in ("noise", "mistakes", "players", "hints", "told")),
-            "an expert who plays (neither --demonstrations nor --traces)",
-            lambda config: config.rollouts.demonstrations.demonstrations is None and not config.rollouts.play.traces,
-        ),
-        (("dual_clip",), "a loss with a ratio (--distill.form sampled)", built_in(has_ratio)),
-        (("expert",), "an expert who plays or judges", built_in(asks_expert)),
-        (
-            ("teacher_dtype", "shard_teacher"),
-            "a teacher, or a KL to the initial policy (kl_coef above 0)",
-            built_in(has_frozen_model),
-        ),
-        (
-            ("demonstrations", "demonstration_success", "demonstration_reward", "demonstration_fits"),
-            "--tcod.direction b2f",
-            lambda config: config.section != "tcod" or config.own.direction == "b2f",
-        ),
-        *BY_DEMONSTRATOR,
-        *BY_FORM,
-    )
+    lora: LoraConfig | None = None
+    """Adapters of this rank learn in place of the weights; they want about ten times the learning rate."""
+    chat: ChatConfig = ChatConfig()
+    examples: ExampleFile | SkillTexts | None = None
+    """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
+    episodes are shown, or a text; or `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told). They are no
+    part of the model: give them to `turngym eval`, too."""
+    engine: AnyEngine = Here()
+    """What plays. This process (`local`), `servers` (--policy-server), or a server (`sglang`, `vllm`) that the run
+    starts beside itself, on the same GPU."""
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+
+    def __post_init__(self) -> None:
+        for why in self._unread():
+            raise ConfigError(f"{why}, without which nothing reads it")
 
     @property
     def own(self) -> Any:
         """The algorithm's own settings."""
-        return getattr(self, self.section)
+        return getattr(self.method, find_algorithm(self.algorithm).table)
+
+    def part(self, name: str) -> Any:
+        """A setting of `Method`; its default where the algorithm does not read it."""
+        return getattr(self.method, name, getattr(USUAL, name))
+
+    @property
+    def teacher(self) -> Path | None:
+        """The teacher's folder."""
+        teacher: AnyTeacher | None = self.part("teacher")
+        return None if teacher is None else teacher.teacher
+
+    @property
+    def served_teacher(self) -> TeacherServed | None:
+        """The teacher on servers."""
+        teacher = self.part("teacher")
+        return teacher if isinstance(teacher, TeacherServed) else None
 
     @property
     def has_teacher(self) -> bool:
         """Whether another model than the student teaches, from a folder or on servers."""
-        return self.models.teacher is not None or bool(self.rollouts.servers.teacher_server)
+        return self.part("teacher") is not None
+
+    @property
+    def distill(self) -> DistillConfig:
+        """The loss between student and teacher, with all that some algorithms do not choose."""
+        return DistillConfig(**asdict(self.part("distill")))
+
+    @property
+    def stale(self) -> AsyncConfig:
+        """How far playing runs ahead."""
+        return AsyncConfig(staleness=self.part("staleness"), importance_cap=self.part("importance_cap"))
+
+    @property
+    def loop(self) -> RunConfig:
+        """All that the loop reads."""
+        return RunConfig(
+            **asdict(self.run),
+            **asdict(self.part("reference")),
+            temperature=self.part("temperature"),
+            reward=self.part("reward"),
+            dual_clip=self.part("dual_clip"),
+            eval_every=0 if self.evaluation is None else self.evaluation.eval_every,
+        )
+
+    @property
+    def rollouts(self) -> RolloutConfig:
+        """What is played in the run's own environment."""
+        return RolloutConfig(
+            play=self.play,
+            evaluation=self.evaluation,
+            chat=self.chat,
+            examples=self.examples,
+            judge=self.part("judge"),
+            expert=self.part("expert"),
+            demonstrations=self.part("demonstrations"),
+            engine=self.engine,
+            workers=self.workers,
+        )
+
+    def _unread(self) -> Iterator[str]:
+        """What is given and depends on settings of another table."""
+        if self.algorithm not in BUILT_IN:
+            return  # what another package's algorithm reads is not known
+        section, own, uses = find_algorithm(self.algorithm).table, self.own, find_algorithm(self.algorithm).reads
+        shown: DemonstrationConfig = self.part("demonstrations")
+        replays = section != "tcod" or own.direction == "b2f"
+        if shown != DemonstrationConfig() and not replays:
+            yield "demonstrations need --tcod.direction b2f"
+        if section == "sft" and shown != DemonstrationConfig() and shown.demonstrator is None:
+            yield "demonstration_success, _reward and _fits need --demonstrations"
+        plays_expert = shown.demonstrator is None and not self.play.traces
+        if section == "sft" and not plays_expert and replace(own, weight="token_mean") != type(own)():
+            yield "sft.noise and its like need an expert who plays (neither --demonstrations nor --traces)"
+        judge: AnyJudge = self.part("judge")
+        asked = (
+            "judge" in uses
+            and judge.name in ("auto", "expert")
+            and not (judge.name == "auto" and section in ("prm_rl", "sage_opd"))
+        )
+        asked = asked or judge.name.startswith("own")
+        if self.part("expert") != "expert" and not asked and not ("shown" in uses and plays_expert and replays):
+            yield f"expert is {self.part('expert')}: it needs an expert who plays or judges"
+        kl = any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
+        if self.part("frozen") != FrozenConfig() and not (
+            kl or "teacher" in uses or getattr(own, "reader", "") == "initial"
+        ):
+            yield "teacher_dtype and shard_teacher need a teacher, or a KL to the initial policy (kl_coef above 0)"
+        if self.part("importance_cap") != USUAL.importance_cap and not self.part("staleness"):
+            yield "importance_cap needs --staleness"
+        if self.play.traces and self.part("staleness"):
+            yield "staleness needs episodes that are played (no --traces)"
+        if self.play.traces and getattr(own, "refill", 0):
+            yield f"{section}.refill needs episodes that are played (no --traces)"
+        if self.play.traces and "imitates" in uses and self.run.max_turns is not None and self.evaluation is None:
+            yield "max_turns needs episodes that are played (no --traces, or a --panel)"
+
+
+USUAL = Method()
+
+
+def _narrow(uses: frozenset[str]) -> Any:
+    """What an algorithm with these uses may choose of the loss between student and teacher."""
+    return DistillConfig if "distills" in uses else DivergenceConfig if "form" in uses else SupportConfig
 
 
 # cached, because settings made from two classes of the same algorithm would never be equal
 @cache
 def config_class(algorithm: str) -> type[TrainConfig]:
-    """Returns the class of all settings of a run with `algorithm`. Raises PluginError for an unknown one."""
+    """The class of all settings of a run with `algorithm`. Raises PluginError for an unknown one."""
     spec = find_algorithm(algorithm)
-    parts: list[tuple[str, type[Any], Any]] = [(spec.table, spec.config, field(default_factory=spec.config))]
-    if "distill" in spec.uses:
-        parts.append(("distill", DistillConfig, field(default_factory=DistillConfig)))
-    if "text" in spec.uses:
-        parts.append(("lm_loss", LmLossConfig, field(default_factory=LmLossConfig)))
-    taken = {*TrainConfig.__dataclass_fields__, "distill", "lm_loss"}
+    taken = {*Method.__struct_fields__, *TrainConfig.__struct_fields__}
     if spec.table in taken or not spec.table.isidentifier():
         raise ConfigError(
             f"algorithm {spec.name!r}: its settings cannot be called {spec.table!r}; valid: a name other than "
             f"{', '.join(sorted(taken))} (AlgorithmSpec.section)"
         )
-    made = make_dataclass(
-        "TrainConfig",
-        parts,
-        bases=(TrainConfig,),
-        namespace={"section": spec.table, "uses": spec.reads, "__module__": __name__},
-        frozen=True,
-        slots=True,
-        kw_only=True,
-    )
-    made.__doc__ = f"A training run with {spec.name}."
-    return made
+    own: dict[str, tuple[Any, Any]] = {spec.table: (spec.config, field(default_factory=spec.config))}
+    for one in msgspec.structs.fields(Method):
+        if USES[one.name] & spec.reads:
+            kind = _narrow(spec.reads) if one.name == "distill" else one.type
+            made = kind if one.name == "distill" else one.default_factory
+            usual = field(default_factory=made) if one.default is msgspec.NODEFAULT else one.default
+            own[one.name] = kind, usual
+    method = _made("Method", Spec, own, documented_by=Method)
+    return _made("TrainConfig", TrainConfig, {"method": (method, field(default_factory=method))})
 
 
-def train_config(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
-    """Reads settings from a nested table (keywords, or a TOML file); `more` is that of `from_table`.
+def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], **more: Any) -> Any:
+    """A class with these fields, by name: type and default."""
+    kinds = {member: kind for member, (kind, _) in members.items()}
+    defaults = {member: default for member, (_, default) in members.items()}
+    space = {"__annotations__": kinds, "__module__": __name__, **defaults, **more}
+    return type(Spec)(name, (base,), space, frozen=True, forbid_unknown_fields=True)
 
-    Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
+
+# From what people write to the whole.
+
+
+def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainConfig]:
+    """The run that the layers give together; their tables may have short names.
+
+    Raises SpecError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
-    config = _from_table(algorithm, table, where, **more)
-    # a file whose missing settings options will give is not the whole
-    return config if more else check_needed(config, in_file_of(algorithm))
+    cls = config_class(algorithm)
+    whole = [replace(one, table=expanded(algorithm, one.table, one.name)) for one in layers]
+    # how a model that demonstrates was trained to be spoken to
+    given = merged([one.table for one in whole if isinstance(one.table, Mapping)])
+    if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
+        below = folder_layer(str(folder))
+        assert isinstance(below.table, Mapping)
+        shown = {"method": {"demonstrations": {"demonstrator": below.table.get("agent", {})}}}
+        whole.insert(0, replace(below, table=shown))
+    named = Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True)
+    return resolve(cls, [*whole, named])
 
 
-def unread_keys(algorithm: str, table: Mapping[str, Any], where: str) -> list[str]:
-    """The keys of the settings in `table` that nothing would read beside the others. Raises SettingsError for one that
-    does not exist or has a value that it cannot have."""
-    return [key for key, _, _ in unread(_from_table(algorithm, table, where))]
+def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A partial table of whole paths. Raises SpecError, which says whose an unknown setting is."""
+    asked = {name: value for name, value in table.items() if name != "algorithm"}
+    try:
+        for name in asked:
+            require_setting(algorithm, name, where)
+        return expand(config_class(algorithm), asked, where)
+    except UnknownSettingError as error:
+        if said := who_reads(error.name):
+            raise SpecError(f"{where}: there is no setting {error.name}. {said}") from None
+        raise
 
 
-def _from_table(algorithm: str, table: Mapping[str, Any], where: str, **more: Any) -> TrainConfig:
-    def hint(key: str) -> str:
-        return "" if key in keys_of(algorithm) else who_reads(key)
+def require_setting(algorithm: str, name: str, where: str) -> Setting:
+    """The setting that `name` means in a run with `algorithm`. Raises SpecError where it means none.
 
-    return from_table(config_class(algorithm), {"algorithm": algorithm, **table}, where, hint=hint, **more)
+    A name means the same in every algorithm: where one lacks `temperature`, no other temperature is meant.
+    """
+    found = find(config_class(algorithm), name, where)
+    elsewhere = _meant(name)
+    if elsewhere is not None and found.path != elsewhere and elsewhere not in settings_of(config_class(algorithm)):
+        raise UnknownSettingError(name, f"{where}: there is no setting {name}.")
+    return found
+
+
+def _meant(name: str) -> str | None:
+    """The path of what `name` means where all settings of `Method` exist; None where it means nothing there."""
+    try:
+        return find(TrainConfig, name, "").path
+    except SpecError:
+        return None
+
+
+def train_config(algorithm: str, table: Mapping[str, Any], where: str) -> TrainConfig:
+    """The settings of a table with short names (keywords, or a TOML file). Raises as `resolve_training`."""
+    return resolve_training(algorithm, [Layer(name=where, table=table, asked=True)]).spec
+
+
+def has_setting(algorithm: str, name: str) -> bool:
+    """Whether a run with `algorithm` has the setting or table `name`. Raises PluginError for an unknown algorithm."""
+    cls = config_class(algorithm)
+    try:
+        return require_setting(algorithm, name, "").path in settings_of(cls)
+    except SpecError:
+        return False
 
 
 @cache
-def keys_of(algorithm: str) -> tuple[str, ...]:
-    """The keys of all settings of an algorithm. Raises PluginError for an unknown one."""
-    return tuple(setting.key for setting in settings_of(config_class(algorithm)))
-
-
-@cache
-def in_file_of(algorithm: str) -> Mapping[str, Any]:
-    """Key -> type of the settings that a file and a Python call may set, and no option of `turngym train`."""
-    return {setting.key: setting.type for setting in settings_of(config_class(algorithm)) if setting.in_file}
-
-
-@cache
-def who_reads(key: str) -> str:
-    """Says which built-in algorithms have the setting or table `key`; "" where none has."""
-    readers = [name for name in BUILT_IN if any(own == key or own.startswith(f"{key}.") for own in keys_of(name))]
+def who_reads(name: str) -> str:
+    """Says which built-in algorithms have the setting or table `name`; "" where none has."""
+    readers = [one for one in BUILT_IN if has_setting(one, name)]
     if not readers:
         return ""
-    others = [name for name in BUILT_IN if name not in readers]
+    others = [one for one in BUILT_IN if one not in readers]
     return f"It belongs to {', '.join(readers) if len(readers) <= len(others) else 'all but ' + ', '.join(others)}."

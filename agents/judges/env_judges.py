@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from turngym.agents.judges.judge_settings import Replayed, SkillsFolder
 from turngym.agents.judges.judges import SKILLS, JudgeContext, MakeJudge, expert_hint, hint_vote
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert, named_player
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls
-from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
+from turngym.agents.rendering.skills import Skills, read_skills
 from turngym.core.episode import Episode, Status, Turn, next_state
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judge, JudgeRequest, Judgment
@@ -296,21 +297,20 @@ def _repeated(episode: Episode, turn: Turn) -> bool:
 
 
 def _expert_judge(context: JudgeContext) -> Judge:
-    strict, repeats = context.options.judge_strict, context.options.judge_repeats
-    if repeats is not None and repeats < 1:
-        raise TurngymError(f"--judge-repeats is {repeats}; a hint is given at least once")
-    expert = named_player(context.expert)
+    options = context.options
+    assert isinstance(options, Replayed)
     return ExpertJudge(
         make_env=context.make_env,
-        expert=expert,
-        strict=strict,
-        repeats=repeats,
-        timeout=context.options.judge_timeout,
+        expert=named_player(context.expert),
+        strict=options.judge_strict,
+        repeats=options.judge_repeats,
+        timeout=options.judge_timeout,
     )
 
 
 def _skills_judge(context: JudgeContext) -> Judge:
-    skills = read_skills(context.options.judge.removeprefix(PREFIX))
+    assert isinstance(context.options, SkillsFolder)
+    skills = read_skills(context.options.folder)
     env = context.make_env()
     try:
         skills.check(guard_of(env).base)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.judges.judge_settings import AnyJudge, ModelJudge, OwnJudge, UrlJudge
 from turngym.agents.judges.model_judges import KEY, HttpJudge, PolicyJudge
 from turngym.agents.models import find_model, load_policy
 from turngym.agents.playing.timed_calls import TimedCalls
@@ -131,7 +131,7 @@ class JudgeContext:
     kind: Question
     """What it will be asked: was a turn good (`score`), what should the policy have been told beforehand (`hint`), or
     both, in requests of their own."""
-    options: JudgeOptions
+    options: AnyJudge
     make_env: Callable[[], Any]
     """Opens the environment that is played, to look or to play again; not all who judge need it."""
     expert: str = "expert"
@@ -162,7 +162,7 @@ class TimedJudge:
 
 
 def make_judge(
-    options: JudgeOptions,
+    options: AnyJudge,
     kind: Question,
     built_in: Mapping[str, MakeJudge],
     *,
@@ -171,7 +171,7 @@ def make_judge(
     seed: int = 0,
     device: str = "auto",
 ) -> Judge:
-    """The judge that `options.judge` names; for `both` one that asks it twice about each turn.
+    """The judge that `options` name; for `both` one that asks it twice about each turn.
 
     Raises TurngymError where there is none of that name.
 
@@ -185,33 +185,32 @@ def make_judge(
         device: where a model that judges computes.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
-    name, _, argument = options.judge.partition(":")
-    named = SKILLS if options.judge.startswith(PREFIX) else options.judge
+    named = SKILLS if options.name.startswith(PREFIX) else options.judge
     if named == SKILLS and SKILLS not in built_in:
-        raise AgentError(f"--judge {options.judge}: skills are told by the tasks of an environment, and none is played")
+        raise AgentError(f"--judge {options.name}: skills are told by the tasks of an environment, and none is played")
     if kind != "hint" and named in HINTS_ONLY and named in built_in:
         scoring = ", ".join(sorted(built_in.keys() - set(HINTS_ONLY)))
-        raise AgentError(f"--judge {options.judge} gives hints, and this algorithm asks for scores; valid: {scoring}")
+        raise AgentError(f"--judge {options.name} gives hints, and this algorithm asks for scores; valid: {scoring}")
     judge: Judge
-    if name in ("http", "https"):
+    if isinstance(options, UrlJudge):
         # before anything is played: each vote would fail for it
         key_of(KEY, AgentError)
         judge = HttpJudge(options=options, seed=seed)
-    elif name == "model" and argument:
-        judge = _model_judge(context, argument)
+    elif isinstance(options, ModelJudge):
+        judge = _model_judge(context, options)
     else:
         make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
         judge = make(context)
-        if named not in built_in:
+        if isinstance(options, OwnJudge):
             judge = TimedJudge(inner=judge, timeout=options.judge_timeout)
     return BothQuestions(one=judge) if kind == "both" else judge
 
 
-def _model_judge(context: JudgeContext, folder: str) -> Judge:
+def _model_judge(context: JudgeContext, options: ModelJudge) -> Judge:
     # imported here, since only this judge needs torch
     from turngym.agents.local_engine.engine import LocalEngine
 
-    path, options = find_model(folder), context.options
+    path = find_model(options.folder)
     settings = ChatSettings.load(path)
     model, tokenizer = load_policy(path, context.device, "float32")
     return PolicyJudge(

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.endpoint.handshake import fit
+from turngym.agents.judges.judge_settings import UrlJudge
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import AgentError
 from turngym.core.outgoing import LoopThread
@@ -77,8 +77,7 @@ class HttpJudge:
     Raises AgentError if httpx is not installed.
     """
 
-    options: JudgeOptions
-    """Options of a judge behind a url; `options.judge` is the url."""
+    options: UrlJudge
     seed: int = 0
     _loop: LoopThread = field(init=False)
     _client: EndpointClient = field(init=False)
@@ -88,7 +87,7 @@ class HttpJudge:
             import httpx  # noqa: F401
         except ImportError as error:
             raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
-        address = Address(base_url=clean_address("--judge", self.options.judge, AgentError), key_env=KEY)
+        address = Address(base_url=clean_address("--judge", self.options.url, AgentError), key_env=KEY)
         self._client = EndpointClient(
             address=address,
             model=self.options.judge_model,
@@ -140,7 +139,7 @@ class HttpJudge:
         cut = answer.finish == "length"
         # a reasoning model that ran out of tokens; asking again would cost as much and likely give as little
         if not answer.content and not cut:
-            return _Vote(None, error=f"{request.name}: {self.options.judge}: the answer has no text")
+            return _Vote(None, error=f"{request.name}: {self.options.url}: the answer has no text")
         return _Vote(answer.content, cut=cut)
 
 

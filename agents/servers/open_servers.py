@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.play_spec import Servers
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
@@ -21,17 +22,18 @@ from turngym.agents.servers.server_connection import (
     model_config,
     text_part,
 )
-from turngym.agents.servers.server_options import PolicyServer, TrainServers
+from turngym.agents.servers.server_options import Disk, ServersOf, Synced, TeacherServed
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.core.errors import ModelError
 from turngym.core.files import weights_hash
 from turngym.core.plugins import need
 from turngym.core.protocols import WeightSink, WeightSource
 from turngym.core.redaction import brief
+from turngym.core.spec import kind_of
 from turngym.core.user_files import json_file
 
 
-def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
+def eval_policy(options: Servers, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
     """Servers that play with the weights of `folder`, which are not loaded here.
 
     Raises ServerError if a server has another model, vocabulary or weights.
@@ -60,7 +62,7 @@ def eval_policy(options: PolicyServer, folder: Path, tokenizer: Any, max_length:
 
 
 def train_policy(
-    options: TrainServers,
+    options: Synced,
     model: Any,
     tokenizer: Any,
     max_length: int | None,
@@ -90,13 +92,12 @@ def train_policy(
     from turngym.agents.local_engine.model import CausalModel
 
     config = model.config.to_dict()
-    with open_fleet(options, options.policy_server if own is None else own.url) as fleet:
+    sync = options.weight_sync
+    with open_fleet(options, options.policy_server if isinstance(options, ServersOf) else own.url) as fleet:
         check_model(fleet, config)
         policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length)
         # adapters are megabytes, and a server that loads them has its own weights all the time
-        adapters = (
-            bool(weights.adapter) and options.weight_sync == "disk" and all(one.adapters for one in fleet.servers)
-        )
+        adapters = bool(weights.adapter) and isinstance(sync, Disk) and all(one.adapters for one in fleet.servers)
         fleet.versions.adapters = adapters
         for one in fleet.servers:
             if one.missing and not adapters:
@@ -110,11 +111,11 @@ def train_policy(
                 f"--when-busy {options.when_busy}: a response ends with the adapter that it began with; valid: wait"
             )
         sink: WeightSink
-        if options.weight_sync == "disk":
+        if isinstance(sync, Disk):
             sink = DiskSync(
                 fleet=fleet,
                 save=weights.save_adapter if adapters else weights.save,
-                folder=options.weight_folder or out / "weights",
+                folder=sync.weight_folder or out / "weights",
                 busy=options.when_busy,
                 restart=None if own is None else own.restart,
             )
@@ -122,8 +123,8 @@ def train_policy(
             sink = BroadcastSync(
                 fleet=fleet,
                 weights=weights.named_weights,
-                address=options.weight_address,
-                backend=options.weight_sync,
+                address=sync.weight_address,
+                backend=str(kind_of(type(sync))),
                 busy=options.when_busy,
             )
     stamp: Callable[[], int] | None = None if live else CausalModel(model).weights_stamp
@@ -133,7 +134,7 @@ def train_policy(
 
 
 def teacher_scorer(
-    options: TrainServers,
+    options: TeacherServed,
     folder: Path | None,
     tokenizer: Any,
     student_size: int,
@@ -203,7 +204,7 @@ def load_outside(folder: str) -> Any:
 
 
 @contextmanager
-def open_fleet(options: PolicyServer, urls: str) -> Iterator[Fleet]:
+def open_fleet(options: Servers | Synced | TeacherServed, urls: str) -> Iterator[Fleet]:
     """Open connections to `urls`, separated by commas; closed if the body of the `with` statement fails."""
     settings = ServerSettings(parallel=options.server_parallel, deadline=options.server_deadline)
     named = [url.strip() for url in urls.split(",") if url.strip()]

@@ -1,108 +1,138 @@
-"""Options of the commands that use model servers: which servers play and teach, and how new weights get to them."""
+"""Model servers as settings: which of them play and teach in a training run, and how new weights get to them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated
 
-from turngym.agents.servers.server_connection import Busy, ServerError
+from msgspec import Meta
+
+from turngym.agents.servers.server_connection import Busy
 from turngym.core.secrets import refuse_credentials
-from turngym.core.settings import IN_FILE, Above0, Needs, Share, Threads, read_by
+from turngym.core.spec import KIND, Positive, Share, Spec
+
+Parallel = Annotated[int, Meta(ge=1, le=1024)]
+
+# How new weights get to servers.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyServer:
-    """Servers (SGLang, vLLM) that play."""
-
-    policy_server: str = ""
-    """Address of a server that plays. `turngym serve policy` starts one; several with commas in between, or that of
-    SGLang's router. Which kind it is, is asked. By default the model plays in this process."""
-    server_parallel: Threads = field(default=64, metadata=IN_FILE)
-    """Most requests in flight on each server."""
-    server_deadline: Above0 = field(default=600.0, metadata=IN_FILE)
-    """Seconds for one response, with retries and waiting for a server that restarts."""
-    needs: ClassVar[Needs] = (
-        (("server_parallel", "server_deadline"), "--policy-server", lambda servers: bool(servers.policy_server)),
-    )
-
-    def __post_init__(self) -> None:
-        refuse_credentials("", asdict(self))
+class WeightSync(Spec, tag_field=KIND):
+    """How new weights get to servers that play."""
 
 
-BY_SYNC: Needs = (
-    (("weight_folder",), "--weight-sync disk", lambda servers: servers.weight_sync == "disk"),
-    (("weight_address",), "--weight-sync gloo or nccl", lambda servers: servers.weight_sync != "disk"),
-)
-"""What each way of new weights has for itself."""
+class Disk(WeightSync, tag="disk"):
+    """Through a folder that both sides see; adapters alone where they are trained and a vLLM server loads them."""
+
+    weight_folder: Path | None = None
+    """Where new weights are written; none: OUT/weights. The newest two are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainServers(PolicyServer):
-    """Servers (SGLang, vLLM) that play and teach while this process trains."""
+class Gloo(WeightSync, tag="gloo"):
+    """By broadcast over the network, with SGLang alone."""
 
-    teacher_server: str = field(default="", metadata=read_by("teacher"))
-    """Address of servers with the teacher. --teacher then names its folder: its vocabulary, and what the servers must
-    compute."""
-    weight_sync: Literal["disk", "gloo", "nccl"] = "disk"
-    """How new weights get to servers that play. Through a folder that both sides see (adapters alone where they are
-    trained and a vLLM server loads them), or by broadcast (`nccl` between GPUs; `gloo` with SGLang alone)."""
-    weight_folder: Path | None = field(default=None, metadata=IN_FILE)
-    """disk: where new weights are written; by default OUT/weights. The newest two are kept."""
-    weight_address: str = field(default="127.0.0.1", metadata=IN_FILE)
-    """gloo, nccl: where the servers reach this machine."""
+    weight_address: str = "127.0.0.1"
+    """Where the servers reach this machine."""
+
+
+class Nccl(WeightSync, tag="nccl"):
+    """By broadcast between GPUs."""
+
+    weight_address: str = "127.0.0.1"
+    """Where the servers reach this machine."""
+
+
+# Who plays in training.
+
+
+class RunEngine(Spec, tag_field=KIND):
+    """What plays the student's episodes."""
+
+
+class Here(RunEngine, tag="local"):
+    """This process, or worker processes beside it."""
+
+
+class Synced(RunEngine):
+    """Servers that get the student's weights as it learns."""
+
+    weight_sync: Disk | Gloo | Nccl = Disk()
+    """How new weights get there: through a folder (`disk`), or by broadcast (`nccl` between GPUs, `gloo` with SGLang
+    alone)."""
     when_busy: Busy = "wait"
     """What new weights do to answers in flight. These finish first (`wait`), pause and are continued by the new weights
     (`retract`), or are interrupted and continued (`abort`). Turns record which weights sampled what."""
-    needs: ClassVar[Needs] = (
-        (
-            ("server_parallel", "server_deadline"),
-            "--policy-server or --teacher-server",
-            lambda servers: bool(servers.policy_server or servers.teacher_server),
-        ),
-        (
-            ("weight_sync", "weight_folder", "weight_address", "when_busy"),
-            "--policy-server",
-            lambda servers: bool(servers.policy_server),
-        ),
-        *BY_SYNC,
-    )
+    server_parallel: Parallel = 64
+    """Most requests in flight on each server."""
+    server_deadline: Positive = 600.0
+    """Seconds for one response, with retries and waiting for a server that restarts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunServers(TrainServers):
-    """Servers of a training run, and a server of the run's own."""
+class ServersOf(Synced, tag="servers"):
+    """Servers that somebody has started."""
 
-    engine: Literal["local", "sglang", "vllm"] = "local"
-    """What plays. This process, or a server that the run starts beside itself, on the same GPU. It sleeps during
-    updates, and ends with the run."""
-    engine_python: str | None = None
-    """The Python that has that server installed. By default the one that trains."""
-    engine_memory: Share | None = field(default=0.4, metadata=IN_FILE)
-    """Share of the GPU's memory for the server of --engine; None: its own choice."""
-    engine_more: tuple[str, ...] = field(default=(), metadata=IN_FILE)
-    """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
-    needs: ClassVar[Needs] = (
-        (
-            ("server_parallel", "server_deadline"),
-            "--policy-server, --teacher-server or --engine",
-            lambda servers: servers.elsewhere or bool(servers.teacher_server),
-        ),
-        (
-            ("weight_sync", "weight_folder", "weight_address", "when_busy"),
-            "--policy-server or --engine",
-            lambda servers: servers.elsewhere,
-        ),
-        *BY_SYNC,
-        (("engine_python", "engine_memory", "engine_more"), "--engine", lambda servers: servers.engine != "local"),
-    )
+    policy_server: str
+    """Address of a server that plays. `turngym serve policy` starts one; several with commas in between, or that of
+    SGLang's router. Which kind it is, is asked."""
 
     def __post_init__(self) -> None:
-        super(RunServers, self).__post_init__()
-        if self.engine != "local" and self.policy_server:
-            raise ServerError(f"--engine {self.engine} starts a server of its own: leave --policy-server out")
+        refuse_credentials("policy_server", self.policy_server)
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another process than this one plays."""
-        return self.engine != "local" or bool(self.policy_server)
+
+class StartedServer(Synced):
+    """A server that the run starts beside itself, on the same GPU. It sleeps during updates, and ends with the run."""
+
+    engine_python: str | None = None
+    """The Python that has that server installed; none: the one that trains."""
+    engine_memory: Share | None = 0.4
+    """Share of the GPU's memory for the server; none: its own choice."""
+    engine_more: tuple[str, ...] = ()
+    """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
+
+
+class Sglang(StartedServer, tag="sglang"):
+    """SGLang."""
+
+
+class Vllm(StartedServer, tag="vllm"):
+    """vLLM."""
+
+
+AnyEngine = Here | ServersOf | Sglang | Vllm
+
+
+# Who teaches.
+
+
+class Teacher(Spec, tag_field=KIND):
+    """Another model that teaches."""
+
+    @classmethod
+    def table_of(cls, text: str) -> dict[str, object]:
+        """The teacher's folder; that a server has it is said beside it."""
+        return {"teacher": text}
+
+
+class TeacherHere(Teacher, tag="local"):
+    """A teacher in this process."""
+
+    teacher: Path
+    """Folder of the teacher, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`)."""
+
+
+class TeacherServed(Teacher, tag="servers"):
+    """A teacher on servers."""
+
+    teacher_server: str
+    """Address of servers with the teacher; several with commas in between."""
+    teacher: Path | None = None
+    """The teacher's folder: its vocabulary, and what the servers must compute. None: whatever model they have."""
+    server_parallel: Parallel = 64
+    """Most requests in flight on each server."""
+    server_deadline: Positive = 600.0
+    """Seconds for one answer, with retries and waiting for a server that restarts."""
+
+    def __post_init__(self) -> None:
+        refuse_credentials("teacher_server", self.teacher_server)
+
+
+AnyTeacher = TeacherHere | TeacherServed

@@ -6,22 +6,21 @@ Read next: trainers/group_advantage.py, trainers/losses.py, agents/playing/rollo
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
-from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.rewards import PAID, Reward, episode_reward
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint, unread
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -206,33 +205,29 @@ class GigpoConfig:
     """Discount per turn. It is that of the returns that turns are compared by."""
     w_step: float = 1.0
     """Weight of the step advantage (omega). It stands beside the episode's."""
-    anchor: Anchor = field(default="observation", metadata=IN_FILE)
+    anchor: Anchor = "observation"
     """What makes two turns comparable. The observation before them, or (ours) the exact state of the environment, which
     tells situations apart that read alike."""
-    similarity: float = field(default=1.0, metadata=IN_FILE)
+    similarity: float = 1.0
     """How similar observations must be; 1: identical, below: by `difflib`, as the published code's option (0.95)."""
     reward: Reward = "return"
     """Reward. `return`: the environment's, turn by turn; `score`, or `success` (1): at the last turn."""
-    invalid_cost: float = field(default=0.0, metadata=IN_FILE)
+    invalid_cost: float = 0.0
     """What an invalid action costs. 0.1 in the published scripts, whose success is worth 10."""
-    scale: Literal["none", "std"] = field(default="none", metadata=IN_FILE)
+    scale: Literal["none", "std"] = "none"
     """What both advantages are divided by. Their group's standard deviation, or nothing."""
-    baseline: Literal["episodes", "turns"] = field(default="episodes", metadata=IN_FILE)
+    baseline: Literal["episodes", "turns"] = "episodes"
     """Mean over a group's episodes, or over their turns, as the published code's default: long episodes count more."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.01
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
-    kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
+    kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k3 is the published code's `low_var_kl`."""
-    entropy_coef: float = field(default=0.0, metadata=IN_FILE)
+    entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
-    needs: ClassVar[Needs] = (
-        (("kl",), "--gigpo.kl-coef above 0", lambda config: config.kl_coef > 0),
-        (("gamma", "anchor", "similarity"), "--gigpo.w-step above 0", lambda config: config.w_step > 0),
-    )
 
     def __post_init__(self) -> None:
         if self.n < 2:
@@ -247,6 +242,10 @@ class GigpoConfig:
                 f"similarity is {self.similarity} with anchor={self.anchor}; valid: above 0 to 1, and 1 for states, "
                 "which are equal or not"
             )
+        if not self.kl_coef:
+            unread(self, ("kl",), "kl_coef above 0")
+        if not self.w_step:
+            unread(self, ("gamma", "anchor", "similarity"), "w_step above 0")
 
 
 def build(config: GigpoConfig, context: BuildContext) -> Algorithm:

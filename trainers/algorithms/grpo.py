@@ -5,15 +5,14 @@ Read next: trainers/group_advantage.py, trainers/losses.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint, unread
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -38,7 +37,7 @@ class GrpoConfig:
     over many tokens hardly moves: GSPO's `clip` is 0.0003 0.0004."""
     kl_coef: float = 0.0
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
-    kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
+    kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 in the loss has no gradient in expectation on fresh rollouts."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -49,13 +48,14 @@ class GrpoConfig:
     each round is a batch as large as the step's, and as many groups as that are trained on."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "token_mean"
     """What counts the same. Every episode, every token or every response."""
-    needs: ClassVar[Needs] = ((("kl",), "--grpo.kl-coef above 0", lambda config: config.kl_coef > 0),)
 
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
         if self.refill < 0:
             raise ConfigError(f"refill is {self.refill}; valid: at least 0 rounds")
+        if not self.kl_coef:
+            unread(self, ("kl",), "kl_coef above 0")
 
 
 def build(config: GrpoConfig, context: BuildContext) -> Algorithm:

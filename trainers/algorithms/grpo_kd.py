@@ -5,16 +5,15 @@ Read next: trainers/algorithms/kd_reward.py, trainers/returns.py, trainers/losse
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint, unread
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -28,28 +27,29 @@ class GrpoKdConfig:
     reward: Literal["mean", "sum"] = "mean"
     """How the teacher's log-likelihood is pooled. Per token, or of the whole episode (literal; favors saying
     little)."""
-    student_entropy: bool = field(default=False, metadata=IN_FILE)
+    student_entropy: bool = False
     """Subtract the student's log-likelihood. The reward is then minus the sampled reverse KL."""
     env_coef: float = 0.0
     """Weight of the environment's return. It stands beside the teacher's reward."""
-    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
-    kl: Literal["k1", "k2", "k3"] = field(default="k3", metadata=IN_FILE)
+    kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
-    teacher_mix: float = field(default=0.0, metadata=IN_FILE)
+    teacher_mix: float = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""
-    needs: ClassVar[Needs] = ((("kl",), "--grpo-kd.kl-coef above 0", lambda config: config.kl_coef > 0),)
 
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+        if not self.kl_coef:
+            unread(self, ("kl",), "kl_coef above 0")
 
 
 def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] = ()) -> Algorithm:

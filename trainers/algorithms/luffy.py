@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turngym.core.settings import IN_FILE, Needs, Range
+from turngym.core.settings import Range
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint, unread
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -204,25 +204,18 @@ class PrefixSchedule:
     """One draw per group instead of one per prefixed episode."""
     seed: int = 0
     """Seed of the random strategies."""
-    needs: ClassVar[Needs] = (
-        (
-            ("steps",),
-            "luffy.prefix.strategy linear, linear_max or reverse_linear",
-            lambda prefix: prefix.strategy not in ("random", "fixed"),
-        ),
-        (("low",), "luffy.prefix.strategy random or fixed", lambda prefix: prefix.strategy in ("random", "fixed")),
-        (
-            ("share", "seed"),
-            "luffy.prefix.strategy random, linear_max or reverse_linear",
-            lambda prefix: prefix.strategy not in ("linear", "fixed"),
-        ),
-    )
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
             raise ConfigError(f"prefix ratios are {self.low} to {self.high}; valid: 0 <= low <= high <= 1")
         if self.count < 1 or self.steps < 1:
             raise ConfigError(f"prefix count is {self.count} and steps {self.steps}; both must be at least 1")
+        if self.strategy in ("random", "fixed"):
+            unread(self, ("steps",), "strategy linear, linear_max or reverse_linear")
+        else:
+            unread(self, ("low",), "strategy random or fixed")
+        if self.strategy in ("linear", "fixed"):
+            unread(self, ("share", "seed"), "strategy random, linear_max or reverse_linear")
 
     def __call__(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
         """Returns the ratios [groups][count] of `step` (1-based)."""
@@ -250,31 +243,29 @@ class LuffyConfig:
 
     n: int = 8
     """Episodes per task, prefixed ones included."""
-    prefix: PrefixSchedule = field(default_factory=PrefixSchedule, metadata=IN_FILE)
+    prefix: PrefixSchedule = field(default_factory=PrefixSchedule)
     """Which of them begin with a demonstration, and how much of it."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    advantage: Literal["grpo_split", "grpo"] = field(default="grpo_split", metadata=IN_FILE)
+    advantage: Literal["grpo_split", "grpo"] = "grpo_split"
     """Baseline from the policy's own episodes, or from all of the group."""
-    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    scale: Literal["std", "none"] = "std"
     """Divide the advantage by the standard deviation, or not."""
-    alpha: float = field(default=1.0, metadata=IN_FILE)
+    alpha: float = 1.0
     """Factor of the advantage on demonstrated tokens."""
-    beta: float = field(default=1.0, metadata=IN_FILE)
+    beta: float = 1.0
     """Factor of the advantage on the policy's own tokens."""
-    shape: Shape = field(default="p_div_p_a", metadata=IN_FILE)
+    shape: Shape = "p_div_p_a"
     """Shaping f of demonstrated tokens. It is applied to their probabilities."""
-    a: float = field(default=0.1, metadata=IN_FILE)
+    a: float = 0.1
     """Constant a of p_div_p_a; above 0."""
-    w: float = field(default=1.0, metadata=IN_FILE)
+    w: float = 1.0
     """Weight of the logarithm in logp and p_logp."""
-    e: float = field(default=0.5, metadata=IN_FILE)
+    e: float = 0.5
     """Exponent of pow."""
-    off_clamp: Annotated[tuple[float | None, float | None], Range(-sys.float_info.max)] = field(
-        default=(None, None), metadata=IN_FILE
-    )
+    off_clamp: Annotated[tuple[float | None, float | None], Range(-sys.float_info.max)] = (None, None)
     """Bounds of f; None for no bound."""
-    on_shape: Shape = field(default="no_reshape", metadata=IN_FILE)
+    on_shape: Shape = "no_reshape"
     """Shaping of the policy's own ratios, with the same a, w and e."""
     clip: tuple[float, float] | None = (0.2, 0.2)
     """Lower and upper clip of own ratios. Those of the policy's own tokens; None for no clip."""
@@ -282,22 +273,13 @@ class LuffyConfig:
     """Weight of the entropy bonus."""
     kl_coef: float = 0.0
     """Weight of the KL to the initial policy. It is k3, in the loss; 0 needs no copy of the policy."""
-    kl_reward_coef: float = field(default=0.0, metadata=IN_FILE)
+    kl_reward_coef: float = 0.0
     """What an episode's KL (k1, summed over its tokens) to the initial policy costs in its reward, as in the published
     code, whose runs have 0. Groups are filtered by the reward without it."""
-    filter_groups: bool = field(default=True, metadata=IN_FILE)
+    filter_groups: bool = True
     """Leave out groups of equal reward. Nothing tells episodes apart that are all worth the same by `reward`."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
-    needs: ClassVar[Needs] = (
-        (("a",), "luffy.shape or on_shape p_div_p_a", lambda config: "p_div_p_a" in (config.shape, config.on_shape)),
-        (("e",), "luffy.shape or on_shape pow", lambda config: "pow" in (config.shape, config.on_shape)),
-        (
-            ("w",),
-            "luffy.shape logp or p_logp, or on_shape p_logp",
-            lambda config: config.shape in ("logp", "p_logp") or config.on_shape == "p_logp",
-        ),
-    )
 
     def __post_init__(self) -> None:
         if self.n <= self.prefix.count:
@@ -306,6 +288,13 @@ class LuffyConfig:
             )
         if not self.a > 0 or not self.e > 0:
             raise ConfigError(f"a is {self.a} and e is {self.e}; both must be above 0")
+        shapes = (self.shape, self.on_shape)
+        if "p_div_p_a" not in shapes:
+            unread(self, ("a",), "shape or on_shape p_div_p_a")
+        if "pow" not in shapes:
+            unread(self, ("e",), "shape or on_shape pow")
+        if self.shape != "logp" and "p_logp" not in shapes:
+            unread(self, ("w",), "shape logp or p_logp, or on_shape p_logp")
 
 
 def build(config: LuffyConfig, context: BuildContext) -> Algorithm:

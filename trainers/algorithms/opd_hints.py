@@ -5,16 +5,15 @@ Read next: trainers/judge_votes.py, agents/judges/hints.py, trainers/algorithms/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from turngym.core.protocols import Position
-from turngym.core.settings import IN_FILE, Needs
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint, unread
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -38,14 +37,13 @@ class OpdHintsConfig:
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    position: Position = field(default="last_user", metadata=IN_FILE)
+    position: Position = "last_user"
     """Which message gets the hint: the first observation, the last of role user, the last."""
-    reject_below: float = field(default=0.0, metadata=IN_FILE)
+    reject_below: float = 0.0
     """Probability where a response's lesson ends. It teaches up to its first token that the hinted teacher gives less
     than this probability: what follows goes on from words that it would not have said. 0: to its end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
-    needs: ClassVar[Needs] = ((("clip",), "--opd-hints.form sampled", lambda config: config.form == "sampled"),)
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -53,6 +51,8 @@ class OpdHintsConfig:
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
+        if self.form != "sampled":
+            unread(self, ("clip",), "form sampled")
 
 
 def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:

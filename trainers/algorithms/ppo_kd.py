@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
-from turngym.core.settings import IN_FILE, Needs, Share
+from turngym.core.settings import Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
 from turngym.trainers.returns import Whitening
-from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint, unread
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -25,9 +25,9 @@ from turngym.trainers.token_weights import WEIGHTS
 class PpoKdConfig:
     """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
-    teacher_coef: float = field(default=1.0, metadata=IN_FILE)
+    teacher_coef: float = 1.0
     """Weight of the teacher's log-likelihood. It is per token; 0 is plain PPO on the environment's reward."""
-    student_entropy: bool = field(default=False, metadata=IN_FILE)
+    student_entropy: bool = False
     """Subtract the student's log-likelihood. Rewards then sum to minus the sampled reverse KL."""
     env_coef: float = 0.0
     """Weight of the environment's return. It is paid at the episode's last token."""
@@ -36,12 +36,12 @@ class PpoKdConfig:
     tokens left, without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
     gamma: Share = 1.0
     """Discount per token."""
-    lam: Share = field(default=0.95, metadata=IN_FILE)
+    lam: Share = 0.95
     """Lambda of GAE."""
-    bootstrap: bool = field(default=True, metadata=IN_FILE)
+    bootstrap: bool = True
     """Go on with the critic's last value where a limit of turns, tokens or depth cut an episode that had not ended;
     else it counts as ended there."""
-    whiten: Whitening = field(default="unbiased", metadata=IN_FILE)
+    whiten: Whitening = "unbiased"
     """Advantages are centered and divided by their deviation over the batch's tokens: the unbiased one, the
     population's, or none of it."""
     clip: tuple[float, float] = (0.2, 0.2)
@@ -50,20 +50,20 @@ class PpoKdConfig:
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus (c_ent)."""
-    teacher_mix: float = field(default=0.0, metadata=IN_FILE)
+    teacher_mix: float = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
-    critic: CriticConfig = field(default_factory=CriticConfig, metadata=IN_FILE)
-    needs: ClassVar[Needs] = (
-        (("lam", "bootstrap", "critic.*"), "--ppo-kd.advantage gae", lambda config: config.advantage == "gae"),
-        (("student_entropy",), "ppo-kd.teacher_coef above 0", lambda config: config.teacher_coef > 0),
-    )
+    critic: CriticConfig = field(default_factory=CriticConfig)
 
     def __post_init__(self) -> None:
         if not self.teacher_coef and not self.env_coef:
             raise ConfigError("teacher_coef and env_coef are both 0; one of them must reward something")
         if self.advantage == "minillm" and not self.teacher_coef:
             raise ConfigError("teacher_coef is 0; MiniLLM's returns are of the teacher's log-likelihood")
+        if self.advantage != "gae":
+            unread(self, ("lam", "bootstrap", "critic"), "advantage gae")
+        if not self.teacher_coef:
+            unread(self, ("student_entropy",), "teacher_coef above 0")
 
 
 def build(

@@ -11,7 +11,6 @@ from typing import Literal
 
 from turngym.core.episode import Episode
 from turngym.core.protocols import Position
-from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -89,13 +88,13 @@ class PrmOpdConfig:
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
-    entropy_coef: float = field(default=0.0, metadata=IN_FILE)
+    entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    mask_neutral: bool = field(default=False, metadata=IN_FILE)
+    mask_neutral: bool = False
     """Leave out turns with score 0 and no hint."""
-    position: Position = field(default="last_user", metadata=IN_FILE)
+    position: Position = "last_user"
     """Which message gets the hint: the first observation, the last of role user, the last."""
-    reject_below: float = field(default=0.0, metadata=IN_FILE)
+    reject_below: float = 0.0
     """Probability where a hint's lesson ends. It teaches up to a response's first token that the hinted teacher gives
     less than this probability. 0: to the response's end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"

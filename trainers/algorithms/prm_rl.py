@@ -5,10 +5,9 @@ Read next: trainers/judge_votes.py, trainers/algorithms/judge_targets.py, traine
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from turngym.core.settings import IN_FILE
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judge_votes import ScoredTurns
@@ -26,11 +25,11 @@ class PrmRlConfig:
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.02
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats; 0 needs no copy of the policy."""
-    entropy_coef: float = field(default=0.0, metadata=IN_FILE)
+    entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    mask_neutral: bool = field(default=False, metadata=IN_FILE)
+    mask_neutral: bool = False
     """Also leave out turns with a score of 0."""
-    exclude: Literal["none", "openclaw"] = field(default="none", metadata=IN_FILE)
+    exclude: Literal["none", "openclaw"] = "none"
     """`openclaw`: neutral turns are left out, except an episode's first judged turn, as in the published code."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""

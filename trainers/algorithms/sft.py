@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from turngym.agents.playing.scripted import LOOPING
 from turngym.core.episode import Origin
-from turngym.core.settings import Needs, Range, Share
+from turngym.core.settings import Range, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.losses import NegativeLogLikelihood
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint, unread
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -46,19 +46,16 @@ class SftConfig:
     told: str = ""
     """`skills:FOLDER`. Half of the demonstrations are told one of its texts, drawn at random, where `--judge
     skills:FOLDER` puts it. A player that minds it (`--expert reading`) shows how to read them."""
-    needs: ClassVar[Needs] = (
-        (("mistakes",), "--sft.noise", lambda sft: sft.noise[1] > 0),
-        (("noise",), "a player in --sft.players beside expert", lambda sft: sft.kinds != {"expert"}),
-        (
-            ("loop_after", "loop_slips"),
-            f"one of {', '.join(LOOPING)} in --sft.players",
-            lambda sft: not sft.kinds.isdisjoint(LOOPING),
-        ),
-    )
 
     def __post_init__(self) -> None:
         if self.noise[0] > self.noise[1]:
             raise ConfigError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
+        if not self.noise[1]:
+            unread(self, ("mistakes",), "noise")
+        if self.kinds == {"expert"}:
+            unread(self, ("noise",), "a player in players beside expert")
+        if self.kinds.isdisjoint(LOOPING):
+            unread(self, ("loop_after", "loop_slips"), f"one of {', '.join(LOOPING)} in players")
 
     @property
     def kinds(self) -> set[str]:

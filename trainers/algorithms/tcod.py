@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.core.settings import IN_FILE, chosen
+from turngym.core.settings import chosen
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import distillation
@@ -33,7 +33,7 @@ class DepthSchedule:
     """Turns in the first step."""
     eta: int | None = None
     """Steps per additional turn. By default TCOD's: 6 in ALFWorld and unknown environments, 4 in WebShop and Search."""
-    k_max: int | None = field(default=None, metadata=IN_FILE)
+    k_max: int | None = None
     """Greatest depth, turns. By default TCOD's: 30 in ALFWorld and unknown environments, 15 in WebShop and Search."""
 
     def __post_init__(self) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
-from turngym.core.settings import IN_FILE, Needs, Share, chosen
+from turngym.core.settings import Share, chosen
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -31,7 +31,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.run_config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, RunConfig, fingerprint, unread
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors
@@ -48,21 +48,21 @@ class DepthConfig:
     """Least depth, turns."""
     h_max: int = 50
     """Greatest depth, turns. It is the depth of probes, and where the controller starts."""
-    warmup: int = field(default=3, metadata=IN_FILE)
+    warmup: int = 3
     """Steps at the start that are all probes."""
-    probe_interval: int = field(default=8, metadata=IN_FILE)
+    probe_interval: int = 8
     """Steps between probes. After warm-up every step that is a multiple of this is one."""
-    rho: float = field(default=0.7, metadata=IN_FILE)
+    rho: float = 0.7
     """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""
-    p: float = field(default=0.80, metadata=IN_FILE)
+    p: float = 0.80
     """Share of successes that the depth covers. Successful episodes, that is."""
-    min_successes: int = field(default=8, metadata=IN_FILE)
+    min_successes: int = 8
     """Fewest episodes in the coverage statistic: with fewer the last covering depth is kept."""
-    cov_base: Literal[0, 1] = field(default=0, metadata=IN_FILE)
+    cov_base: Literal[0, 1] = 0
     """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
-    use_success: bool = field(default=True, metadata=IN_FILE)
+    use_success: bool = True
     """Coverage looks at successful episodes; False takes all of them."""
-    probe_share: float = field(default=1.0, metadata=IN_FILE)
+    probe_share: float = 1.0
     """Share of a probe's episodes that measure. They play to full depth; the rest stop at the cap (an option of ours: a
     probe needs statistics, not every episode)."""
 
@@ -230,28 +230,25 @@ class TurnOpdConfig:
     weight: Literal["blend", "trajectory", "turn"] = "blend"
     """How tokens are weighted. `trajectory` is the ablation depth only, `turn` hard turn-level weights from the first
     step."""
-    blend_start: float = field(default=0.0, metadata=IN_FILE)
+    blend_start: float = 0.0
     """Share of training at which weights begin to move from trajectories to turns."""
-    blend_end: float = field(default=1.0, metadata=IN_FILE)
+    blend_end: float = 1.0
     """Share of training at which they are turn-level."""
-    n_min: int = field(default=8, metadata=IN_FILE)
+    n_min: int = 8
     """A turn is reliable when this many episodes reach it ..."""
-    n_min_share: Share = field(default=0.15, metadata=IN_FILE)
+    n_min_share: Share = 0.15
     """... or this share of the episodes, whichever is more."""
     depth: DepthConfig = field(default_factory=DepthConfig)
-    needs: ClassVar[Needs] = (
-        (("depth.*",), "--turnopd.adaptive-depth", lambda turnopd: turnopd.adaptive_depth),
-        (("blend_start", "blend_end"), "--turnopd.weight blend", lambda turnopd: turnopd.weight == "blend"),
-        (
-            ("n_min", "n_min_share"),
-            "--turnopd.weight blend or turn",
-            lambda turnopd: turnopd.weight in ("blend", "turn"),
-        ),
-    )
 
     def __post_init__(self) -> None:
         if not self.blend_start <= self.blend_end:
             raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
+        if not self.adaptive_depth:
+            unread(self, ("depth",), "adaptive_depth")
+        if self.weight != "blend":
+            unread(self, ("blend_start", "blend_end"), "weight blend")
+        if self.weight == "trajectory":
+            unread(self, ("n_min", "n_min_share"), "weight blend or turn")
 
 
 def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:

@@ -5,12 +5,11 @@ Read next: trainers/told.py, trainers/contrib/rlsd.py, trainers/algorithms/grpo.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE
 from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
@@ -85,7 +84,7 @@ class AgentOpsdConfig(ToldGroupConfig):
 
     lam: float = 0.5
     """Share of the advantage that is directed (lambda)."""
-    eps: float = field(default=0.2, metadata=IN_FILE)
+    eps: float = 0.2
     """Most that a turn's factor differs from 1."""
 
     def __post_init__(self) -> None:

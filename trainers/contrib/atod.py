@@ -5,14 +5,13 @@ Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -92,13 +91,13 @@ class AtodConfig:
     """Share of training with the teacher alone. Then the reward begins to take over."""
     end: float = 1.0
     """Share of training until the reward is alone. The teacher then has no say any more."""
-    floor: float = field(default=0.0, metadata=IN_FILE)
+    floor: float = 0.0
     """Weight of the reward before it takes over."""
-    strength: float = field(default=1.0, metadata=IN_FILE)
+    strength: float = 1.0
     """How much more a turn of most disagreement and uncertainty counts than one of none; 0: turns count alike."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""

@@ -6,13 +6,13 @@ Read next: trainers/group_advantage.py, trainers/targets.py, trainers/losses.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE, Episode
+from turngym.core import Episode
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -84,7 +84,7 @@ class GrpoOpdConfig:
     """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""

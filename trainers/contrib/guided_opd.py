@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from turngym.core import IN_FILE, Episode, Origin
+from turngym.core import Episode, Origin
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -94,7 +94,7 @@ class GuidedOpdConfig:
 
     start: float = 1.0
     """The teacher's share of turns at the start. It falls from there to 0."""
-    ratio: float = field(default=0.8, metadata=IN_FILE)
+    ratio: float = 0.8
     """Share of training with a guide. After it the student plays alone."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE, Episode, loop_end
+from turngym.core import Episode, loop_end
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -35,13 +35,13 @@ from turngym.trainers import (
 class LoopStopConfig:
     """On-policy distillation that leaves loops."""
 
-    probe_interval: int = field(default=8, metadata=IN_FILE)
+    probe_interval: int = 8
     """Steps between probes. While episodes leave their loops, some go on in every step that is a multiple of this."""
-    probe_share: float = field(default=0.25, metadata=IN_FILE)
+    probe_share: float = 0.25
     """Share of a probe's episodes that go on."""
-    rho: float = field(default=0.7, metadata=IN_FILE)
+    rho: float = 0.7
     """Share of the smoothed ratio that is kept when loops are measured; what was measured gets the rest."""
-    min_loops: int = field(default=4, metadata=IN_FILE)
+    min_loops: int = 4
     """Fewest episodes that went on in a loop: with fewer the ratio stays as it is."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""

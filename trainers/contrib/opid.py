@@ -5,13 +5,13 @@ Read next: trainers/told.py, agents/judges/env_judges.py, trainers/algorithms/gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE, Position
+from turngym.core import Position
 from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, GroupAdvantage, RolloutBatch, ToldLogprobs
 from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
 
@@ -37,9 +37,9 @@ class OpidConfig(ToldGroupConfig):
 
     w_told: float = 0.001
     """Weight of the told policy's log-ratio."""
-    scale: Literal["std", "none"] = field(default="std", metadata=IN_FILE)
+    scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing (published in WebShop)."""
-    position: Position = field(default="last_user", metadata=IN_FILE)
+    position: Position = "last_user"
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
 
     def __post_init__(self) -> None:

@@ -5,12 +5,11 @@ Read next: trainers/told.py, trainers/algorithms/grpo.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE
 from turngym.trainers import (
     LOG_RATIO_LIMIT,
     Algorithm,
@@ -65,7 +64,7 @@ class RlsdConfig(ToldGroupConfig):
 
     lam: float = 0.5
     """Share of the advantage that is directed (lambda)."""
-    eps: float = field(default=0.2, metadata=IN_FILE)
+    eps: float = 0.2
     """Most that a token's factor differs from 1."""
     fade: int = 100
     """Steps after which `lam` is 0. It falls linearly; 0: it stays."""

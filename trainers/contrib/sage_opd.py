@@ -6,12 +6,12 @@ Read next: trainers/judge_votes.py, trainers/targets.py, trainers/losses.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from turngym.core import IN_FILE, Episode, Turn
+from turngym.core import Episode, Turn
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -93,7 +93,7 @@ class SageOpdConfig:
 
     weak: float = 0.5
     """How much a turn of score 0 counts. The judge found it neither good (0) nor bad (1)."""
-    confidence: bool = field(default=True, metadata=IN_FILE)
+    confidence: bool = True
     """Weigh tokens by the teacher's confidence. It is the probability of its most likely id."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response, before turns are chosen."""

@@ -6,13 +6,13 @@ sdar, rlsd, skill-sd, opid and agent-opsd: who is told, their targets, their set
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import IN_FILE, Episode, Position
+from turngym.core import Episode, Position
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -80,15 +80,15 @@ class ToldGroupConfig:
     reader: Reader = "live"
     """Who is told. The student as it is before the update, or the initial policy (with --reference-every K the student
     of up to K steps before, with --reference-rate a moving average)."""
-    reward: Reward = field(default="return", metadata=IN_FILE)
+    reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = field(default=(0.2, 0.2), metadata=IN_FILE)
+    clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = field(default=0.01, metadata=IN_FILE)
+    kl_coef: float = 0.01
     """Weight of the KL to the initial policy. It is k3; in Search 0.001 was published."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = field(default="token_mean", metadata=IN_FILE)
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
-    position: Position = field(default="opening", metadata=IN_FILE)
+    position: Position = "opening"
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
 
     def __post_init__(self) -> None:

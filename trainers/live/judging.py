@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turngym.agents.judges.judges import WORDS, BothQuestions, is_plain, make_judge
-from turngym.agents.judges.model_judges import HttpJudge
+from turngym.agents.judges.judges import WORDS, is_plain, make_judge
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
 from turngym.agents.proxy.turn_records import ToolCall, Tools, messages_from_json
@@ -129,21 +128,20 @@ def make_session_judge(
     kind = algorithm.judge
     if kind is None:
         return None
-    options = config.judging
+    options, remote = config.judge, isinstance(config.judge, UrlJudge)
     judge = make_judge(options, kind, WORDS, make_env=_no_env, seed=config.run.seed, device=config.device)
     hints = SessionHints(
         renderer=renderer,
         max_context=max_context,
         position=(algorithm.told or Told()).position,
     )
-    # what is behind a url may be asked by several threads, a turn each: no turn waits for another's votes
-    remote = isinstance(judge.one if isinstance(judge, BothQuestions) else judge, HttpJudge)
     # a turn costs two questions there
     questions = 2 if kind == "both" else 1
     return SessionJudge(
         judge=judge,
         kind=kind,
         enhance=hints.enhance if kind in HINTING else None,
+        # what is behind a url may be asked by several threads, a turn each: no turn waits for another's votes
         workers=max(1, options.judge_parallel // (options.judge_votes * questions)) if remote else 1,
         batch=1 if remote else BATCH,
         unread=UnreadVotes(limit=options.judge_unread),
