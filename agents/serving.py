@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.access import Access
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
+from turngym.core.settings import Port
 from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.server import RetrievalService
 
@@ -50,6 +51,22 @@ try:
     from waitress.task import ErrorTask, WSGITask
 except ImportError:
     HTTPChannel = HTTPRequestParser = TcpWSGIServer = ErrorTask = WSGITask = object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where the server listens."""
+
+    # the names are those of the arguments of DrainingServer and AsgiServer
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no password: any other address makes the server reachable from the network."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
+    port: Port = 8000
+    """Port to listen on; 0 takes a free one."""
+    drain: float = 10.0
+    """Seconds that accepted requests get to finish when the server is stopped."""
+
 
 # What a server must know of its application.
 

@@ -28,6 +28,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -96,6 +97,9 @@ class Range:
         return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
 
 
+POSITIONAL = "positional"
+Positional = Annotated[T, POSITIONAL]
+"""A setting that a command line gives as a word, without its name."""
 MOST = 10**9
 """The largest whole number that a setting without a note may have: what counts something that is made."""
 
@@ -162,7 +166,22 @@ class Setting:
     @property
     def free(self) -> bool:
         """Whether it is a table of any keys (arguments of `gym.make`)."""
-        return get_origin(_bare(self.type)) is dict
+        return get_origin(_bare(self.type)) in (dict, Mapping)
+
+    @property
+    def many(self) -> bool:
+        """Whether it holds any number of values."""
+        return any(get_origin(one) is tuple for one in _members(self.type))
+
+    @property
+    def positional(self) -> bool:
+        """Whether a command line gives it as a word, without its name."""
+        return POSITIONAL in getattr(self.type, "__metadata__", ())
+
+    @property
+    def range(self) -> Range | None:
+        """What its numbers may be, where notes of its type do not tell msgspec."""
+        return _range_of(self.type, self.owners[0])
 
     @property
     def about(self) -> str:
@@ -227,15 +246,15 @@ def settings_of(cls: Any) -> Mapping[str, Setting]:
     return found
 
 
-def _walk(cls: type[Any], above: str) -> Iterator[Setting]:
+def _walk(cls: type[Any], above: str, whole: Any = None) -> Iterator[Setting]:
+    """The settings below a table; their defaults are those of `whole`, the object that is the table's own default."""
     for field in fields_of(cls):
         path, tables = f"{above}{field.name}", _tables_in(field.type)
         optional = type(None) in _members(field.type)
-        yield Setting(
-            path=path, type=field.type, default=field.default, owners=(cls,), tables=tables, optional=optional
-        )
+        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
+        yield Setting(path=path, type=field.type, default=default, owners=(cls,), tables=tables, optional=optional)
         for table in tables:
-            yield from _walk(table, f"{path}.")
+            yield from _walk(table, f"{path}.", default)
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -464,14 +483,13 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
 
     A list takes any number of words, every other setting one.
     """
-    many = any(get_origin(one) is tuple for one in _members(setting.type))
-    if not many and len(words) != 1:
+    if not setting.many and len(words) != 1:
         raise SpecError(f"{where} needs {'one value' if len(words) else 'a value'}; it is given {len(words)}")
     if setting.tables:
         return words[0]
     if setting.optional and list(words) == [NONE]:
         return None
-    value: Any = list(words) if many else words[0]
+    value: Any = list(words) if setting.many else words[0]
     if setting.free:
         return _free(value, where)
     # msgspec reads numbers as JSON has them, people write .5
@@ -482,6 +500,9 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     except msgspec.ValidationError as error:
         shown = " ".join(words)
         raise SpecError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
+    for one in found if isinstance(found, tuple) else (found,):
+        if wanted := _refused(one, setting.range):
+            raise SpecError(f"{where} is {brief(one, 40)}; valid: {wanted}")
     return found
 
 
@@ -566,15 +587,31 @@ def _forget(origins: dict[str, str], path: str) -> None:
         del origins[one]
 
 
-def _fit(cls: type[Any], table: dict[str, Any], origins: Mapping[str, str], asked: set[str], path: str = "") -> None:
-    """Gives each union the kind that it has by default, and leaves out what its kind does not have, if nobody asked."""
+def _fit(
+    cls: type[Any],
+    table: dict[str, Any],
+    origins: Mapping[str, str],
+    asked: set[str],
+    path: str = "",
+    whole: Any = None,
+) -> None:
+    """Completes a table by the defaults of its fields, and leaves out what a chosen kind lacks, if nobody asked for it.
+
+    A union gets the kind that it has by default, and a table that is given in part keeps the rest of its own default:
+    that of `whole`, the object whose place `table` takes, if it is one of `cls`.
+    """
     for field in fields_of(cls):
-        here, inner, tables = f"{path}{field.name}", table.get(field.name), _tables_in(field.type)
+        here, tables = f"{path}{field.name}", _tables_in(field.type)
+        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
+        # what a table must be given is said of its settings, not of the table
+        if default is NODEFAULT and len(tables) == 1 and type(None) not in _members(field.type):
+            table.setdefault(field.name, {})
+        inner = table.get(field.name)
         if not tables or not isinstance(inner, dict):
             continue
         chosen = tables[0]
         if kind_of(chosen) is not None:
-            usual = kind_of(type(field.default))
+            usual = kind_of(type(default))
             kind = inner.setdefault(KIND, usual)
             if kind is None:
                 del inner[KIND]
@@ -589,7 +626,10 @@ def _fit(cls: type[Any], table: dict[str, Any], origins: Mapping[str, str], aske
         for key in [key for key in inner if key != KIND and key not in known]:
             if not _asked(origins, asked, f"{here}.{key}"):
                 del inner[key]
-        _fit(chosen, inner, origins, asked, f"{here}.")
+        for one in fields_of(chosen) if isinstance(default, chosen) else ():
+            if getattr(default, one.name) != one.default:
+                inner.setdefault(one.name, msgspec.to_builtins(getattr(default, one.name), enc_hook=plain_name))
+        _fit(chosen, inner, origins, asked, f"{here}.", default)
 
 
 def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
@@ -645,25 +685,30 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
 
 
 def _wrong_numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yields (path, number, what it must be) of numbers that are infinite or not a number, and in a dataclass of those
-    out of their range."""
-    if isinstance(value, Spec) or dataclasses.is_dataclass(value):
-        for field in fields_of(type(value)):
-            item, here = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
-            limits = None if isinstance(value, Spec) else _range_of(field.type)
-            for one in item if isinstance(item, tuple) else (item,):
-                if limits is not None and isinstance(one, int | float) and not isinstance(one, bool):
-                    if wanted := limits.refuses(one):
-                        yield here, one, wanted
-                else:
-                    yield from _wrong_numbers(one, here)
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield path, value, "a finite number"
+    """Yields (path, number, what it must be) of numbers that are infinite or not a number, or out of the range that a
+    note gives them."""
+    for field in fields_of(type(value)):
+        item, here = getattr(value, field.name), f"{path}{field.name}"
+        limits = _range_of(field.type, type(value))
+        for one in item if isinstance(item, tuple) else (item,):
+            if wanted := _refused(one, limits):
+                yield here, one, wanted
+            elif limits is None and isinstance(one, float) and not math.isfinite(one):
+                yield here, one, "a finite number"
+            elif isinstance(one, _tables_in(field.type)):
+                yield from _wrong_numbers(one, f"{here}.")
 
 
-def _range_of(kind: Any) -> Range:
-    notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
-    return next((note for note in notes if isinstance(note, Range)), Range())
+def _refused(value: Any, limits: Range | None) -> str:
+    """What a number must be that is out of its range; "" for all other values."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return limits.refuses(value) if is_number and limits is not None else ""
+
+
+def _range_of(kind: Any, owner: type[Any]) -> Range | None:
+    """The range in the notes of a type. A dataclass's numbers always have one; msgspec knows those of a Spec."""
+    notes = getattr(kind, "__metadata__", ())
+    return next((note for note in notes if isinstance(note, Range)), None if issubclass(owner, Spec) else Range())
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -696,8 +741,7 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     if missing := _MISSING.match(what):
         # where it is the kind of a table, the table
         full = path if missing[1] == KIND else f"{path}.{missing[1]}" if path else missing[1]
-        name = short_name(cls, full) if full in settings_of(cls) else full
-        return f"{_said_by(origins, path, where)}: {name} must be given"
+        return f"{_said_by(origins, path, where)}: {full} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
     if not what.startswith(("Expected", "Invalid", "Object")):
         # what a class says itself begins with the name of a field
@@ -749,9 +793,24 @@ def _valid(said: str) -> str:
 
 
 def choices_of(kind: Any) -> list[str]:
-    """The values of the literals in a type."""
-    found = [str(item) for one in _members(kind) if get_origin(one) is Literal for item in get_args(one)]
+    """The values of the literals and enumerations in a type."""
+    found: list[str] = []
+    for one in _members(kind):
+        if get_origin(one) is Literal:
+            found += map(str, get_args(one))
+        elif get_origin(one) is tuple:
+            found += choices_of(get_args(one)[0])
+        elif isinstance(one, type) and issubclass(one, Enum):
+            found += [str(item.value) for item in one]
     return list(dict.fromkeys(found))
+
+
+def refuse_unread(settings: Any, needed: str, *names: str) -> None:
+    """Raises TurngymError for the first of `names` that is not as by default: nothing reads it without `needed`."""
+    for field in fields_of(type(settings)):
+        if field.name in names and (value := getattr(settings, field.name)) != field.default:
+            option = f"--{field.name.replace('_', '-')}"
+            raise TurngymError(f"{option} {brief(value, 60)} needs {needed}, without which nothing reads it")
 
 
 def to_table(spec: Spec) -> dict[str, Any]:
@@ -771,7 +830,7 @@ def _path_of(kind: type[Any], value: Any) -> Any:
 
 
 def plain_name(value: Any) -> str:
-    """How a record names an object that JSON cannot hold: a path by its text, others by the place of their class."""
+    """How a record names an object that JSON cannot hold: a path by its text, another one by its class's place."""
     if isinstance(value, Path):
         return str(value)
     return f"{type(value).__module__}:{type(value).__qualname__}"

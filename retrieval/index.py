@@ -275,7 +275,8 @@ class BuildPlan:
     factory: str = "Flat"
     """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ... (`turngym index plan` helps to choose)."""
     parameters: Mapping[str, float] = field(default_factory=dict)
-    """faiss search settings to store, such as nprobe 64 or efSearch 128; by default what suits the factory."""
+    """faiss search settings to store, as JSON: '{"nprobe": 64}', '{"efSearch": 128}'; by default what suits the
+    factory."""
     shard_rows: int = 65_536
     """Passages per shard: what a kill can cost."""
 

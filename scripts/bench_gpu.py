@@ -27,18 +27,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Policy
-from turngym.core.settings import Count, Length, Needs, Processes
+from turngym.core.settings import Count, Length, Processes
+from turngym.core.spec import refuse_unread
 from turngym.core.tables import print_table
 from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 from turngym.trainers.training_costs import Chip, Estimate, Workload, chip_named, estimate, shape_named
 
 
@@ -80,9 +81,10 @@ class GpuBench:
     """SGLang servers that play the weights of `--save`, measured too."""
     json: Path | None = None
     """Also write all figures here."""
-    needs: ClassVar[Needs] = (
-        (("policy_server",), "--save, the folder with the weights that it has", lambda bench: bench.save is not None),
-    )
+
+    def __post_init__(self) -> None:
+        if self.save is None:
+            refuse_unread(self, "--save, the folder with the weights that it has", "policy_server")
 
     @property
     def on_cpu(self) -> bool:
@@ -445,7 +447,7 @@ def table_rows(found: StepFigures, plan: Estimate | None, chip: Chip) -> list[li
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym bench gpu`; the exit status is 1 where a check fails."""
-    bench = read(GpuBench, argv, prog="turngym bench gpu", description=__doc__)
+    bench = read_options(GpuBench, argv, prog="turngym bench gpu", about=__doc__)
     import torch
 
     if not bench.on_cpu and not torch.cuda.is_available():

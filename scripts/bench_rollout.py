@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-import tyro
 
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.worlds.built_in import HOUSEHOLD
@@ -30,10 +29,11 @@ from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.protocols import Sampling
-from turngym.core.settings import Count, Needs, Range, Seed, Threads
+from turngym.core.settings import Count, Range, Seed, Threads
+from turngym.core.spec import refuse_unread
 from turngym.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 from turngym.trainers.training_costs import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
@@ -474,15 +474,13 @@ class RolloutBench:
     """Threads of torch."""
     seed: Seed = 0
     """Seed of the weights and the observations."""
-    play: Annotated[PlayBench, tyro.conf.arg(name="play")] = field(default_factory=PlayBench)
-    needs: ClassVar[Needs] = (
-        (("system", "observation", "response", "seed"), "--models", lambda bench: bool(bench.models)),
-        (
-            tuple(f"play.{item.name}" for item in fields(PlayBench) if item.name != "episodes"),
-            "--play.episodes of 1 or more",
-            lambda bench: bench.play.episodes > 0,
-        ),
-    )
+    play: PlayBench = field(default_factory=PlayBench)
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            refuse_unread(self, "--models", "system", "observation", "response", "seed")
+        if not self.play.episodes:
+            refuse_unread(self.play, "--play.episodes of 1 or more", *(item.name for item in fields(PlayBench)))
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]
@@ -513,7 +511,7 @@ def measure(name: str, config: RolloutBench) -> list[Tally]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs `turngym bench rollout`."""
-    config = read(RolloutBench, argv, prog="turngym bench rollout", description=__doc__)
+    config = read_options(RolloutBench, argv, prog="turngym bench rollout", about=__doc__)
     import torch
 
     torch.set_num_threads(config.threads)

@@ -1,8 +1,6 @@
-"""How a verb's settings are read and explained: command line, TOML file, help.
+"""What `turngym train` and `turngym serve proxy` still need of the older reader; all others use options.py.
 
-A verb declares its settings as a frozen dataclass whose field docstrings are the help. `parse` reads them from `argv`
-and from the file that `--config` names; an option on the command line overrides the file. `turngym train` has more than
-80 options and prints its help with `section`, a line for each; the other verbs leave their help to tyro.
+Last in the file: the words with which other verbs call `turngym train`.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import reduce
-from operator import or_
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,49 +20,22 @@ import tyro
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.needed import check_needed
-from turngym.core.settings import Port, Setting, check_numbers, from_table, read_toml, settings_of
+from turngym.core.settings import Setting, check_numbers, settings_of
 from turngym.core.spec import docs_of
 from turngym.core.user_files import keep_inputs, user_path
+from turngym.scripts.options import CONFIG as CONFIG
+from turngym.scripts.options import is_option
+from turngym.scripts.options import pop_option as pop_option
 
 T = TypeVar("T")
-CONFIG = "--config"
 HELP = (tyro.conf.HelptextFromCommentsOff,)
 """For tyro: help is in docstrings, and to look for it in comments too would read every class's source at each call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
-    """Where the server listens."""
-
-    # the names are those of the arguments of DrainingServer and AsgiServer
-    host: str = "127.0.0.1"
-    """Address to listen on. There is no password: any other address makes the server reachable from the network."""
-    hosts: tuple[str, ...] = ()
-    """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
-    port: Port = 8000
-    """Port to listen on; 0 takes a free one."""
-    drain: float = 10.0
-    """Seconds that accepted requests get to finish when the server is stopped."""
-
-
-def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> T:
-    """Reads an object of the settings class `cls` from `argv`, which may contain `--config FILE`.
-
-    A wrong option or value is explained on standard error, and the process exits with status 2. Raises SettingsError
-    if the file sets an unknown setting, or a setting to a value of the wrong type.
-    """
-    argv, file = pop_option(argv, CONFIG)
-    check_options(settings_of(cls), argv, prog=prog)
-    if file is None:
-        return read(cls, argv, prog=prog, description=_with_config(description))
-    default = from_table(cls, read_toml(file), file, missing=tyro.MISSING)
-    return read(cls, argv, prog=prog, description=_with_config(description), default=default)
 
 
 def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None = None, **more: Any) -> Any:
     """Reads an object of the settings class `kind`, or of one of a union's.
 
-    Every verb reads its options here: a path with `~` means the home folder, and a number has a range.
+    A path with `~` means the home folder, and a number has a range.
 
     Args:
         kind: a settings class, or a union of them.
@@ -176,48 +145,6 @@ def check_lists(settings: Iterable[Setting], words: Sequence[str]) -> None:
             )
 
 
-def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *, prog: str, description: str) -> int:
-    """Reads one of the settings classes from `argv`, which begins with its name in lower case, and runs its function.
-
-    Returns the function's exit status.
-
-    Args:
-        verbs: settings class -> the function that gets an object of it, and returns the exit status.
-        argv: the words behind the verb; the first one names the class.
-        prog: the command, such as `turngym trace`, for its help and errors.
-        description: what the help says above the options.
-    """
-    command: Any = read(reduce(or_, verbs), argv, prog=prog, description=description)
-    return verbs[type(command)](command)
-
-
-def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
-    """Removes `name VALUE` or `name=VALUE` from `argv`; returns what is left and the value, None if there is none.
-
-    Raises TurngymError if the option is given without a value, or twice: no value would be read but the last.
-    """
-    rest: list[str] = []
-    values: list[str] = []
-    remaining = iter(argv)
-    for argument in remaining:
-        if argument == name:
-            value = next(remaining, None)
-            if value is None or value.startswith("--"):
-                raise TurngymError(f"{name} needs a value")
-            values.append(value)
-        elif argument.startswith(f"{name}="):
-            values.append(argument.removeprefix(f"{name}="))
-        else:
-            rest.append(argument)
-    if len(values) > 1:
-        raise TurngymError(f"{name} is given {len(values)} times ({', '.join(values)}); valid: once")
-    return rest, values[0] if values else None
-
-
-def _with_config(description: str) -> str:
-    return f"{description} --config FILE reads options from a TOML file; those given here override it."
-
-
 def flag(key: str) -> str:
     """The option that sets `key` (`grpo_kd.kl_coef`)."""
     return f"--{key.replace('_', '-')}"
@@ -226,11 +153,6 @@ def flag(key: str) -> str:
 def name_of(word: str) -> str:
     """The option that a word of a command line names, in dashes and without its value."""
     return word.partition("=")[0].replace("_", "-")
-
-
-def is_option(word: Any) -> bool:
-    """Whether a word of a command line names an option, rather than being a value (as negative numbers are)."""
-    return len(word) > 2 and word.startswith("--")
 
 
 LEFT = 36

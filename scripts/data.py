@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from turngym.agents.data_sets import DATA_SETS, data_set, get
+from turngym.core.spec import Positional
 from turngym.core.strict_json import json_object
 from turngym.envs.panels import list_panels, load_panel, verify_panel
-from turngym.scripts.command_line import run_verb
+from turngym.scripts.options import run_verb
 
-Name = tyro.conf.Positional[str]
+Name = Positional[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ class Verify:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym data` with `argv` (without the verb itself)."""
     verbs: dict[type, Callable[[Any], int]] = {Get: _get, List: _list, Where: _where, Verify: _verify}
-    return run_verb(verbs, argv, prog="turngym data", description=(__doc__ or "").split("\n")[0])
+    return run_verb(verbs, argv, prog="turngym data", about=__doc__)
 
 
 def _get(command: Get) -> int:

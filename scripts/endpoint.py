@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import tyro
-
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import KEY, EndpointOptions
 from turngym.agents.play_spec import OpenAI
@@ -23,16 +21,17 @@ from turngym.agents.playing.env_maker import probe
 from turngym.core.errors import AgentError
 from turngym.core.redaction import redacted
 from turngym.core.settings import Above0, Length
+from turngym.core.spec import Positional
 from turngym.core.tables import table_text
 from turngym.envs.channels import make_channel
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """What is asked, and how."""
 
-    url: tyro.conf.Positional[str]
+    url: Positional[str]
     """Address of the endpoint with its version, for example http://127.0.0.1:8000/v1."""
     model: str
     """Name of the model behind it."""
@@ -63,9 +62,8 @@ def main(argv: Sequence[str]) -> int:
         raise AgentError(
             f"turngym endpoint {redacted(words[0])!r} is unknown; valid: turngym endpoint check URL --model M"
         )
-    return check(
-        read(Check, words[1:] if words[:1] == ["check"] else words, prog="turngym endpoint check", description=__doc__)
-    )
+    words = words[words[:1] == ["check"] :]
+    return check(read_options(Check, words, prog="turngym endpoint check", about=__doc__))
 
 
 def check(options: Check) -> int:

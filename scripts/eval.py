@@ -69,8 +69,6 @@ def main(argv: Sequence[str]) -> int:
     if list_presets(argv):
         return 0
     asked = VERB.asked(argv)
-    if asked is None:
-        return 0
     call = asked.own
     layers = [(where, table) for where, table in asked.layers if table]
     if call.compare is not None or call.rescore is not None:

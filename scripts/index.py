@@ -15,51 +15,48 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Any
 
 from turngym.core.files import locked_file
-from turngym.core.settings import Length, Needs
+from turngym.core.settings import Length
+from turngym.core.spec import Positional, refuse_unread
 from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import build_folder, real_folder
 from turngym.retrieval.encoders import is_built_in
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
 from turngym.retrieval.index_costs import plan_table
-from turngym.scripts.command_line import run_verb
+from turngym.scripts.options import run_verb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
     """Build an index folder from a corpus; after a kill the same command goes on where it was."""
 
-    plan: Annotated[BuildPlan, tyro.conf.arg(name="")]
+    plan: BuildPlan
     restart: bool = False
     """Throw an unfinished build away instead of going on with it."""
     force: bool = False
     """Replace the folder if it exists, once the new index is complete."""
-    needs: ClassVar[Needs] = (
-        (
-            ("encoder", "style", "passage_model", "device", "dtype", "dim", "factory", "parameters", "shard_rows"),
-            "--kind dense or hybrid",
-            lambda build: build.plan.kind != "bm25",
-        ),
-        (
-            ("style", "passage_model", "dtype"),
-            "--encoder hf:MODEL",
-            lambda build: build.plan.encoder != "hashing" and is_built_in(build.plan.encoder),
-        ),
-        (("device",), "an --encoder that is a model", lambda build: build.plan.encoder != "hashing"),
-        (("dim",), "--encoder hashing", lambda build: build.plan.encoder == "hashing"),
-    )
+
+    def __post_init__(self) -> None:
+        encoder = self.plan.encoder
+        if self.plan.kind == "bm25":
+            vectors = ("encoder", "style", "passage_model", "device", "dtype", "dim", "factory", "parameters")
+            refuse_unread(self.plan, "--kind dense or hybrid", *vectors, "shard_rows")
+        if encoder == "hashing" or not is_built_in(encoder):
+            refuse_unread(self.plan, "--encoder hf:MODEL", "style", "passage_model", "dtype")
+        if encoder == "hashing":
+            refuse_unread(self.plan, "an --encoder that is a model", "device")
+        else:
+            refuse_unread(self.plan, "--encoder hashing", "dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
     """Show what an index was built from and compare the sizes of its files; status 1 if any differs."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     """Folder of the index."""
 
 
@@ -67,7 +64,7 @@ class Inspect:
 class Verify:
     """Does what `inspect` does, and compares the hash of every file; status 1 if any differs."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     """Folder of the index."""
 
 
@@ -98,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym index` with `argv` (without the verb itself)."""
     verbs: dict[type, Callable[[Any], int]] = {Build: _build, Inspect: _inspect, Verify: _inspect, Plan: _plan}
     verbs |= {Nouns: _nouns}
-    return run_verb(verbs, argv, prog="turngym index", description=(__doc__ or "").split("\n")[0])
+    return run_verb(verbs, argv, prog="turngym index", about=__doc__)
 
 
 def _build(options: Build) -> int:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
 from msgspec.structs import replace as replaced
 
 from turngym.agents.evaluation.compare import rescore
@@ -31,7 +30,8 @@ from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.settings import Count
-from turngym.scripts.command_line import run_verb
+from turngym.core.spec import Positional
+from turngym.scripts.options import run_verb
 
 OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
 """Files that a merged model writes itself, or does not have."""
@@ -41,7 +41,7 @@ OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.inde
 class Import:
     """Write the model of a GGUF file as a folder for --agent, --student and --teacher: float32 weights, tokenizer."""
 
-    file: tyro.conf.Positional[Path]
+    file: Positional[Path]
     """A GGUF file of the Llama, Qwen2 or Qwen3 family."""
     out: Path
     """The new folder."""
@@ -51,7 +51,7 @@ class Import:
 class Merge:
     """Write a LoRA adapter and its base as one ordinary model, for servers and for copies that stand alone."""
 
-    adapter: tyro.conf.Positional[Path]
+    adapter: Positional[Path]
     """Folder of the adapter: the model of a checkpoint that was trained with --lora.rank, or another of peft's."""
     out: Path
     """The new folder."""
@@ -64,7 +64,7 @@ class Average:
     """Write the mean of the weights of a run's last checkpoints to RUN/average/model, and let it play the run's last
     evaluation into RUN/average; `turngym report` shows it beside the run. Train with --keep-checkpoints 4 for it."""
 
-    run: tyro.conf.Positional[Path]
+    run: Positional[Path]
     """Folder of a training run."""
     last: Count = 4
     """Checkpoints whose weights count alike."""
@@ -76,7 +76,7 @@ class Average:
 class Verify:
     """Compare every file with its checksum, whatever its size; status 1 if any differs."""
 
-    folders: tyro.conf.Positional[tuple[Path, ...]]
+    folders: Positional[tuple[Path, ...]]
     """Model folders, checkpoints, or folders that hold some, such as a run."""
 
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         {Import: _import, Merge: _merge, Average: _average, Verify: _verify_all},
         argv,
         prog="turngym model",
-        description=(__doc__ or "").split("\n")[0],
+        about=__doc__,
     )
 
 
@@ -112,8 +112,6 @@ def _made(folder: Path) -> int:
 
 
 def _verify_all(command: Verify) -> int:
-    if not command.folders:
-        raise TurngymError("name one or more folders: turngym model verify FOLDER")
     return max(_verify(folder) for folder in command.folders)
 
 

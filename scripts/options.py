@@ -1,47 +1,92 @@
 """A command line as settings: words become a partial table of whole paths, and help is made from the types.
 
     turngym eval --panel alfworld-quickstart --max-turns 30 --agent model:FOLDER --agent.engine.dtype bfloat16 --print
+    turngym trace print runs/a/eval.jsonl --outcome lost --category heat --category cool
 
-An option is the end of a setting's path, with dashes (`--max-turns` for `play.env.max_turns`). What only the verb has
-(`--out`) is a type of its own. `--config FILE` reads a file of settings; options stand on top of it. `--print` shows
-the whole settings with the origin of every line, which `--config` reads again.
+An option is the end of a setting's path, with dashes (`--max-turns` for `play.env.max_turns`). Most verbs have one type
+of settings (`read_options`), or one for each verb below them (`run_verb`). `turngym eval` and `rollout` have a type of
+their own for what is no setting of a result (`--out`), and `--print` shows the whole settings with the origin of every
+line. `--config FILE` reads a file of settings; options stand on top of it.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Generic, TypeVar, get_origin
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from msgspec import NODEFAULT
 
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import read_toml
 from turngym.core.spec import (
+    Layer,
     Setting,
-    Spec,
+    SpecError,
+    at,
     choices_of,
     expand,
     find,
+    flat,
     kind_of,
     merged,
-    read,
     read_word,
+    resolve,
     settings_of,
     short_name,
     short_names,
-    toml_value,
+    to_table,
 )
 from turngym.core.tables import table_text
+from turngym.core.user_files import keep_inputs
 
-T = TypeVar("T", bound=Spec)
+T = TypeVar("T")
 CONFIG, PRINT, HELP, HELP_ALL = "--config", "--print", ("--help", "-h"), "--help-all"
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 COMMAND_LINE = "command line"
+LEFT = 34
+"""Width of the column of option names in help texts, in characters."""
+
+
+def read_options(
+    cls: type[T], argv: Sequence[str], *, prog: str, about: str | None, below: Mapping[str, Any] | None = None
+) -> T:
+    """The settings of a verb that has one type of them. Help is printed, and ends the process.
+
+    Raises TurngymError for an option that does not exist, that cannot have its value, or that nothing would read.
+
+    Args:
+        cls: a frozen dataclass, or a Spec; the docstrings of its fields are the help.
+        argv: the words behind the verb.
+        prog: the command, such as `turngym plan`, for its help and errors.
+        about: what the help says above the options.
+        below: a table whose values hold where neither the command line nor a file says otherwise.
+    """
+    return Verb(name=prog, about=about or "", own=cls, below=below or {}).asked(argv).own
+
+
+def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *, prog: str, about: str | None) -> int:
+    """Reads one of several types, which the first word names, and runs its function. Returns its exit status.
+
+    The name of a type on a command line is that of its class in lower case with dashes: `export-prompts`.
+    """
+    named = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in verbs}
+    if not argv or argv[0] in (*HELP, HELP_ALL):
+        print(f"usage: {prog} VERB [options]\n\n{(about or '').strip()}\n")
+        print("\n".join(_rows(name, _first_sentence(cls.__doc__ or "")) for name, cls in named.items()))
+        raise SystemExit(0 if argv else 2)
+    cls = named.get(argv[0])
+    if cls is None:
+        hint = did_you_mean(argv[0], named)
+        raise TurngymError(f"there is no verb {argv[0]!r}; valid: {', '.join(named)}.{hint}")
+    return verbs[cls](read_options(cls, argv[1:], prog=f"{prog} {argv[0]}", about=cls.__doc__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,116 +94,185 @@ class Asked(Generic[T]):
     """What a command line asks for."""
 
     own: T
-    """What the verb alone has."""
+    """The settings of the verb's own type."""
     layers: list[tuple[str, Mapping[str, Any]]]
-    """Settings with who gives them: the file, then the command line."""
+    """Those of its other type with who gives them: the file, then the command line."""
     show: bool
     """Whether the settings are only to be shown (`--print`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb(Generic[T]):
-    """A verb whose settings are values of a type."""
+    """A verb whose settings are values of a type, or of two."""
 
     name: str
     """The command, such as `turngym eval`."""
     about: str
     """What it does, in a line; examples may follow."""
     own: type[T]
-    spec: type[Spec]
-    first: Sequence[str]
-    """Options that `--help` shows, by their short names with underscores."""
+    spec: Any = None
+    """The type of what is played; None where `own` has everything."""
+    first: Sequence[str] = ()
+    """Options that `--help` shows, by their short names with underscores; (): all."""
+    below: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `own` that hold where neither the command line nor a file says otherwise."""
 
-    def asked(self, argv: Sequence[str]) -> Asked[T] | None:
-        """Reads a command line; None where it asked for help, which is printed.
+    def asked(self, argv: Sequence[str]) -> Asked[T]:
+        """Reads a command line. Help is printed, and ends the process.
 
-        Raises TurngymError for an option that does not exist, or that cannot have its value.
+        Raises TurngymError for an option that does not exist, that cannot have its value, or that nothing would read.
         """
         if any(word in (*HELP, HELP_ALL) for word in argv):
             print("\n".join(self._help(whole=HELP_ALL in argv)))
-            return None
-        own: dict[str, Any] = {}
-        given: dict[str, Any] = {}
+            raise SystemExit(0)
+        argv, file = pop_option(argv, CONFIG)
+        show = self.spec is not None and PRINT in argv
+        given = self._given([word for word in argv if not (show and word == PRINT)])
         layers: list[tuple[str, Mapping[str, Any]]] = []
-        show, file = False, None
-        asked = list(_options(argv))
-        for option, count in Counter(option for option, _ in asked).items():
-            if count > 1:
-                raise TurngymError(f"{option} is given {count} times; valid: once")
-        for option, words in asked:
-            if option == PRINT:
-                show = True
-            elif option == CONFIG:
-                file = _single(option, words)
-            else:
-                self._put(own, given, option, words)
+        mine = [Layer(name="", table=self.below)]
         if file is not None:
             table = read_toml(file)
-            mine = {name: value for name, value in table.items() if name in self.own.__struct_fields__}
-            layers.append((file, {name: value for name, value in table.items() if name not in mine}))
-            own = merged([expand(self.own, mine, file), own])
-        layers.append((COMMAND_LINE, given))
-        return Asked(own=read(self.own, own, COMMAND_LINE), layers=layers, show=show)
+            refuse_credentials("", table)
+            owned = {name: value for name, value in table.items() if self.spec is None or name in settings_of(self.own)}
+            mine.append(Layer(name=file, table=expand(self.own, owned, file), asked=True))  # type: ignore[type-var]
+            layers.append((file, {name: value for name, value in table.items() if name not in owned}))
+        layers.append((COMMAND_LINE, given.get(self.spec, {})))
+        table = expand(self.own, given.get(self.own, {}), COMMAND_LINE)  # type: ignore[type-var]
+        layers_of_own = [*mine, Layer(name=COMMAND_LINE, table=table, asked=True)]
+        whole = merged([one.table for one in layers_of_own])
+        for one in settings_of(self.own).values():
+            if _required(self.own, one) and at(whole, one.path) is None:
+                raise TurngymError(f"{one.name.upper() if one.positional else _option_of(self.own, one)} must be given")
+        own = resolve(self.own, layers_of_own).spec
+        _keep_inputs(own)
+        return Asked(own=own, layers=layers, show=show)
 
-    def _put(self, own: dict[str, Any], given: dict[str, Any], option: str, words: list[str]) -> None:
-        """Puts the value of an option into the table that it belongs to."""
+    def _given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
+        """The values of a command line by type and path.
+
+        A list takes all words up to the next option, of several options those of all. While the words that stand by
+        themselves have not come, it takes one: `--category heat eval.jsonl`.
+        """
+        place = next((one for one in settings_of(self.own).values() if one.positional), None)
+        found: dict[tuple[Any, str], tuple[str, Setting, list[str], bool]] = {}
+        rest = list(argv)
+        while rest:
+            option, equals, value = rest[0].partition("=")
+            if not is_option(option):
+                if place is None:
+                    raise TurngymError(f"{rest[0]!r} belongs to no option; valid: --OPTION VALUE")
+                kind, setting, off, option, taken = self.own, place, False, place.name.upper(), [rest.pop(0)]
+            else:
+                kind, setting, off = self._find(option)
+                del rest[0]
+                waits = place is not None and (self.own, place.path) not in found
+                taken = [value] if equals else []
+                most = 0 if equals else len(rest) if setting.many and not waits else 1
+                while len(taken) < most and rest and not is_option(rest[0]):
+                    if is_switch(setting) and (off or rest[0] not in (*ON, *OFF)):
+                        break
+                    taken.append(rest.pop(0))
+            known = found.get((kind, setting.path))
+            if known is not None and not setting.many:
+                raise TurngymError(f"{option} is given twice ({' '.join([*known[2], *taken])}); valid: once")
+            found[kind, setting.path] = (option, setting, [*known[2], *taken] if known else taken, off)
+        given: dict[Any, dict[str, Any]] = {}
+        for (kind, path), (option, setting, words, off) in found.items():
+            if is_switch(setting):
+                given.setdefault(kind, {})[path] = not off if not words else _switched(option, words, off=off)
+            else:
+                given.setdefault(kind, {})[path] = read_word(setting, words, option)
+        return given
+
+    def _find(self, option: str) -> tuple[Any, Setting, bool]:
+        """The type and the setting that an option means, and whether it turns it off (`--no-verify`)."""
         name = option.removeprefix("--").replace("-", "_")
-        off = name.startswith("no_") and name not in short_names(self.spec)
-        kind = self.own if name.removeprefix("no_") in self.own.__struct_fields__ else self.spec
-        try:
-            setting = find(kind, name.removeprefix("no_") if off else name, self.name)
-        except TurngymError:
-            known = sorted({*self.own.__struct_fields__, *short_names(self.spec)})
-            shown = [f"--{one.replace('_', '-')}" for one in known]
-            hint = did_you_mean(option, shown, cutoff=0.5) or f" `{self.name} --help-all` lists them."
-            raise TurngymError(f"there is no option {option}.{hint}") from None
-        table = own if kind is self.own else given
-        if setting.path in table:
-            raise TurngymError(f"{option} is given twice, and only the last would be read; valid: once")
-        if is_switch(setting):
-            value = not off if not words else _switched(option, words)
-        else:
-            value = read_word(setting, words, option)
-        table[setting.path] = value
+        kinds = [self.own] if self.spec is None else [self.own, self.spec]
+        for kind in kinds:
+            for word in (name, name.removeprefix("no_")):
+                with suppress(SpecError):
+                    setting = find(kind, word, self.name)  # type: ignore[type-var]
+                    if word == name or is_switch(setting):
+                        return kind, setting, word != name
+        known = sorted(f"--{one.replace('_', '-')}" for kind in kinds for one in short_names(kind))  # type: ignore[type-var]
+        hint = did_you_mean(option, known, cutoff=0.5) or f" `{self.name} {self._all}` lists them."
+        raise TurngymError(f"there is no option {option}.{hint}")
 
     # Help.
 
-    def _help(self, *, whole: bool) -> Iterator[str]:
-        yield f"usage: {self.name} [options]"
-        yield ""
-        yield self.about
-        yield ""
-        own = settings_of(self.own)
-        every = {**{name: own[name] for name in own}, **settings_of(self.spec)}
-        if whole:
-            yield from self._section("options", [own[name] for name in own])
-            top = [path for path in settings_of(self.spec) if "." not in path]
-            for group in top:
-                inside = [one for path, one in settings_of(self.spec).items() if f"{path}.".startswith(f"{group}.")]
-                yield from self._section(group, inside)
-            return
-        named = {short_name(self.spec, path): one for path, one in every.items() if path not in own}
-        yield from self._section("options", [own[name] if name in own else named[name] for name in self.first])
-        yield ""
-        yield f"  {CONFIG} FILE   settings in TOML; options stand on top of them"
-        yield f"  {PRINT}         show all settings, with where each comes from, and do nothing"
-        yield f"  {HELP_ALL}      every option"
+    @property
+    def _all(self) -> str:
+        """The option that lists all options."""
+        return HELP_ALL if self.first else HELP[0]
 
-    def _section(self, title: str, settings: Sequence[Setting]) -> Iterator[str]:
+    def _help(self, *, whole: bool) -> Iterator[str]:
+        own = settings_of(self.own)
+        words = "".join(f" {one.name.upper()}{'...' if one.many else ''}" for one in own.values() if one.positional)
+        yield from (f"usage: {self.name}{words} [options]", "", textwrap.dedent(self.about).strip(), "")
+        if whole or not self.first:
+            yield from self._section("options", list(own.values()), whole=whole)
+        if whole and self.spec is not None:
+            every = settings_of(self.spec)
+            for group in [path for path in every if "." not in path]:
+                inside = [one for path, one in every.items() if f"{path}.".startswith(f"{group}.")]
+                yield from self._section(group, inside, whole=True)
+        elif self.first:
+            named = {short_name(self.spec, path): one for path, one in settings_of(self.spec).items()}
+            yield from self._section("options", [own[name] if name in own else named[name] for name in self.first])
+            yield ""
+            yield _rows(f"{PRINT}", "show all settings, with where each comes from, and do nothing")
+        yield _rows(f"{CONFIG} FILE", "settings in TOML; options stand on top of them")
+        yield _rows(HELP_ALL, "every option, with all that is said of it")
+
+    def _section(self, title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
         yield f"{title}:"
         for one in settings:
             # a table without a text form has only its settings
             if one.tables and not one.about:
                 continue
-            kind = self.own if one.owners[0] is self.own else self.spec
-            name = f"--{short_name(kind, one.path).replace('_', '-')}"
+            own = one is settings_of(self.own).get(one.path)
+            kind = self.own if own else self.spec
+            name = one.name.upper() if one.positional else _option_of(kind, one)
             kinds = [str(kind_of(owner)) for owner in one.owners if kind_of(owner) is not None]
-            left = f"  {name} {_default(one)}".rstrip()
-            about = one.about + (f" ({', '.join(choices_of(one.type))})" if choices_of(one.type) else "")
-            about += f" [of {', '.join(kinds)}]" if kinds else ""
-            rows = textwrap.wrap(about, max(_width() - 34, 40)) or [""]
-            yield f"{left:<34}{rows.pop(0)}" if len(left) < 34 else left
-            yield from (f"{'':<34}{row}" for row in rows)
+            choices = choices_of(one.type) or [str(kind_of(table)) for table in one.tables if own and kind_of(table)]
+            about = one.about if whole else _first_sentence(one.about)
+            about += f" ({', '.join(choices)})" if choices else ""
+            # what is played has presets and panels, too
+            shown = "(required)" if own and not one.positional and _required(kind, one) else _default(one)
+            yield _rows(f"{name} {shown}", about + (f" [of {', '.join(kinds)}]" if kinds else ""))
+
+
+def _rows(left: str, right: str) -> str:
+    """A name, and beside it what is said of it in as many rows as it takes; on a narrow terminal below it."""
+    width = min(max(shutil.get_terminal_size((80, 24)).columns, 40), 120)
+    start, left = LEFT if width >= 2 * LEFT else 6, f"  {left}".rstrip()
+    rows = textwrap.wrap(right, width - start) or [""]
+    first = f"{left:<{start}}{rows.pop(0)}" if len(left) < start else left
+    return "\n".join([first, *(f"{'':<{start}}{row}" for row in rows)])
+
+
+def _first_sentence(text: str) -> str:
+    # "..." ends no sentence
+    return re.split(r"(?<=[^.])\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
+
+
+def _option_of(kind: Any, setting: Setting) -> str:
+    return f"--{short_name(kind, setting.path).replace('_', '-')}"
+
+
+def _required(kind: Any, setting: Setting) -> bool:
+    """Whether a value must be given, as it need not be in a table that need not be there."""
+    above = settings_of(kind).get(setting.path.rpartition(".")[0])
+    return setting.default is NODEFAULT and not setting.tables and (above is None or above.default is NODEFAULT)
+
+
+def _default(setting: Setting) -> str:
+    value = setting.default
+    if setting.tables:
+        return ""
+    if value in (NODEFAULT, None, (), "", {}) or isinstance(value, bool):
+        return "(on)" if value is True else ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def is_switch(setting: Setting) -> bool:
@@ -166,50 +280,50 @@ def is_switch(setting: Setting) -> bool:
     return setting.type is bool
 
 
-def _switched(option: str, words: Sequence[str]) -> bool:
-    word = _single(option, words)
-    if word not in (*ON, *OFF):
-        raise TurngymError(f"{option} is {word!r}; valid: on, off, or the option alone")
-    return word in ON
+def _switched(option: str, words: Sequence[str], *, off: bool) -> bool:
+    if off or words[0] not in (*ON, *OFF):
+        raise TurngymError(f"{option} is {words[0]!r}; valid: {'' if off else 'on, off, or '}the option alone")
+    return words[0] in ON
 
 
-def _single(option: str, words: Sequence[str]) -> str:
-    if len(words) != 1:
-        raise TurngymError(f"{option} needs one value; it is given {len(words)}")
-    return words[0]
+def is_option(word: str) -> bool:
+    """Whether a word of a command line names an option, rather than being a value (as negative numbers are)."""
+    return len(word) > 2 and word.startswith("--")
 
 
-def _options(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """The options of a command line with the words behind each."""
-    option, words = "", list[str]()
-    for word in argv:
-        # a negative number is a value
-        if word.startswith("--") and len(word) > 2:
-            if option:
-                yield option, words
-            option, equals, value = word.partition("=")
-            words = [value] if equals else []
-        elif not option:
-            raise TurngymError(f"{word!r} stands before any option; valid: --OPTION VALUE")
-        else:
-            words.append(word)
-    if option:
-        yield option, words
+def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """Removes `name VALUE` or `name=VALUE` from `argv`; returns what is left and the value, None if there is none.
+
+    Raises TurngymError if the option is given without a value, or twice: no value would be read but the last.
+    """
+    rest: list[str] = []
+    values: list[str] = []
+    remaining = iter(argv)
+    for word in remaining:
+        option, equals, value = word.partition("=")
+        if option != name:
+            rest.append(word)
+            continue
+        value = value if equals else next(remaining, "")
+        if not value or (not equals and is_option(value)):
+            raise TurngymError(f"{name} needs a value")
+        values.append(value)
+    if len(values) > 1:
+        raise TurngymError(f"{name} is given {len(values)} times ({', '.join(values)}); valid: once")
+    return rest, values[0] if values else None
 
 
-def _default(setting: Setting) -> str:
-    value = setting.default
-    if value is NODEFAULT or value is None or value in ((), "", {}) or isinstance(value, Spec):
-        return ""
-    if setting.tables or get_origin(setting.type) is dict:
-        return ""
-    if isinstance(value, bool):
-        return "(on)" if value else ""
-    return value if isinstance(value, str) else toml_value(value)
-
-
-def _width() -> int:
-    return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 120)
+def _keep_inputs(settings: Any) -> None:
+    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it."""
+    out = getattr(settings, "out", None)
+    # every verb writes into a folder beside what is there, or one file
+    if not isinstance(out, Path) or not out.is_file():
+        return
+    values = [value for path, value in flat(to_table(settings)).items() if path != "out"]
+    texts = [one for value in values for one in (value if isinstance(value, list | tuple) else [value])]
+    named = [text for text in texts if isinstance(text, str)]
+    named += [text[place + 1 :] for text in named for place, letter in enumerate(text) if letter in "=:"]
+    keep_inputs(out, named, TurngymError)
 
 
 def list_presets(argv: Sequence[str]) -> bool:

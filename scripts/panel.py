@@ -16,14 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import tyro
+from typing import Any, Literal
 
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Length, Needs, Seed
+from turngym.core.settings import Length, Seed
+from turngym.core.spec import Positional, refuse_unread
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, read_text
@@ -34,7 +33,7 @@ from turngym.envs.registration import make
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, SETS, write_prompts
 from turngym.envs.search.test_sets import write_test_sets
-from turngym.scripts.command_line import run_verb
+from turngym.scripts.options import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
 
@@ -42,7 +41,7 @@ from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 class ExportPrompts:
     """Write the prompts of a panel's tasks, or of an environment's, as parquet that verl's trainers read."""
 
-    panel: Annotated[str | None, tyro.conf.Positional] = None
+    panel: Positional[str | None] = None
     """Name, full name, or path of a manifest; without one the tasks of --env."""
     out: Path
     """The parquet file; must not exist."""
@@ -63,11 +62,14 @@ class ExportPrompts:
     """tasks: seed of the rows; all samples of a task begin alike."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
-    needs: ClassVar[Needs] = (
-        (("env_kwargs",), "--env (a panel has its own)", lambda export: export.panel is None),
-        (("prompt",), "--form search-r1", lambda export: export.form != "tasks"),
-        (("channel", "seed"), "--form tasks", lambda export: export.form != "search-r1"),
-    )
+
+    def __post_init__(self) -> None:
+        if self.panel is not None:
+            refuse_unread(self, "--env (a panel has its own)", "env_kwargs")
+        if self.form == "tasks":
+            refuse_unread(self, "--form search-r1", "prompt")
+        if self.form == "search-r1":
+            refuse_unread(self, "--form tasks", "channel", "seed")
 
 
 def export_prompts(command: ExportPrompts) -> int:
@@ -119,14 +121,14 @@ def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) 
 class SearchTests:
     """Write the seven test sets of Search-R1 as panels, from your files; the official counts are checked."""
 
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: Positional[tuple[Path, ...]]
     """Search-R1's test.parquet, or a file for each set as FlashRAG has them (nq/test.jsonl, ...)."""
     out: Path
     """Folder for the panels and their question files: the --data with which they are played."""
 
 
 _SHOWN = 20
-Name = tyro.conf.Positional[str]
+Name = Positional[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +180,7 @@ class Write:
 class ExportGames:
     """Write generated ALFWorld games as the `game.tw-pddl` files that TextWorld and alfworld's own loader read."""
 
-    panel: Annotated[str | None, tyro.conf.Positional] = None
+    panel: Positional[str | None] = None
     """Name, full name, or path of a manifest; without one the games of --env-kwargs."""
     out: Path
     """Folder for the games, as `alfworld-download` lays them out: json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl."""
@@ -186,9 +188,10 @@ class ExportGames:
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
     limit: Length | None = None
     """Only the first so many games."""
-    needs: ClassVar[Needs] = (
-        (("env_kwargs",), "the games of the environment (no panel)", lambda export: export.panel is None),
-    )
+
+    def __post_init__(self) -> None:
+        if self.panel is not None:
+            refuse_unread(self, "the games of the environment (no panel)", "env_kwargs")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -202,7 +205,7 @@ def main(argv: Sequence[str]) -> int:
         ExportGames: _export_games,
         SearchTests: _search_tests,
     }
-    return run_verb(verbs, argv, prog="turngym panel", description=(__doc__ or "").split("\n")[0])
+    return run_verb(verbs, argv, prog="turngym panel", about=__doc__)
 
 
 def _list(command: List) -> int:

@@ -2,7 +2,7 @@
 
 Examples:
     turngym plan --student 1.7B --teacher 8B --chip H100
-    turngym plan --student models/smollm2 --teacher None --chip 4090 --gpus 1
+    turngym plan --student models/smollm2 --teacher none --chip 4090 --gpus 1
     turngym plan --student 8B --teacher 14B --lora-rank 16 --rollout-dtype bfloat16 --teacher-dtype bfloat16
     turngym plan --config runs/turnopd/config.toml --chip 3090
 """
@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Annotated, Any
 
 from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
-from turngym.core.settings import Count, Needs, Range, read_toml, settings_of
-from turngym.core.spec import at
+from turngym.core.settings import Count, Range, read_toml
+from turngym.core.spec import at, refuse_unread, to_table
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
-from turngym.scripts.command_line import CONFIG, check_options, pop_option, read
+from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import DEFAULT
 from turngym.trainers.several import further_env
@@ -46,7 +44,7 @@ class PlanOptions:
     student: str = "1.7B"
     """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B (Qwen3), 2B, 9B (Qwen3.5, hybrid), or a folder with a model or an adapter."""
     teacher: str | None = "8B"
-    """Shape or folder of the teacher, as for --student; None for algorithms without a teacher."""
+    """Shape or folder of the teacher, as for --student; `none` for algorithms without a teacher."""
     gpus: Annotated[tuple[int, ...], Range(1)] = (1, 2, 4, 8, 16, 32)
     """Numbers of GPUs, one row each."""
     steps: Count | None = None
@@ -55,12 +53,15 @@ class PlanOptions:
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
-    work: Annotated[Workload, tyro.conf.arg(name="")] = field(default_factory=Workload)
-    needs: ClassVar[Needs] = (
-        (("eval_every",), "--steps", lambda options: options.steps is not None),
-        (("teacher_dtype", "shard_teacher"), "a --teacher", lambda options: options.teacher is not None),
-        (("engine_memory",), "--engine sglang or vllm", lambda options: options.work.engine != "local"),
-    )
+    work: Workload = field(default_factory=Workload)
+
+    def __post_init__(self) -> None:
+        if self.steps is None:
+            refuse_unread(self, "--steps", "eval_every")
+        if self.teacher is None:
+            refuse_unread(self.work, "a --teacher", "teacher_dtype", "shard_teacher")
+        if self.work.engine == "local":
+            refuse_unread(self.work, "--engine sglang or vllm", "engine_memory")
 
 
 def plan_table(options: PlanOptions) -> Table:
@@ -181,10 +182,8 @@ def ahead_seconds(found: Estimate) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
-    check_options(settings_of(PlanOptions), words, prog="turngym plan")
-    default = PlanOptions() if file is None else of_run(read_toml(file), file)
-    description = f"{(__doc__ or '').splitlines()[0]} {CONFIG} FILE plans a run's config.toml; options override it."
-    options = read(PlanOptions, words, prog="turngym plan", description=description, default=default)
+    run = {} if file is None else to_table(of_run(read_toml(file), file))
+    options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
         options = replace(options, gpus=(1,))
     table = plan_table(options)

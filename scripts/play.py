@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import tyro
 
 from turngym.agents.playing.env_maker import EnvOptions, env_maker
 from turngym.agents.playing.rollout import Job, rollout
@@ -22,14 +20,14 @@ from turngym.core.episode import Episode, Status
 from turngym.core.files import locked_file
 from turngym.core.settings import Seed
 from turngym.core.trace import TraceWriter
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayOptions:
     """One episode, played by you."""
 
-    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
+    world: EnvOptions = field(default_factory=EnvOptions)
     task: str | None = None
     """Task id; by default one is drawn with --seed."""
     seed: Seed = 0
@@ -43,7 +41,7 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    options = read(PlayOptions, argv, prog="turngym play", description=(__doc__ or "").split("\n")[0])
+    options = read_options(PlayOptions, argv, prog="turngym play", about=__doc__)
     console = Console(highlight=False)
     styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Annotated, Any
 
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.evaluation.scores import Scores, score, success_table
@@ -20,13 +18,15 @@ from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
-from turngym.core.settings import Count, Length, Needs, Seed
+from turngym.core.settings import Count, Length, Range, Seed
+from turngym.core.spec import refuse_unread
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
 from turngym.retrieval.precision import cast_parameters
-from turngym.scripts.command_line import read, sft_argv
+from turngym.scripts.command_line import sft_argv
 from turngym.scripts.main import VERBS
+from turngym.scripts.options import read_options
 
 FILE = "success.json"
 
@@ -51,7 +51,7 @@ class AnyOptions:
     """Episodes played to learn the vocabulary, where the environment has no `phrases()`."""
     eval_split: str | None = None
     """Split on which successes are counted at the end; by default the one that was trained on."""
-    eval_episodes: Count = 200
+    eval_episodes: Annotated[int, Range(most=10**6)] = 200
     """Episodes of each player for that; 0 counts nothing."""
 
     def world(self, env_id: str, *, steps: int | None, seed: int) -> AnyWorld:
@@ -95,7 +95,7 @@ class AnyOptions:
 class Pretrain:
     """Supervised fine-tuning of a tiny model on noisy episodes of an expert, or on a mixture of players."""
 
-    world: Annotated[str, tyro.conf.arg(aliases=("--env",))] = "alfworld"
+    world: str = "alfworld"
     """Embedded world (alfworld, webshop or search, each also with -loops, or search-chains), or the Gymnasium id
     of any other environment that has an expert; `package:namespace/Name-v0` imports `package` first."""
     role: str = ""
@@ -110,19 +110,17 @@ class Pretrain:
     """Added to the recipes' own seeds of weights and games."""
     resume: bool = False
     """Continue an interrupted run."""
-    any: Annotated[AnyOptions, tyro.conf.arg(name="")] = field(default_factory=AnyOptions)
-    needs: ClassVar[Needs] = (
-        (
-            tuple(item.name for item in fields(AnyOptions)),
-            "an environment by its id as --world (an embedded one has its own)",
-            lambda options: "/" in options.world,
-        ),
-    )
+    any: AnyOptions = field(default_factory=AnyOptions)
+
+    def __post_init__(self) -> None:
+        if "/" not in self.world:
+            names = (item.name for item in fields(AnyOptions))
+            refuse_unread(self.any, "an environment by its id as --world (an embedded one has its own)", *names)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym pretrain` with `argv` (without the verb itself)."""
-    options = read(Pretrain, argv, prog="turngym pretrain", description=(__doc__ or "").split("\n")[0])
+    options = read_options(Pretrain, argv, prog="turngym pretrain", about=__doc__)
     if "/" in options.world:
         return _any(options)
     world = _seeded(load_world(options.world), options)

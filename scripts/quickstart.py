@@ -23,9 +23,10 @@ from turngym.core.errors import TurngymError
 from turngym.core.settings import Count, Length, Seed
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
-from turngym.scripts.command_line import distill_argv, read
+from turngym.scripts.command_line import distill_argv
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.main import VERBS
+from turngym.scripts.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym quickstart` with `argv` (without the verb itself)."""
-    options = read(Quickstart, argv, prog="turngym quickstart", description=(__doc__ or "").split("\n")[0])
+    options = read_options(Quickstart, argv, prog="turngym quickstart", about=__doc__)
     plan, start, cores = Plan.of(options), time.monotonic(), available_cores()
     jobs, methods = plan.jobs(), len(plan.methods)
     # the methods share the cores; with more than one core each, `--workers auto` plays in several processes

@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Any
 
 from turngym.agents.evaluation.compare import decisive, describe, differences_of, scripted
 from turngym.agents.evaluation.scores import (
@@ -34,9 +32,9 @@ from turngym.agents.evaluation.seeds import Difference, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
-from turngym.core.settings import Needs
+from turngym.core.spec import Positional, refuse_unread
 from turngym.core.tables import Table, markdown
-from turngym.scripts.command_line import pop_option, read
+from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (
     TRAINING,
     Diagnosed,
@@ -514,7 +512,7 @@ def _cell(text: str) -> str:
 class Options:
     """Which runs are reported."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Positional[tuple[str, ...]]
     """PATH or NAME=PATH of a trace, of an evaluation's folder or of a training run's; NAME=PATTERN ('opd=runs/opd-*')
     and a repeated NAME are runs of one method that differ in their seed alone. All are compared to the first."""
     out: Path | None = None
@@ -531,15 +529,16 @@ class Options:
     preset); by default such pairs are refused."""
     title: str | None = None
     """Heading of the page; by default the runs and what they played."""
-    # --no-figure is kept without --out, too: none is drawn then
-    needs: ClassVar[Needs] = ((("latex",), "--out", lambda options: options.out is not None),)
+
+    def __post_init__(self) -> None:
+        # --no-figure is kept without --out, too: none is drawn then
+        if self.out is None:
+            refuse_unread(self, "--out", "latex")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym report` with `argv` (without the verb itself)."""
-    options = read(Options, argv, prog="turngym report", description=(__doc__ or "").split("\n")[0])
-    if not options.runs:
-        raise ScoreError("name at least one run to report: turngym report PATH [NAME=PATH ...]")
+    options = read_options(Options, argv, prog="turngym report", about=__doc__)
     methods = methods_of(options.runs)
     scores = {
         one.name: score_seeds(

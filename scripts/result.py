@@ -13,18 +13,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
-
-import tyro
 
 from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Length, Needs
+from turngym.core.settings import Length
+from turngym.core.spec import Positional
 from turngym.core.strict_json import json_object
 from turngym.core.tables import visible
-from turngym.scripts.command_line import run_verb
+from turngym.scripts.options import run_verb
 from turngym.scripts.result_table import as_markdown, write_table
 
 MOST_LINES = 20
@@ -35,7 +33,7 @@ MOST_LINES = 20
 class Pack:
     """Pack a finished evaluation on a panel, after playing its recorded responses once more."""
 
-    run: tyro.conf.Positional[Path]
+    run: Positional[Path]
     """Folder of an evaluation, or its trace."""
     out: Path
     """The file to write; its name ends in .result.xz."""
@@ -48,11 +46,21 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """Who plays the tasks of a result again."""
+
+    name: str
+    """The agent: model:FOLDER, ..."""
+    tasks: Length | None = None
+    """Play only the first so many tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """Play the recorded responses of packed results again and compare: observations, actions, verdicts, outcomes,
     table. Exit status 1 if anything differs."""
 
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: Positional[tuple[Path, ...]]
     """Packed results."""
     panel: str | None = None
     """The panel, if it does not come with turngym: package:name, or its manifest. A file is not asked where it is."""
@@ -60,19 +68,16 @@ class Check:
     """Folder of the environment's data; by default where the environment looks for it."""
     env_kwargs: str = "{}"
     """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""
-    agent: str | None = None
-    """Also let this agent play (model:FOLDER, ...) and compare its responses: who has the model can tell whether it
+    agent: Player | None = None
+    """Also let this agent play (model:FOLDER, ...) and compare its responses. Who has the model can tell whether it
     chose these actions."""
-    tasks: Length | None = None
-    """--agent: play only the first so many tasks."""
-    needs: ClassVar[Needs] = ((("tasks",), "--agent", lambda check: check.agent is not None),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Make a page, a CSV and a Markdown file of all packed results in a folder. Exit status 1 if one cannot be read."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     """Folder with *.result.xz, searched with all folders below it."""
     out: Path = Path("results-table")
     """Folder for index.html (one file that holds every episode), results.csv and results.md."""
@@ -84,8 +89,7 @@ class Table:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym result` with `argv` (without the verb itself)."""
-    about = (__doc__ or "").split("\n")[0]
-    return run_verb({Pack: pack, Check: check, Table: table}, argv, prog="turngym result", description=about)
+    return run_verb({Pack: pack, Check: check, Table: table}, argv, prog="turngym result", about=__doc__)
 
 
 def pack(options: Pack) -> int:
@@ -99,8 +103,6 @@ def pack(options: Pack) -> int:
 
 
 def check(options: Check) -> int:
-    if not options.files:
-        raise TurngymError("name at least one packed result: turngym result check FILE ...")
     failed, given = 0, json_object("--env-kwargs", options.env_kwargs)
     for path in options.files:
         start = time.monotonic()
@@ -108,7 +110,9 @@ def check(options: Check) -> int:
         found = differences(result, panel=options.panel, data=options.data, env_kwargs=given)
         # who lacks episodes, or has others, has nothing to be compared with
         if options.agent is not None and not inconsistencies(result):
-            found += play_again(result, options.agent, tasks=options.tasks, panel=options.panel, env_kwargs=given)
+            found += play_again(
+                result, options.agent.name, tasks=options.agent.tasks, panel=options.panel, env_kwargs=given
+            )
         turns = sum(episode.depth for episode in result.episodes)
         seconds = time.monotonic() - start
         said = f"{len(found)} differences" if found else f"as recorded, {result.seal[:12]}"

@@ -46,8 +46,6 @@ def main(argv: Sequence[str]) -> int:
     if list_presets(argv):
         return 0
     asked = VERB.asked(argv)
-    if asked is None:
-        return 0
     call = asked.own
     if call.append and call.out is None:
         raise TurngymError("--append adds to a trace: name it with --out")

@@ -13,17 +13,38 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import tyro
+from typing import Any
 
 from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.serving import Listen
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
 from turngym.core.plugins import need
-from turngym.core.settings import Above0, Count, Length, Needs, Seed
-from turngym.scripts.command_line import Listen, read
+from turngym.core.settings import Above0, Count, Length, Seed
+from turngym.core.spec import KIND, Spec
+from turngym.scripts.options import read_options
+
+
+class Transport(Spec, tag_field=KIND):
+    """How clients come."""
+
+
+class Stdio(Transport, tag="stdio"):
+    """The client starts this process, which is one episode."""
+
+
+class Http(Transport, tag="http"):
+    """Any number of clients and episodes, at http://HOST:PORT/mcp."""
+
+    listen: Listen = Listen(port=8020)
+    clients: Count = 64
+    """Most episodes that are open at a time."""
+    idle: Above0 = 900.0
+    """Seconds without a call after which an episode ends."""
+    client_keys: Path | None = None
+    """File with a line for each client, its name and its key. Episodes are then its own, and it may have an equal part
+    of --clients open. Without it all clients are one, and an episode is known by its name alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +58,9 @@ class ServeMcp:
     """Folder for trace.jsonl and results.json; what is in it is added to."""
     agent: str = "mcp"
     """Name under which the episodes are recorded; one for each folder."""
-    transport: Literal["stdio", "http"] = "stdio"
+    transport: Stdio | Http = field(default_factory=Stdio)
     """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes, at
     http://HOST:PORT/mcp."""
-    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=8020))
-    clients: Count = 64
-    """Most episodes that are open at a time."""
-    idle: Above0 = 900.0
-    """http: seconds without a call after which an episode ends."""
-    client_keys: Path | None = None
-    """http: file with a line for each client, its name and its key. Episodes are then its own, and it may have an equal
-    part of --clients open. Without it all clients are one, and an episode is known by its name alone."""
     limit: Length | None = None
     """Only the first so many tasks of the panel."""
     seed: Seed = 0
@@ -56,19 +69,12 @@ class ServeMcp:
     """Turns before an episode is cut; by default the environment's own limit."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
-    needs: ClassVar[Needs] = (
-        (
-            ("host", "hosts", "port", "drain", "clients", "idle", "client_keys"),
-            "--transport http",
-            lambda served: served.transport == "http",
-        ),
-    )
 
 
 def main(argv: Sequence[str]) -> int:
-    config = read(ServeMcp, argv, prog="turngym serve mcp", description=__doc__)
+    config = read_options(ServeMcp, argv, prog="turngym serve mcp", about=__doc__)
     need("mcp.server.mcpserver", "turngym serve mcp (mcp 2)", "mcp")
-    keys = ClientKeys.of(None, config.client_keys)
+    keys = ClientKeys.of(None, config.transport.client_keys if isinstance(config.transport, Http) else None)
     episodes = open_episodes(config, keys)
     try:
         serve(config, server(episodes), keys)
@@ -88,23 +94,25 @@ def open_episodes(config: ServeMcp, keys: ClientKeys) -> Episodes:
         data=config.data,
         trace=config.out / "trace.jsonl",
     )
+    http = config.transport if isinstance(config.transport, Http) else Http()
     return Episodes(
         sessions,
         agent=config.agent,
-        named=config.transport == "http",
-        most=config.clients,
-        share=keys.share(config.clients),
-        idle=config.idle,
+        named=http is config.transport,
+        most=http.clients,
+        share=keys.share(http.clients),
+        idle=http.idle,
     )
 
 
 def serve(config: ServeMcp, application: Any, keys: ClientKeys) -> None:
     """Answer clients until the last one leaves (stdio) or Ctrl-C (HTTP)."""
-    if config.transport == "http":
+    if isinstance(config.transport, Http):
+        listen = config.transport.listen
         # its own check of Host knows no further names; ours stands in front of it
-        checked = "0.0.0.0" if config.listen.hosts else config.listen.host
+        checked = "0.0.0.0" if listen.hosts else listen.host
         app = JsonBodies(application.streamable_http_app(stateless_http=True, json_response=True, host=checked))
-        web = AsgiServer(KeyedClients(app, keys), extra="mcp", **asdict(config.listen))
+        web = AsgiServer(KeyedClients(app, keys), extra="mcp", **asdict(listen))
         web.stop_on_signals()
         print(f"{config.panel} for MCP clients at {web.url}/mcp; Ctrl-C ends it", flush=True)
         web.run()

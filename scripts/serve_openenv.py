@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated
-
-import tyro
 
 from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.env_maker import EnvOptions, probe
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.serving import Listen
 from turngym.agents.serving_asgi import AsgiServer
 from turngym.core.hub import model_folder
 from turngym.core.plugins import need
 from turngym.core.settings import Count
-from turngym.scripts.command_line import Listen, read
+from turngym.scripts.options import read_options
 from turngym.trainers.adapters.openenv import app
 
 
@@ -31,16 +29,16 @@ from turngym.trainers.adapters.openenv import app
 class ServeOpenEnv:
     """What to serve, and where."""
 
-    world: Annotated[EnvOptions, tyro.conf.arg(name="")] = field(default_factory=EnvOptions)
+    world: EnvOptions = field(default_factory=EnvOptions)
     model: str | None = None
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
-    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=Listen)
+    listen: Listen = field(default_factory=Listen)
     clients: Count = 64
     """Most clients at a time; each plays its own episode."""
 
 
 def main(argv: Sequence[str]) -> int:
-    config = read(ServeOpenEnv, argv, prog="turngym serve openenv", description=__doc__)
+    config = read_options(ServeOpenEnv, argv, prog="turngym serve openenv", about=__doc__)
     need("openenv", "turngym serve openenv", "openenv")
     sessions = open_sessions(config)
     try:

@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from turngym.agents.serving import DrainingServer, page_front
+from turngym.agents.serving import DrainingServer, Listen, page_front
 from turngym.core.settings import Above0, Count, Seed, Threads
-from turngym.scripts.command_line import Listen, read
+from turngym.scripts.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,7 @@ class ServePlay:
     """Agents to watch beside the expert and the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
     out: Path | None = None
     """Trace file to which games are appended; by default nothing is recorded."""
-    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=3001))
+    listen: Listen = field(default_factory=lambda: Listen(port=3001))
     games: Count = 64
     """Most games at a time. A new one takes the place of the one left alone longest."""
     idle: Above0 = 1800.0
@@ -42,7 +39,7 @@ class ServePlay:
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read(ServePlay, argv, prog="turngym serve play", description=__doc__))
+    return serve(read_options(ServePlay, argv, prog="turngym serve play", about=__doc__))
 
 
 def serve(config: ServePlay) -> int:

@@ -21,18 +21,18 @@ import time
 from collections.abc import Sequence
 
 from turngym.agents.model_server import DIALECTS, ServePolicy, describe, device, installed, process
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read(ServePolicy, argv, prog="turngym serve policy", description=__doc__))
+    return serve(read_options(ServePolicy, argv, prog="turngym serve policy", about=__doc__))
 
 
 def serve(config: ServePolicy) -> int:
     """Serves until a signal, or until the server has ended by itself more than `restarts` times (status 1)."""
     signal.signal(signal.SIGTERM, _interrupt)
     server = process(config)
-    name, release = DIALECTS[config.engine].name, installed(config.python, config.engine)
+    name, release = DIALECTS[config.program].name, installed(config.python, config.program)
     print(f"starting {name} {release} on {device(config)}; its output: {server.log}", flush=True)
     with server:
         left = config.restarts

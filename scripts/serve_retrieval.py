@@ -17,15 +17,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-import tyro
-
-from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, retrieval_front
+from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, retrieval_front
 from turngym.core.errors import RetrievalError
-from turngym.core.settings import Count, Needs, Processes, Threads
+from turngym.core.settings import Count, Processes, Threads
+from turngym.core.spec import refuse_unread
 from turngym.retrieval.wire import ServerSettings
-from turngym.scripts.command_line import Listen, read
+from turngym.scripts.options import read_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerank:
+    """Who orders the best hits again, and how many."""
+
+    model: str
+    """`hf:FOLDER`, or `coverage`."""
+    rerank_depth: Count = 20
+    """How many hits are ordered again, where a request does not ask for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,33 +46,29 @@ class ServeRetrieval:
     encoder: str | None = None
     """Encoder of the index, where it is a module of another package (`package.module:name`) or lies elsewhere now
     (`hf:FOLDER`): an index is not asked which code to import, nor what to download."""
-    rerank: str | None = None
-    """Order the best hits again: `hf:FOLDER` of a cross-encoder (a Hugging Face sequence classifier), or `coverage`,
+    rerank: Rerank | None = None
+    """Order the best hits again. `hf:FOLDER` of a cross-encoder (a Hugging Face sequence classifier), or `coverage`,
     which needs no model."""
-    rerank_depth: Count = 20
-    """How many hits are ordered again, where a request does not ask for more."""
     device: str = "cpu"
     """Device of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
-    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=Listen)
+    listen: Listen = field(default_factory=Listen)
     threads: Threads = RETRIEVAL_THREADS
     """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
     processes: Processes = 1
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
     and loads the encoder; 0 searches in this process alone."""
-    settings: Annotated[ServerSettings, tyro.conf.arg(name="")] = field(default_factory=ServerSettings)
-    needs: ClassVar[Needs] = (
-        (("rerank_depth",), "--rerank", lambda served: served.rerank is not None),
-        (
-            ("device",),
-            "an index of vectors, or --rerank hf:FOLDER",
-            lambda served: not served.index.startswith("bm25:") or (served.rerank or "").startswith("hf:"),
-        ),
-        (("encoder",), "an index of vectors", lambda served: not served.index.startswith("bm25:")),
-    )
+    settings: ServerSettings = field(default_factory=ServerSettings)
+
+    def __post_init__(self) -> None:
+        # an index of words has no encoder
+        if self.index.startswith("bm25:"):
+            refuse_unread(self, "an index of vectors", "encoder")
+            if self.rerank is None or not self.rerank.model.startswith("hf:"):
+                refuse_unread(self, "an index of vectors, or --rerank hf:FOLDER", "device")
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read(ServeRetrieval, argv, prog="turngym serve retrieval", description=__doc__))
+    return serve(read_options(ServeRetrieval, argv, prog="turngym serve retrieval", about=__doc__))
 
 
 def serve(config: ServeRetrieval) -> int:
@@ -74,7 +79,9 @@ def serve(config: ServeRetrieval) -> int:
     from turngym.retrieval.open import open_retriever
     from turngym.retrieval.server import create_app
 
-    named: dict[str, Any] = {"device": config.device, "rerank": config.rerank, "rerank_depth": config.rerank_depth}
+    named: dict[str, Any] = {"device": config.device}
+    if config.rerank is not None:
+        named |= {"rerank": config.rerank.model, "rerank_depth": config.rerank.rerank_depth}
     opener = partial(open_retriever, config.index, encoder=config.encoder, **named)
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))

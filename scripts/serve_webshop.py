@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
-import tyro
-
-from turngym.agents.serving import DrainingServer, page_front
-from turngym.core.settings import Above0, Count, Needs, Seed, Threads
-from turngym.scripts.command_line import Listen, read
+from turngym.agents.serving import DrainingServer, Listen, page_front
+from turngym.core.settings import Above0, Count, Seed, Threads
+from turngym.core.spec import refuse_unread
+from turngym.scripts.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +39,8 @@ class ServeWebshop:
     pictures: bool = True
     """Let the browser load pictures from where the shop's data says."""
     out: Path | None = Path("webshop-sessions.jsonl")
-    """Trace file to which visits are appended; None records nothing."""
-    listen: Annotated[Listen, tyro.conf.arg(name="")] = field(default_factory=lambda: Listen(port=3000))
+    """Trace file to which visits are appended; `none` records nothing."""
+    listen: Listen = field(default_factory=lambda: Listen(port=3000))
     visits: Count = 256
     """People in the shop at a time; who was away longest makes room."""
     idle: Above0 = 3600.0
@@ -50,13 +49,14 @@ class ServeWebshop:
     """Seed of the goals that are drawn at random; by default another order every time."""
     threads: Threads = 8
     """Requests in work at the same time."""
-    needs: ClassVar[Needs] = (
-        (("data",), "the --profile of a shop that has files", lambda served: served.profile != "embedded"),
-    )
+
+    def __post_init__(self) -> None:
+        if self.profile == "embedded":
+            refuse_unread(self, "the --profile of a shop that has files", "data")
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read(ServeWebshop, argv, prog="turngym serve webshop", description=__doc__))
+    return serve(read_options(ServeWebshop, argv, prog="turngym serve webshop", about=__doc__))
 
 
 def serve(config: ServeWebshop) -> int:

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
-import tyro
 from msgspec.structs import replace as replaced
 
 from turngym.agents.play_spec import EvalSpec, Listed, episodes_of
@@ -28,8 +27,8 @@ from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief, excerpt
-from turngym.core.settings import Length, Needs, Port
-from turngym.core.spec import read, to_table
+from turngym.core.settings import Length, Port
+from turngym.core.spec import Positional, read, refuse_unread, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import (
@@ -46,7 +45,7 @@ from turngym.core.trace import (
 )
 from turngym.core.user_files import must_be_new, named_path
 from turngym.envs.spaces import printable
-from turngym.scripts.command_line import run_verb
+from turngym.scripts.options import run_verb
 from turngym.scripts.report_data import name_of_run
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, speaker, write_page
 from turngym.scripts.trace_picture import Picture, picture
@@ -61,7 +60,7 @@ OPEN, WAITS = "its session goes on", "waits for its judge or its step"
 class Records:
     """Say of every turn that a proxy served whether it was trained on, at which step, or why it was left out."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     """Folder of the proxy's run (its --out)."""
     turns: bool = False
     """Print a line per turn."""
@@ -161,24 +160,20 @@ def _step_line(step: int, record: Mapping[str, Any]) -> str:
 
 # Filters: the options with which the trace verbs choose episodes.
 
-T = TypeVar("T")
-Repeated = Annotated[T, tyro.conf.UseAppendAction, tyro.conf.EnumChoicesFromValues]
-"""An option that is repeated for each value. An option that takes a list would also take the file names after it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:
     """Which episodes to take; all conditions must hold."""
 
-    status: Repeated[tuple[Status, ...]] = ()
+    status: tuple[Status, ...] = ()
     """Only episodes that ended like this (repeat the option for several)."""
     outcome: Literal["any", "won", "lost", "error"] = "any"
     """Only episodes that solved their task, that did not, or that ended in an error and so say neither."""
-    category: Repeated[tuple[str, ...]] = ()
+    category: tuple[str, ...] = ()
     """Only tasks of this category, for example `heat` (repeat the option for several)."""
     task: str = ""
     """Only tasks whose id contains this text."""
-    verdict: Repeated[tuple[Verdict, ...]] = ()
+    verdict: tuple[Verdict, ...] = ()
     """Only episodes with at least one turn judged like this (repeat the option for several)."""
     limit: Length | None = None
     """Stop after this many episodes."""
@@ -240,13 +235,11 @@ SHOWN = 20
 class Verify:
     """Read every line and compare its checksum; status 1 if any is damaged (a torn last line is not)."""
 
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: Positional[tuple[Path, ...]]
     """Trace files (JSON lines), or the records.jsonl of a proxy."""
 
 
 def verify(command: Verify) -> int:
-    if not command.files:
-        raise TurngymError("no file was given; name one or more trace files")
     return max(_verify(path) for path in command.files)
 
 
@@ -289,7 +282,7 @@ HOST = "127.0.0.1"
 class View:
     """Read episodes in the browser: a local server over an index of the files, which may be larger than memory."""
 
-    files: tyro.conf.Positional[tuple[str, ...]]
+    files: Positional[tuple[str, ...]]
     """Trace files, PATH or NAME=PATH; two of them are shown side by side on one task."""
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
@@ -330,8 +323,7 @@ def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
     return runs
 
 
-Files = tyro.conf.Positional[tuple[Path, ...]]
-Flat = Annotated[Select, tyro.conf.arg(name="")]
+Files = Positional[tuple[Path, ...]]
 _ROWS_PER_WRITE = 2000
 
 
@@ -341,7 +333,7 @@ class Print:
 
     files: Files
     """Trace files (JSON lines)."""
-    select: Flat
+    select: Select = field(default_factory=Select)
     turns: bool = False
     """Print every turn: observation, response, verdict, reward."""
     prompt: bool = False
@@ -350,10 +342,12 @@ class Print:
     """Folder of the tokenizer, for prompts; by default that of the model that played."""
     width: Length = 2000
     """Longest text printed of one observation or response, in characters."""
-    needs: ClassVar[Needs] = (
-        (("tokenizer",), "--prompt", lambda printed: printed.prompt),
-        (("width",), "--turns or --prompt", lambda printed: printed.turns or printed.prompt),
-    )
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            refuse_unread(self, "--prompt", "tokenizer")
+        if not self.prompt and not self.turns:
+            refuse_unread(self, "--turns or --prompt", "width")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,7 +358,7 @@ class Filter:
     """Trace files (JSON lines)."""
     out: Path
     """The new file; must not exist."""
-    select: Flat
+    select: Select = field(default_factory=Select)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +369,7 @@ class Parquet:
     """Trace files (JSON lines)."""
     out: Path
     """The Parquet file; must not exist."""
-    select: Flat
+    select: Select = field(default_factory=Select)
     rows: Literal["turns", "trajectories"] = "turns"
     """`turns`: one row per turn, to look at; `trajectories`: one per episode with token ids, mask and
     log-probabilities, to train on with other trainers."""
@@ -389,7 +383,7 @@ class Html:
     """Trace files (JSON lines)."""
     out: Path
     """The page; must not exist unless --overwrite is given."""
-    select: Flat
+    select: Select = field(default_factory=Select)
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     title: str = "Episodes"
@@ -410,7 +404,7 @@ def main(argv: Sequence[str]) -> int:
         View: view,
         Records: records,
     }
-    return run_verb(verbs, argv, prog="turngym trace", description=(__doc__ or "").split("\n")[0])
+    return run_verb(verbs, argv, prog="turngym trace", about=__doc__)
 
 
 def _print(command: Print) -> int:

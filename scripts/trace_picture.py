@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import tyro
-
 from turngym.agents.evaluation.packed_file import SUFFIX, read_result
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.settings import Above0, Length
+from turngym.core.spec import Positional
 from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import must_be_new
@@ -46,7 +45,7 @@ LINE, CHARACTER, MARGIN = 18, 7.83, 16
 class Picture:
     """Write one episode as an animated SVG."""
 
-    file: tyro.conf.Positional[Path]
+    file: Positional[Path]
     """A trace, or a packed result."""
     out: Path
     """The SVG file; must not exist."""

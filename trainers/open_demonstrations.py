@@ -79,13 +79,9 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
             play=play,
         )
         # a model by its content, since folders move
-        known = {
-            path: value for path, value in flat(to_table(opened.spec)).items() if meaning(f"agent.{path}") != "cost"
-        }
-        identity |= {f"collect.demonstrations.{path}": value for path, value in known.items()}
-        name = (
-            getattr(asked, "name", None) or getattr(asked, "folder", None) or getattr(asked, "model", "another agent")
-        )
+        played = flat(to_table(opened.spec)).items()
+        identity |= {f"collect.{path}": value for path, value in played if meaning(f"agent.{path}") != "cost"}
+        name = next((getattr(asked, one) for one in ("name", "folder", "model") if hasattr(asked, one)), "random")
     return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}"), identity
 
 

@@ -92,8 +92,8 @@ def open_teacher(
 ) -> tuple[Scorer | None, int | None]:
     """Returns the teacher as a scorer, and the number of ids that it shares with the student.
 
-    Returns (None, None) for an algorithm that needs no teacher, and where none is named. A teacher that may have `other` ids than the student,
-    and has, comes with None.
+    Returns (None, None) for an algorithm that needs no teacher, and where none is named. A teacher that may have
+    `other` ids than the student, and has, comes with None.
 
     Args:
         algorithm: whether it needs a teacher, and what it asks one for.

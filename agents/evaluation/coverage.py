@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Needs
+from turngym.core.spec import refuse_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +50,10 @@ class SimulatedStudy:
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
     shared: float = 0.2
     """Share of the variance between tasks that is between clusters, where there are any."""
-    needs: ClassVar[Needs] = ((("shared",), "--clusters", lambda study: study.clusters > 0),)
 
     def __post_init__(self) -> None:
+        if not self.clusters:
+            refuse_unread(self, "--clusters", "shared")
         for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0)):
             if getattr(self, name) < least:
                 raise TurngymError(f"--{name} {getattr(self, name)}: at least {least}")

@@ -89,15 +89,15 @@ class StartedServer(Synced):
     """Further arguments of that server, as they stand: --engine-more=--max-num-seqs --engine-more=64."""
 
 
-class Sglang(StartedServer, tag="sglang"):
+class OwnSglang(StartedServer, tag="sglang"):
     """SGLang."""
 
 
-class Vllm(StartedServer, tag="vllm"):
+class OwnVllm(StartedServer, tag="vllm"):
     """vLLM."""
 
 
-AnyEngine = Here | ServersOf | Sglang | Vllm
+AnyEngine = Here | ServersOf | OwnSglang | OwnVllm
 
 
 # Who teaches.

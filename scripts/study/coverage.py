@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
-
-import tyro
 
 from turngym.agents.evaluation.coverage import SimulatedStudy, measure
 from turngym.core.errors import checked_int
 from turngym.core.tables import print_table
-from turngym.scripts.command_line import parse
+from turngym.scripts.options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageOptions:
     """What is simulated."""
 
-    study: Annotated[SimulatedStudy, tyro.conf.arg(name="")] = field(default_factory=SimulatedStudy)
+    study: SimulatedStudy = field(default_factory=SimulatedStudy)
     repetitions: int = 400
     """Studies that are drawn; 400 tell coverage to within 2 points."""
     random_seed: int = 0
@@ -36,8 +33,7 @@ class CoverageOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study coverage` with `argv`."""
-    about = (__doc__ or "").split("\n")[0]
-    options = parse(CoverageOptions, argv, prog="turngym study coverage", description=about)
+    options = read_options(CoverageOptions, argv, prog="turngym study coverage", about=__doc__)
     rows = [
         [
             *(one.name, f"{100 * one.covered:.1f}", f"{100 * one.width:.1f}"),

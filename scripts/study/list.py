@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 from turngym.scripts.study.study_file import built_in, read_study_file
 
 
@@ -17,7 +17,7 @@ class ListOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study list`."""
-    read(ListOptions, argv, prog="turngym study list", description=__doc__)
+    read_options(ListOptions, argv, prog="turngym study list", about=__doc__)
     for name, path in built_in().items():
         study = read_study_file(path)
         where = ", ".join(place.name for place in study.places)

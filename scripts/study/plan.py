@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from turngym.agents.evaluation.compare import (
     decisive,
@@ -43,9 +43,10 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.settings import Count, Needs, Range, Share
+from turngym.core.settings import Count, Range, Share
+from turngym.core.spec import refuse_unread
 from turngym.core.tables import Table, print_table
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 from turngym.trainers.study.records import read_records
 
 
@@ -82,13 +83,14 @@ class StudyPlanOptions:
     """Most training seeds that --difference considers."""
     most_tasks: Count = 1000
     """Most tasks that --difference considers."""
-    needs: ClassVar[Needs] = (
-        (("methods",), "--data", lambda options: options.data is not None),
-        (("first", "second"), "evaluations as the pilot (no --data)", lambda options: options.data is None),
-        (("train_hours", "episode_seconds", "most_*"), "--difference", lambda options: options.difference is not None),
-    )
 
     def __post_init__(self) -> None:
+        if self.data is None:
+            refuse_unread(self, "--data", "methods")
+        else:
+            refuse_unread(self, "evaluations as the pilot (no --data)", "first", "second")
+        if self.difference is None:
+            refuse_unread(self, "--difference", "train_hours", "episode_seconds", "most_seeds", "most_tasks")
         if not 0 < self.power < 1:
             raise TurngymError(f"--power is {self.power}; valid: between 0 and 1")
         if self.difference is not None and not 0 < self.difference < 100:
@@ -115,7 +117,7 @@ class Pilot:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study plan` with `argv`; status 1 if no design tells the wanted difference."""
-    options = read(StudyPlanOptions, argv, prog="turngym study plan", description=__doc__)
+    options = read_options(StudyPlanOptions, argv, prog="turngym study plan", about=__doc__)
     pilot = read_pilot(options)
     spread = spread_of(pilot.first, pilot.second, pilot.samples)
     known = replace(spread, seed=spread.seed_high) if options.spread == "cautious" else spread

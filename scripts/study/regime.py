@@ -16,18 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Any
 
 from turngym.agents.worlds import load_world
 from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
-from turngym.core.settings import Count, Length, Needs, Seed
+from turngym.core.settings import Count, Length, Seed
+from turngym.core.spec import refuse_unread
 from turngym.core.tables import markdown
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import named_path
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import thirds
@@ -56,10 +55,10 @@ def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> Measured:
 class RegimeOptions:
     """What is measured, and on how many episodes."""
 
-    world: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    world: tuple[str, ...] = ()
     """Embedded world whose shipped pair is measured; may be given several times. With --student and --teacher: the
     world that they play, one."""
-    run: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    run: tuple[str, ...] = ()
     """PATH or NAME=PATH of a training run (of vanilla OPD; of others the full-depth steps count); may be repeated."""
     student: Path | None = None
     """Folder of another student than the world's."""
@@ -73,15 +72,15 @@ class RegimeOptions:
     """Fixes tasks and sampling."""
     out: Path | None = None
     """Folder for regime.md and regime.json; by default the table is only printed."""
-    needs: ClassVar[Needs] = (
-        (("student", "teacher", "episodes", "max_turns", "seed"), "--world", lambda options: bool(options.world)),
-    )
+
+    def __post_init__(self) -> None:
+        if not self.world:
+            refuse_unread(self, "--world", "student", "teacher", "episodes", "max_turns", "seed")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study regime`; the exit status is 0 where every world has the signs, else 1."""
-    about = (__doc__ or "").split("\n")[0]
-    options = read(RegimeOptions, argv, prog="turngym study regime", description=about)
+    options = read_options(RegimeOptions, argv, prog="turngym study regime", about=__doc__)
     found = regimes(options)
     text = render(found)
     print(text)

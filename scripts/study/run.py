@@ -17,21 +17,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import tyro
+from typing import Any, Literal
 
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
-from turngym.core.settings import Needs, Threads, read_toml
-from turngym.core.spec import flat, to_toml
+from turngym.core.settings import Threads, read_toml
+from turngym.core.spec import Positional, flat, refuse_unread, to_toml
 from turngym.core.tables import atomic_write, write_json
-from turngym.scripts.command_line import read
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
+from turngym.scripts.options import read_options
 from turngym.scripts.result_table import write_table
 from turngym.scripts.study.show import write_tables
 from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
@@ -59,11 +57,11 @@ POLL = 2.0
 class RunOptions:
     """Which study is run, where, and how many cells at a time."""
 
-    file: tyro.conf.Positional[str]
+    file: Positional[str]
     """A study file, or the name of one that comes along (`turngym study list`)."""
     out: Path | None = None
     """Folder of the cells and, under tables/, of the report; by default runs/NAME. Machines may share it."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    set: tuple[str, ...] = ()
     """A setting in TOML that overrides the file's, for example 'train.steps = 12'; may be given several times."""
     parallel: Threads = 2
     """Cells at a time in this process, one thread each."""
@@ -77,15 +75,17 @@ class RunOptions:
     """Pack the last evaluation of every cell into OUT/results, and make the page of them in OUT/results-table."""
     print: bool = False
     """Print the commands of the cells, and run nothing."""
-    needs: ClassVar[Needs] = (
-        (("parallel", "executor", "ray_address", "pack"), "to run (no --print)", lambda options: not options.print),
-        (("ray_address",), "--executor ray", lambda options: options.executor == "ray"),
-    )
+
+    def __post_init__(self) -> None:
+        if self.print:
+            refuse_unread(self, "to run (no --print)", "parallel", "executor", "ray_address", "pack")
+        if self.executor != "ray":
+            refuse_unread(self, "--executor ray", "ray_address")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study run` with `argv` (without the verb itself)."""
-    options = read(RunOptions, argv, prog="turngym study run", description=__doc__)
+    options = read_options(RunOptions, argv, prog="turngym study run", about=__doc__)
     if options.print:
         study = read_study_file(options.file, options.set)
         print(f"# {study.title}\n{_commented(study.about)}")

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import tyro
-
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.spec import Positional
 from turngym.core.tables import atomic_write, markdown, markup, print_table
 from turngym.core.user_files import keep_inputs
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
 from turngym.trainers.study.tables import TABLES, Rows, notes_of, tables_of
@@ -28,7 +27,7 @@ from turngym.trainers.study.tables import TABLES, Rows, notes_of, tables_of
 class ShowOptions:
     """Which studies are shown, and how."""
 
-    studies: tyro.conf.Positional[tuple[Path, ...]]
+    studies: Positional[tuple[Path, ...]]
     """Folders of studies, or study.json files (also .gz); the cells of several are put together."""
     tables: tuple[str, ...] = ()
     """Tables that are shown, if not the study's own; `all` for every one."""
@@ -38,9 +37,7 @@ class ShowOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study show` with `argv` (without the verb itself)."""
-    options = read(ShowOptions, argv, prog="turngym study show", description=__doc__)
-    if not options.studies:
-        raise TurngymError("name the folder of a study, or its study.json")
+    options = read_options(ShowOptions, argv, prog="turngym study show", about=__doc__)
     study = merge_records({str(path): read_records(path.expanduser()) for path in options.studies})
     if options.tables:
         study = replace(study, tables=tuple(TABLES) if options.tables == ("all",) else options.tables)

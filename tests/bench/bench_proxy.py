@@ -30,7 +30,7 @@ from bench_server import Server
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.redaction import excerpt
 from turngym.core.settings import Above0, Count, Length
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 
 # --- Clients, and what the records must hold
 
@@ -160,7 +160,7 @@ def check(out: Path, tally: Tally) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    config = read(BenchProxy, argv, prog="bench_proxy.py", description=__doc__)
+    config = read_options(BenchProxy, argv, prog="bench_proxy.py", about=__doc__)
     if config.out is not None:
         return run_load(config, config.out)
     with tempfile.TemporaryDirectory() as folder:

@@ -40,7 +40,7 @@ from bench_server import Server, started
 from turngym.core.redaction import excerpt
 from turngym.core.settings import Above0, Count, Length, Range, Seed
 from turngym.core.tables import print_table
-from turngym.scripts.command_line import read
+from turngym.scripts.options import read_options
 
 # --- Made-up passages and queries
 
@@ -383,7 +383,7 @@ class RetrievalBench:
 
 def main(argv: Sequence[str]) -> int:
     """The exit status is 1 if a request failed or other passages were found."""
-    config = read(RetrievalBench, argv, prog="bench_retrieval.py", description=__doc__)
+    config = read_options(RetrievalBench, argv, prog="bench_retrieval.py", about=__doc__)
     figures: dict[str, Any] = {}
     met = load_test(config, figures)
     if config.json is not None:

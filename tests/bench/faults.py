@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
-import tyro
 from tally import Tally, cpu_spent, fault_table
 
 from turngym.core.tables import markdown
 from turngym.core.task import Verdict
+from turngym.scripts.options import read_options
 
 Part = Literal["files", "actions", "outside", "kills", "soak", "twice", "servers"]
 
@@ -53,8 +53,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the parts asked for and prints a table; the exit status is 1 if anything failed."""
-    description = (__doc__ or "").split("\n")[0]
-    options = tyro.cli(Options, args=list(argv), prog="python tests/bench/faults.py", description=description)
+    options = read_options(Options, argv, prog="python tests/bench/faults.py", about=__doc__)
     found = []
     for tally in run_parts(options):
         found.append(tally)

@@ -9,15 +9,15 @@ Example:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.worlds import WORLDS, load_world
+from turngym.scripts.options import read_options
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"
 
@@ -56,4 +56,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(read_options(Options, sys.argv[1:], prog="pack_results.py", about=__doc__))

@@ -10,7 +10,7 @@ import pytest
 
 from turngym.agents import evaluate, play_episodes
 from turngym.scripts import main
-from turngym.scripts.command_line import parse
+from turngym.scripts.options import parse
 from turngym.scripts.result import Pack
 
 PANEL = "search-quickstart"

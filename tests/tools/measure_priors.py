@@ -194,9 +194,9 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Read the train games and write the table."""
-    import tyro
+    from turngym.scripts.options import read_options
 
-    arguments = tyro.cli(Arguments, args=list(argv), description=__doc__)
+    arguments = read_options(Arguments, argv, prog="measure_priors.py", about=__doc__)
     root = arguments.data if (arguments.data / "train").is_dir() else arguments.data / "json_2.1.1"
     table = measure(root / "train")
     text = dump(table)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from turngym.agents.judges.judge_settings import UrlJudge
 from turngym.agents.judges.judges import WORDS, is_plain, make_judge
 from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
