@@ -16,6 +16,7 @@ from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
 from turngym.core.settings import SettingsError, read_toml
+from turngym.core.spec import at
 from turngym.core.user_files import library_path, user_path
 from turngym.retrieval.precision import cast_parameters
 
@@ -328,8 +329,8 @@ def trained_on(folder: str | Path) -> tuple[str, ...]:
         settings = read_toml(config)
     except SettingsError:
         return ()
-    also = settings.get("also")
+    also = at(settings, "play.also")
     # each of `also` is an environment and its settings, with commas between them
     further = [str(text).partition(",")[0] for text in also] if isinstance(also, list) else []
-    named = [settings.get("env"), *further]
+    named = [at(settings, "play.env"), *further]
     return tuple(env.rpartition(":")[2] for env in named if isinstance(env, str))

@@ -20,7 +20,6 @@ from .protocols import Position as Position
 from .protocols import Sampling as Sampling
 from .protocols import Scorer as Scorer
 from .rollout_request import RolloutRequest as RolloutRequest
-from .settings import IN_FILE as IN_FILE
 from .task import Task as Task
 from .task import ToolSpec as ToolSpec
 from .task import Verdict as Verdict

@@ -13,7 +13,8 @@ from typing import Any
 
 from turngym.core.redaction import redacted
 from turngym.core.secrets import recorded_command
-from turngym.core.settings import PROVENANCE, to_table, write_toml
+from turngym.core.settings import PROVENANCE, write_toml
+from turngym.core.spec import to_table
 
 FILE = "config.toml"
 PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")

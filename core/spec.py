@@ -116,7 +116,7 @@ class UnknownSettingError(SpecError):
         self.name = name
 
 
-@dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True)
+@dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
 class _KeywordsOnly(msgspec.StructMeta):
     """Makes fields without a default possible behind others in every subclass: msgspec asks each class for that."""
 
@@ -657,7 +657,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
     for path, value, valid in _wrong_numbers(found):
         name = short_name(cls, path) if path in settings_of(cls) else path  # type: ignore[arg-type]
-        raise SpecError(f"{_said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
+        raise SpecError(f"{said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
     return found
 
 
@@ -725,7 +725,7 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
         full = f"{path}.{unknown[1]}" if path else unknown[1]
         # of a table what was given in it
         given = next((one for one in origins if one.startswith(f"{full}.") and at(table, one) is not None), full)
-        who = _said_by(origins, given, where)
+        who = said_by(origins, given, where)
         setting = settings_of(cls).get(full)
         if setting is None:
             return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
@@ -741,11 +741,11 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     if missing := _MISSING.match(what):
         # where it is the kind of a table, the table
         full = path if missing[1] == KIND else f"{path}.{missing[1]}" if path else missing[1]
-        return f"{_said_by(origins, path, where)}: {full} must be given"
+        return f"{said_by(origins, path, where)}: {full} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
     if not what.startswith(("Expected", "Invalid", "Object")):
         # what a class says itself begins with the name of a field
-        return f"{_said_by(origins, path, where)}: {name}{'.' if name else ''}{what}"
+        return f"{said_by(origins, path, where)}: {name}{'.' if name else ''}{what}"
     value = at(table, path)
     setting = settings_of(cls).get(path)
     valid = _valid(what) if setting is None else _valid_for(setting, value, what)
@@ -753,10 +753,10 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
         union = settings_of(cls).get(path.removesuffix(f".{KIND}"))
         kinds = [] if union is None else [str(kind_of(one)) for one in union.tables]
         valid, name = f"{', '.join(kinds)}.{did_you_mean(str(value), kinds)}", path
-    return f"{_said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
+    return f"{said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
 
 
-def _said_by(origins: Mapping[str, str], path: str, where: str) -> str:
+def said_by(origins: Mapping[str, str], path: str, where: str = "") -> str:
     """The layer that gave the value at `path`, or the table that it is in."""
     while path and path not in origins:
         path = path.rpartition(".")[0]
@@ -806,11 +806,11 @@ def choices_of(kind: Any) -> list[str]:
 
 
 def refuse_unread(settings: Any, needed: str, *names: str) -> None:
-    """Raises TurngymError for the first of `names` that is not as by default: nothing reads it without `needed`."""
+    """Raises SpecError for the first of `names` that is not as by default: nothing reads it without `needed`."""
     for field in fields_of(type(settings)):
         if field.name in names and (value := getattr(settings, field.name)) != field.default:
-            option = f"--{field.name.replace('_', '-')}"
-            raise TurngymError(f"{option} {brief(value, 60)} needs {needed}, without which nothing reads it")
+            said = f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it"
+            raise SpecError(said)
 
 
 def to_table(spec: Spec) -> dict[str, Any]:
@@ -827,6 +827,11 @@ def _path_of(kind: type[Any], value: Any) -> Any:
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise ValueError("Expected `path`")
     return user_path(value)
+
+
+def plain(value: Any) -> Any:
+    """A value of a setting as it stands in a table."""
+    return None if value is NODEFAULT else msgspec.to_builtins(value, enc_hook=plain_name)
 
 
 def plain_name(value: Any) -> str:

@@ -116,6 +116,8 @@ class Verb(Generic[T]):
     """Options that `--help` shows, by their short names with underscores; (): all."""
     below: Mapping[str, Any] = field(default_factory=dict)
     """Values of `own` that hold where neither the command line nor a file says otherwise."""
+    means: Callable[[Any, str, str], Setting] = find
+    """What a name means in a type; `find`, or what knows more."""
 
     def asked(self, argv: Sequence[str]) -> Asked[T]:
         """Reads a command line. Help is printed, and ends the process.
@@ -127,7 +129,7 @@ class Verb(Generic[T]):
             raise SystemExit(0)
         argv, file = pop_option(argv, CONFIG)
         show = self.spec is not None and PRINT in argv
-        given = self._given([word for word in argv if not (show and word == PRINT)])
+        given = self.given([word for word in argv if not (show and word == PRINT)])
         layers: list[tuple[str, Mapping[str, Any]]] = []
         mine = [Layer(name="", table=self.below)]
         if file is not None:
@@ -147,7 +149,7 @@ class Verb(Generic[T]):
         _keep_inputs(own)
         return Asked(own=own, layers=layers, show=show)
 
-    def _given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
+    def given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
         """The values of a command line by type and path.
 
         A list takes all words up to the next option, of several options those of all. While the words that stand by
@@ -191,7 +193,7 @@ class Verb(Generic[T]):
         for kind in kinds:
             for word in (name, name.removeprefix("no_")):
                 with suppress(SpecError):
-                    setting = find(kind, word, self.name)  # type: ignore[type-var]
+                    setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
                         return kind, setting, word != name
         known = sorted(f"--{one.replace('_', '-')}" for kind in kinds for one in short_names(kind))  # type: ignore[type-var]
@@ -210,21 +212,21 @@ class Verb(Generic[T]):
         words = "".join(f" {one.name.upper()}{'...' if one.many else ''}" for one in own.values() if one.positional)
         yield from (f"usage: {self.name}{words} [options]", "", textwrap.dedent(self.about).strip(), "")
         if whole or not self.first:
-            yield from self._section("options", list(own.values()), whole=whole)
+            yield from self.section("options", list(own.values()), whole=whole)
         if whole and self.spec is not None:
             every = settings_of(self.spec)
             for group in [path for path in every if "." not in path]:
                 inside = [one for path, one in every.items() if f"{path}.".startswith(f"{group}.")]
-                yield from self._section(group, inside, whole=True)
+                yield from self.section(group, inside, whole=True)
         elif self.first:
             named = {short_name(self.spec, path): one for path, one in settings_of(self.spec).items()}
-            yield from self._section("options", [own[name] if name in own else named[name] for name in self.first])
+            yield from self.section("options", [own[name] if name in own else named[name] for name in self.first])
             yield ""
             yield _rows(f"{PRINT}", "show all settings, with where each comes from, and do nothing")
         yield _rows(f"{CONFIG} FILE", "settings in TOML; options stand on top of them")
         yield _rows(HELP_ALL, "every option, with all that is said of it")
 
-    def _section(self, title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
+    def section(self, title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
         yield f"{title}:"
         for one in settings:
             # a table without a text form has only its settings
@@ -244,11 +246,15 @@ class Verb(Generic[T]):
 
 def _rows(left: str, right: str) -> str:
     """A name, and beside it what is said of it in as many rows as it takes; on a narrow terminal below it."""
-    width = min(max(shutil.get_terminal_size((80, 24)).columns, 40), 120)
-    start, left = LEFT if width >= 2 * LEFT else 6, f"  {left}".rstrip()
-    rows = textwrap.wrap(right, width - start) or [""]
+    start, left = LEFT if width() >= 2 * LEFT else 6, f"  {left}".rstrip()
+    rows = textwrap.wrap(right, width() - start) or [""]
     first = f"{left:<{start}}{rows.pop(0)}" if len(left) < start else left
     return "\n".join([first, *(f"{'':<{start}}{row}" for row in rows)])
+
+
+def width() -> int:
+    """Width of help texts in characters: that of the terminal, at least 40 and at most 120; 80 where there is none."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 120)
 
 
 def _first_sentence(text: str) -> str:

@@ -16,15 +16,16 @@ from typing import Annotated, Any
 from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
+from turngym.agents.servers.server_options import StartedServer
 from turngym.core.settings import Count, Range, read_toml
-from turngym.core.spec import at, refuse_unread, to_table
+from turngym.core.spec import at, flat, kind_of, refuse_unread, to_table
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import DEFAULT
 from turngym.trainers.several import further_env
-from turngym.trainers.train_config import PlayConfig, train_config
+from turngym.trainers.train_config import EvaluationConfig, PlayConfig, expanded, train_config
 from turngym.trainers.training_costs import (
     Estimate,
     ModelShape,
@@ -199,43 +200,48 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     student = {"student": "1.7B", "out": "."}
     # a file that names no algorithm is meant for the one whose settings it has
     own = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
-    config = train_config(str(table.get("algorithm", own)), {**student, **table}, where)
-    run, play, chat, servers = config.run, config.rollouts.play, config.rollouts.chat, config.rollouts.servers
-    groups = (run, play, chat, servers, config.models)
+    algorithm = str(table.get("algorithm", own))
+    config = train_config(algorithm, {**student, **table}, where)
+    run, play, evaluation = config.run, config.play, config.evaluation
+    groups = (run, play, config.chat, config.models, config.engine, config.part("frozen"))
+    given = {path.rpartition(".")[2] for path in flat(expanded(algorithm, table, where))}
     named = {"episodes": "episodes", "turns": "max_turns", "response": "max_new_tokens", "slots": "slots"}
     named |= {name: name for name in ("micro_tokens", "head_chunk", "teacher_dtype", "shard_teacher")}
     named |= {"checkpointing": "gradient_checkpointing", "rollout_dtype": "rollout_dtype"}
-    named |= {name: name for name in ("engine", "engine_memory")}
+    named |= {"engine_memory": "engine_memory"}
     work: dict[str, Any] = {}
     # what a preset sets holds unless it was given beside it
     if (preset := find_preset(play.preset, play.env_id)) is not None:
         work = {"turns": preset.make()["max_turns"], "response": at(preset.table, "agent.chat.max_new_tokens")}
     for ours, theirs in named.items():
-        value = next(getattr(group, theirs) for group in groups if hasattr(group, theirs))
-        if theirs in table and value is not None:
+        value = next((getattr(group, theirs) for group in groups if hasattr(group, theirs)), None)
+        if theirs in given and value is not None:
             work[ours] = value
-    if "autocast" in table:
+    if isinstance(config.engine, StartedServer):
+        work["engine"] = kind_of(type(config.engine))
+    if "autocast" in given:
         work["precision"] = "float32" if run.autocast == "off" else "autocast"
-    panels = [load_panel(name) for name in (play.panel, *(further_env(text).panel for text in play.also)) if name]
-    if not run.eval_every:
+    if evaluation is None or not evaluation.eval_every:
         work["eval_episodes"] = 0
-    elif panels:
-        work["eval_episodes"] = sum(_evaluated(panel, play) for panel in panels)
+    else:
+        names = (evaluation.panel, *(further_env(text).panel for text in play.also))
+        work["eval_episodes"] = sum(_evaluated(load_panel(name), play, evaluation) for name in names if name)
+    if config.lora is not None:
+        work["lora_rank"] = config.lora.rank
     return PlanOptions(
         student=str(config.models.student),
-        teacher=None if config.models.teacher is None else str(config.models.teacher),
-        work=Workload(**{name: value for name, value in work.items() if value is not None}, lora_rank=config.lora.rank),
-        **{name: getattr(run, name) for name in ("steps", "eval_every") if name in table},
+        teacher=None if config.teacher is None else str(config.teacher),
+        work=Workload(**{name: value for name, value in work.items() if value is not None}),
+        **({"steps": run.steps} if "steps" in given else {}),
+        **({} if evaluation is None or "eval_every" not in given else {"eval_every": evaluation.eval_every}),
     )
 
 
-def _evaluated(panel: Panel, play: PlayConfig) -> int:
+def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> int:
     """Episodes of an evaluation on `panel`."""
     preset = find_preset(play.preset, panel.env_id)
-    samples = (
-        play.eval_samples or at({} if preset is None else preset.table, "play.samples") or at(USUAL, "play.samples")
-    )
-    return len(panel.tasks[: play.eval_limit]) * samples
+    samples = evaluation.eval_samples or at({} if preset is None else preset.table, "play.samples")
+    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(USUAL, "play.samples"))
 
 
 def _line(gpus: int, found: Estimate) -> list[str]:

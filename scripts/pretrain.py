@@ -24,9 +24,9 @@ from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
 from turngym.retrieval.precision import cast_parameters
-from turngym.scripts.command_line import sft_argv
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
+from turngym.scripts.train_argv import sft_argv
 
 FILE = "success.json"
 

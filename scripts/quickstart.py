@@ -23,10 +23,10 @@ from turngym.core.errors import TurngymError
 from turngym.core.settings import Count, Length, Seed
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
-from turngym.scripts.command_line import distill_argv
 from turngym.scripts.jobs import Job, Runner
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
+from turngym.scripts.train_argv import distill_argv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from turngym.agents.play_spec import EvalSpec, OnPanel, meaning
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import FILE
-from turngym.core.settings import read_toml
-from turngym.core.spec import flat, short_name, to_table
+from turngym.core.settings import PROVENANCE, read_toml
+from turngym.core.spec import NONE, flat, short_name, to_table
 from turngym.core.spec import settings_of as paths
 from turngym.core.task import Task
 from turngym.core.trace import iter_trace, read_specs
@@ -56,7 +56,7 @@ class Run:
     skipped: tuple[str, ...] = ()
     """Lines that could not be read."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What a training run was asked for: its config.toml; empty without one."""
+    """What a training run was asked for, by the names of options: its config.toml; empty without one."""
 
     @property
     def departs(self) -> str:
@@ -135,7 +135,7 @@ def _load(name: str, path: Path, place: int) -> Run:
     # shown in tables and figures, which know no bytes that are no text
     name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
     folder = path.parent if path.is_file() else path
-    config = read_toml(folder / FILE, provenance=True) if (folder / FILE).is_file() else {}
+    config = _named(read_toml(folder / FILE, provenance=True)) if (folder / FILE).is_file() else {}
     about = Run(name=name, path=path, place=place, config=config)
     if path.is_file():
         return _seeded(replace(about, **_nonempty(path, _evaluation(path))))
@@ -149,6 +149,23 @@ def _load(name: str, path: Path, place: int) -> Run:
     if not values:
         raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
     return _seeded(replace(about, **values))
+
+
+HOMES = ("models", "method", "run", "play", "evaluation", "chat", "engine", "workers", "frozen")
+"""Tables of config.toml whose names say nothing to people."""
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config.toml by the names of their options (`steps`, `optimizer.lr`), and its provenance."""
+    about = {PROVENANCE: config[PROVENANCE]} if PROVENANCE in config else {}
+    found: dict[str, Any] = dict(about)
+    for path, value in flat({name: table for name, table in config.items() if name not in about}).items():
+        parts = path.split(".")
+        while len(parts) > 1 and (parts[0] in HOMES or parts[0] == parts[1]):
+            del parts[0]
+        if value != NONE:
+            found[".".join(parts)] = value
+    return found
 
 
 def _seeded(run: Run) -> Run:

@@ -25,8 +25,9 @@ from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Front
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import key_of
+from turngym.core.settings import read_toml
 from turngym.core.supervised import SupervisedThread
-from turngym.scripts.command_line import read
+from turngym.scripts.options import COMMAND_LINE, CONFIG, HELP, HELP_ALL, Verb, pop_option
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from turngym.agents.proxy.service import ProxyService
 
 try:
-    from turngym.trainers.live.proxy_options import ServeProxy
+    from turngym.trainers.live.proxy_options import DEFAULT, AnyProxy, LearningProxy, proxy_class, proxy_config
 except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 KEY = "TURNGYM_PROXY_KEY"
@@ -49,20 +50,30 @@ def main(argv: Sequence[str]) -> int:
     return serve(parse(argv))
 
 
-def parse(argv: Sequence[str]) -> ServeProxy:
-    """Options from the command line; a setting outside its range is explained, and the exit status is 2."""
-    return read(ServeProxy, argv, prog="turngym serve proxy", description=__doc__)
+def parse(argv: Sequence[str]) -> AnyProxy:
+    """Options from the command line. Raises TurngymError for one that does not exist or cannot have its value."""
+    words, file = pop_option(argv, CONFIG)
+    table = {} if file is None else read_toml(file)
+    words, named = pop_option(words, "--algorithm")
+    algorithm = str(table.pop("algorithm", DEFAULT)) if named is None else named
+    trains = "--no-train" not in words and bool(table.pop("train", True))
+    if not trains and named is not None:
+        raise TurngymError(f"--algorithm {named} with --no-train: nothing learns; leave one of them out")
+    chosen = algorithm if trains else None
+    verb = Verb(name="turngym serve proxy", about=__doc__ or "", own=proxy_class(chosen))
+    if any(word in (*HELP, HELP_ALL) for word in words):
+        verb.asked(words)
+    layers = [] if file is None else [(file, table)]
+    return proxy_config(chosen, [*layers, (COMMAND_LINE, verb.given(words).get(verb.own, {}))])
 
 
-def serve(config: ServeProxy) -> int:
+def serve(config: AnyProxy) -> int:
     """Serve until a signal, or until training fails (status 1)."""
     keys = ClientKeys.of(key_of(KEY), config.client_keys)
     if not keys.keys and not is_loopback(config.host):
         raise TurngymError(
             f"--host {config.host} opens the policy to the network: set a key in {KEY} first, or name --client-keys"
         )
-    if config.batch_turns < 1:
-        raise TurngymError(f"--batch-turns is {config.batch_turns}; a training step needs at least 1")
     print(f"loading {config.student}", flush=True)
     from turngym.agents.proxy.app import create_app
     from turngym.agents.serving import DrainingServer
@@ -103,8 +114,8 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _mode(config: ServeProxy) -> str:
-    if not config.train:
+def _mode(config: AnyProxy) -> str:
+    if not isinstance(config, LearningProxy):
         return "records only"
     return f"trains with {config.algorithm} whenever {config.batch_turns} turns of ended sessions are ready"
 

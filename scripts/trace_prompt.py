@@ -20,7 +20,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
 from turngym.core.settings import SettingsError, read_toml
-from turngym.core.spec import read
+from turngym.core.spec import at, read
 from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
 from turngym.envs.channels import split_thought
@@ -104,7 +104,7 @@ def _student_beside(trace: Path) -> str:
     for folder in trace.absolute().parents[:2]:
         if (folder / FILE).is_file():
             try:
-                return str(read_toml(folder / FILE).get("student", ""))
+                return str(at(read_toml(folder / FILE), "models.student") or "")
             except SettingsError:
                 return ""
     return ""

@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import installed
 from turngym.core.settings import read_toml
-from turngym.core.spec import Layer, Resolved, Setting, settings_of
-from turngym.scripts.options import CONFIG, HELP, HELP_ALL, PRINT, help_rows, list_presets, pop, read_options, width
+from turngym.core.spec import Layer, Setting, UnknownSettingError, settings_of
+from turngym.scripts.options import (
+    COMMAND_LINE,
+    CONFIG,
+    HELP,
+    HELP_ALL,
+    PRINT,
+    Verb,
+    list_presets,
+    pop_option,
+    width,
+)
 
 try:
     from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
@@ -32,8 +41,8 @@ except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
 ALGORITHM = "--algorithm"
-FIRST = ("student", "teacher", "out", "env", "panel", "steps")
-SHORT: Mapping[str, str] = {
+FIRST = ("models.student", "method.teacher", "models.out", "play.env", "evaluation.panel", "run.steps")
+GROUPS: Mapping[str, str] = {
     "method": "Algorithm",
     "models": "Models and machine",
     "run": "Run",
@@ -42,17 +51,14 @@ SHORT: Mapping[str, str] = {
     "optimizer": "Optimizer",
     "chat": "Chat",
 }
-"""Groups that --help lists; --help-all lists all."""
+"""Tables that --help lists; --help-all lists all."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
     if list_presets(argv):
         return 0
-    found = parse(argv)
-    if found is None:
-        return 0
-    config = found.spec
+    config = parse(argv)
     with open_ranks(timeout=config.models.process_timeout) as ranks:
         result = run_training(config, ranks, command=("turngym", "train", *argv))
         if ranks.rank == 0:
@@ -65,39 +71,46 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse(argv: Sequence[str]) -> Resolved[TrainConfig] | None:
-    """The settings of a run; None where help, or the settings (`--print`), were asked for and printed.
+def parse(argv: Sequence[str]) -> TrainConfig:
+    """The settings of a run. Help and `--print` print, and end the process.
 
-    Raises TurngymError for a setting that does not exist or cannot have its value.
+    Raises TurngymError for a setting that does not exist, that cannot have its value, or that nothing would read.
     """
-    rest, file = pop(argv, CONFIG)
-    table = {} if file is None else read_toml(Path(file))
-    name, words = _algorithm(rest, str(table.pop("algorithm", "")))
+    rest, file = pop_option(argv, CONFIG)
+    table = {} if file is None else read_toml(file)
+    name, words = _algorithm(rest, str(table.get("algorithm", "")))
     if any(word in (*HELP, HELP_ALL) for word in words):
         print("\n".join(help_lines(name, __doc__ or "", whole=HELP_ALL in words)))
-        return None
-    name, shown = name or DEFAULT, PRINT in words
+        raise SystemExit(0)
+    name = name or DEFAULT
+    given = _verb(name).given([word for word in words if word != PRINT]).get(config_class(name), {})
+    layers = [] if file is None else [Layer(name=file, table=table, asked=True)]
+    found = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=given, asked=True)])
+    if PRINT in words:
+        print(found.to_toml(), end="")
+        raise SystemExit(0)
+    return found.spec
 
-    def find(option: str, key: str) -> Setting:
+
+def _verb(algorithm: str) -> Verb[TrainConfig]:
+    """The command line of an algorithm."""
+
+    def means(cls: Any, name: str, where: str) -> Setting:
         try:
-            return require_setting(name, key, "")
-        except TurngymError:
-            if said := who_reads(key):
-                raise TurngymError(f"{name} has no option {option}. {said}") from None
+            return require_setting(algorithm, name, where)
+        except UnknownSettingError:
+            # not a SpecError, for which the switch `--no-NAME` would be tried
+            if said := who_reads(name):
+                option = f"--{name.replace('_', '-')}"
+                raise TurngymError(f"{algorithm} has no option {option}. {said}") from None
             raise
 
-    given = read_options([word for word in words if word != PRINT], find, f"turngym train {name}", config_class(name))
-    layers = [Layer(name=str(file), table=table, asked=True)] if file is not None else []
-    found = resolve_training(name, [*layers, Layer(name="command line", table=given, asked=True)])
-    if shown:
-        print(found.to_toml(), end="")
-        return None
-    return found
+    return Verb(name=f"turngym train {algorithm}", about="", own=config_class(algorithm), means=means)
 
 
 def _algorithm(words: Sequence[str], written: str) -> tuple[str, list[str]]:
     """The algorithm, `written` in a file unless the words name one ("" if none is named), and the other words."""
-    rest, named = pop(words, ALGORITHM)
+    rest, named = pop_option(words, ALGORITHM)
     if rest and not rest[0].startswith("-"):
         if named is not None:
             raise TurngymError(f"{rest[0]} and {ALGORITHM} {named} are two algorithms; valid: one")
@@ -110,26 +123,19 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
     if not algorithm:
         yield from _algorithms(usage)
         return
-    spec, cls = find_algorithm(algorithm), config_class(algorithm)
-    settings = settings_of(cls)
-    usage_line = f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
-    yield from textwrap.wrap(usage_line, width(), subsequent_indent="  ", break_on_hyphens=False)
+    spec, verb, settings = find_algorithm(algorithm), _verb(algorithm), settings_of(config_class(algorithm))
+    yield f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
     yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
-    first = [one for path, one in settings.items() if path.rpartition(".")[2] in FIRST and not one.tables]
-    yield from help_rows("First", cls, first, whole=whole)
+    first = [settings[path] for path in FIRST if path in settings]
+    yield from ("", *verb.section("First", first, whole=whole))
     for group in [path for path in settings if "." not in path and path != "algorithm"]:
-        if group in SHORT or whole:
-            inside = [one for path, one in settings.items() if path.startswith(f"{group}.") or path == group]
+        if group in GROUPS or whole:
+            inside = [one for path, one in settings.items() if f"{path}.".startswith(f"{group}.")]
             shown = [one for one in inside if one not in first]
-            yield from help_rows(SHORT.get(group, group.capitalize()), cls, shown, whole=whole)
-    yield ""
-    more = (
-        f"{CONFIG} FILE reads settings from a TOML file, such as the config.toml of another run; options override it. "
-        f"{PRINT} shows all settings, with where each comes from, and trains nothing."
-    )
-    if not whole:
-        more = f"(on) is turned off by --no-NAME. {HELP_ALL} explains every option. {more}"
-    yield from textwrap.wrap(more, width())
+            yield from ("", *verb.section(GROUPS.get(group, group.capitalize()), shown, whole=whole))
+    more = f"""{CONFIG} FILE reads settings from a TOML file, as the config.toml of another run; options override it.
+    {PRINT} shows all settings with where each comes from, and trains nothing. (on) is turned off by --no-NAME."""
+    yield from ("", *textwrap.wrap(more if whole else f"{HELP_ALL} explains every option. {more}", width()))
 
 
 def _algorithms(usage: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from turngym.agents.playing.env_maker import env_class
 from turngym.agents.rendering.skills import PREFIX, read_skills
 from turngym.core.provenance import FILE
 from turngym.core.settings import PROVENANCE, read_toml
-from turngym.core.spec import flat
+from turngym.core.spec import NONE, at, flat
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
@@ -51,8 +51,11 @@ def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
     made = settings.get(MAKE)
     if isinstance(made, str):
         settings = {**settings, MAKE: json_object(MAKE, made)}
-    found = {}
-    for name, value in flat(settings).items():
+    found, every = {}, flat(settings)
+    for name, value in every.items():
+        table, _, last = name.rpartition(".")
+        if last == "folder" and every.get(f"{table}.kind") == "skills":
+            value = f"{PREFIX}{value}"
         texts = [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
         if contents := [content for content in map(_of_file, texts) if content is not None]:
             found[name] = content_hash({"contents": contents})[:16]
@@ -65,8 +68,9 @@ def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
     What that module imports is not looked at, and one without a source has none.
     """
     found = {}
-    for name, find_module in (("algorithm", _module_of_algorithm), ("env", _module_of_env)):
-        module = find_module(settings[name]) if settings.get(name) else None
+    for path, find_module in (("algorithm", _module_of_algorithm), ("play.env", _module_of_env)):
+        named, name = at(settings, path), path.rpartition(".")[2]
+        module = None if named in (None, NONE) else find_module(str(named))
         if module is None or module.__name__.partition(".")[0] == "turngym":
             continue
         with contextlib.suppress(OSError):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from turngym.core.errors import TurngymError
-from turngym.core.redaction import brief
 from turngym.core.settings import Count, Length, Range, Seed
-from turngym.core.spec import Spec, fields_of, flat, to_table
+from turngym.core.spec import Spec, fields_of, flat, refuse_unread, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -94,7 +92,7 @@ class DivergenceConfig(SupportConfig):
         if not 0.0 <= self.beta <= 1.0:
             raise ConfigError(f"beta is {self.beta}; valid: 0 to 1")
         if self.form not in ("jsd", "mixed"):
-            unread(self, ("beta",), "form jsd or mixed")
+            refuse_unread(self, "form jsd or mixed", "beta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +111,9 @@ class DistillConfig(DivergenceConfig):
     def __post_init__(self) -> None:
         super(DistillConfig, self).__post_init__()
         if self.form == "sampled":
-            unread(self, ("top_k", "tail", "support", "importance"), "a form other than sampled")
+            refuse_unread(self, "a form other than sampled", "top_k", "tail", "support", "importance")
         else:
-            unread(self, ("clip",), "form sampled")
-
-
-def unread(settings: Any, names: Sequence[str], needed: str) -> None:
-    """Raises ConfigError for the first of `names` whose value is not its default: without `needed` nothing reads it."""
-    usual = {item.name: item.default for item in fields_of(type(settings))}
-    for name in names:
-        if (value := getattr(settings, name)) != usual[name]:
-            raise ConfigError(f"{name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it")
+            refuse_unread(self, "form sampled", "clip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +140,9 @@ class LmLossConfig:
     def __post_init__(self) -> None:
         _at_least("in_reward", self.in_reward, 0)
         if not any(path.suffix == ".parquet" for path in self.files):
-            unread(self, ("column",), "a parquet file")
+            refuse_unread(self, "a parquet file", "column")
         if self.in_reward:
-            unread(self, ("coef",), "L_PT in the loss (no in_reward)")
+            refuse_unread(self, "L_PT in the loss (no in_reward)", "coef")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,12 +256,14 @@ class RunConfig(ReferenceConfig, LoopConfig):
         """Most turns of an episode."""
         return MAX_TURNS if self.max_turns is None else self.max_turns
 
-    def check_turns(self, given: Mapping[str, Any], *names: str) -> None:
-        """Raises ConfigError for one of `names` in `given`, key -> value, of more turns than an episode has."""
-        for key, value in given.items():
-            if key.rpartition(".")[2] in names and value is not None and value > self.full_depth:
+    def check_turns(self, settings: Any, *names: str) -> None:
+        """Raises ConfigError for one of the `names` in `settings` that is chosen and of more turns than an episode
+        has."""
+        usual = {item.name: item.default for item in fields_of(type(settings))}
+        for name in names:
+            if (value := getattr(settings, name)) not in (None, usual[name]) and value > self.full_depth:
                 raise ConfigError(
-                    f"{key} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
+                    f"{name} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
                 )
 
     @property

@@ -12,21 +12,23 @@ What an algorithm does not read is no part of its `TrainConfig`: `config_class` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
 
 from turngym.agents.executor.worker_count import WorkerOptions
-from turngym.agents.judges.judge_settings import AnyJudge, Auto
+from turngym.agents.judges.judge_settings import AnyJudge, Auto, Expert, OwnJudge
 from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
+from turngym.core.redaction import brief
+from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import (
     Count,
     Layer,
@@ -41,9 +43,13 @@ from turngym.core.spec import (
     at,
     expand,
     find,
+    flat,
     merged,
+    plain,
     resolve,
+    said_by,
     settings_of,
+    short_name,
     to_table,
 )
 from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
@@ -61,6 +67,7 @@ from turngym.trainers.run_config import (
 )
 from turngym.trainers.schedule import AsyncConfig
 
+L = TypeVar("L", bound=Spec)
 DEFAULT_ENV = "turngym/ALFWorld-v0"
 
 # What every run has.
@@ -119,12 +126,6 @@ class PlayConfig(Spec):
     keep_rollouts: Number = 0
     """Steps whose episodes are kept. The training episodes of the last so many steps stay as traces,
     rollouts/step_K.jsonl in the run's folder."""
-
-    def __post_init__(self) -> None:
-        if self.keep_rollouts and self.traces:
-            raise ConfigError("keep_rollouts needs episodes that are played; with --traces none are")
-        if self.share != 1.0 and not self.also:
-            raise ConfigError(f"share is {self.share:g}; it needs --also, without which nothing reads it")
 
     @property
     def env_id(self) -> str:
@@ -289,32 +290,12 @@ class RolloutConfig:
     workers: WorkerOptions
 
 
-class TrainConfig(Spec):
-    """A training run. `config_class` makes the type whose `method` has what an algorithm reads."""
+class Learns:
+    """What the settings of an algorithm say, for a training run and for a proxy whose clients train a model."""
 
+    __slots__ = ()
     algorithm: str
-    """Which algorithm trains: a name (`turnopd`), `package.module:NAME`, or an entry point."""
-    models: ModelConfig
-    method: Method = Method()
-    play: PlayConfig = PlayConfig()
-    evaluation: EvaluationConfig | None = None
-    run: LoopConfig = field(default_factory=LoopConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    lora: LoraConfig | None = None
-    """Adapters of this rank learn in place of the weights; they want about ten times the learning rate."""
-    chat: ChatConfig = ChatConfig()
-    examples: ExampleFile | SkillTexts | None = None
-    """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
-    episodes are shown, or a text; or `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told). They are no
-    part of the model: give them to `turngym eval`, too."""
-    engine: AnyEngine = Here()
-    """What plays. This process (`local`), `servers` (--policy-server), or a server (`sglang`, `vllm`) that the run
-    starts beside itself, on the same GPU."""
-    workers: WorkerOptions = field(default_factory=WorkerOptions)
-
-    def __post_init__(self) -> None:
-        for why in self._unread():
-            raise ConfigError(f"{why}, without which nothing reads it")
+    method: Method
 
     @property
     def own(self) -> Any:
@@ -346,6 +327,30 @@ class TrainConfig(Spec):
     def distill(self) -> DistillConfig:
         """The loss between student and teacher, with all that some algorithms do not choose."""
         return DistillConfig(**asdict(self.part("distill")))
+
+
+class TrainConfig(Spec, Learns):
+    """A training run. `config_class` makes the type whose `method` has what an algorithm reads."""
+
+    algorithm: str
+    """Which algorithm trains: a name (`turnopd`), `package.module:NAME`, or an entry point."""
+    models: ModelConfig
+    method: Method = Method()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig | None = None
+    """Adapters of this rank learn in place of the weights; they want about ten times the learning rate."""
+    play: PlayConfig = PlayConfig()
+    evaluation: EvaluationConfig | None = None
+    run: LoopConfig = field(default_factory=LoopConfig)
+    chat: ChatConfig = ChatConfig()
+    examples: ExampleFile | SkillTexts | None = None
+    """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
+    episodes are shown, or a text; or `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told). They are no
+    part of the model: give them to `turngym eval`, too."""
+    engine: AnyEngine = Here()
+    """What plays. This process (`local`), `servers` (--policy-server), or a server (`sglang`, `vllm`) that the run
+    starts beside itself, on the same GPU."""
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
 
     @property
     def stale(self) -> AsyncConfig:
@@ -379,42 +384,66 @@ class TrainConfig(Spec):
             workers=self.workers,
         )
 
-    def _unread(self) -> Iterator[str]:
-        """What is given and depends on settings of another table."""
+    def unread(self) -> Iterator[tuple[str, str]]:
+        """Yields (path, what is needed) of settings that are not as by default and that nothing reads beside those of
+        another table."""
         if self.algorithm not in BUILT_IN:
             return  # what another package's algorithm reads is not known
-        section, own, uses = find_algorithm(self.algorithm).table, self.own, find_algorithm(self.algorithm).reads
-        shown: DemonstrationConfig = self.part("demonstrations")
-        replays = section != "tcod" or own.direction == "b2f"
-        if shown != DemonstrationConfig() and not replays:
-            yield "demonstrations need --tcod.direction b2f"
-        if section == "sft" and shown != DemonstrationConfig() and shown.demonstrator is None:
-            yield "demonstration_success, _reward and _fits need --demonstrations"
-        plays_expert = shown.demonstrator is None and not self.play.traces
-        if section == "sft" and not plays_expert and replace(own, weight="token_mean") != type(own)():
-            yield "sft.noise and its like need an expert who plays (neither --demonstrations nor --traces)"
+        spec, own = find_algorithm(self.algorithm), self.own
         judge: AnyJudge = self.part("judge")
-        asked = (
-            "judge" in uses
-            and judge.name in ("auto", "expert")
-            and not (judge.name == "auto" and section in ("prm_rl", "sage_opd"))
+        shown: DemonstrationConfig = self.part("demonstrations")
+        replays = spec.table != "tcod" or own.direction == "b2f"
+        expert_plays = shown.demonstrator is None and not self.play.traces
+        # of scores alone `auto` are the rules; a judge of another package is told the expert's name
+        asking: tuple[type[Any], ...] = (
+            (Expert, OwnJudge) if spec.table in ("prm_rl", "sage_opd") else (Auto, Expert, OwnJudge)
         )
-        asked = asked or judge.name.startswith("own")
-        if self.part("expert") != "expert" and not asked and not ("shown" in uses and plays_expert and replays):
-            yield f"expert is {self.part('expert')}: it needs an expert who plays or judges"
-        kl = any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
-        if self.part("frozen") != FrozenConfig() and not (
-            kl or "teacher" in uses or getattr(own, "reader", "") == "initial"
-        ):
-            yield "teacher_dtype and shard_teacher need a teacher, or a KL to the initial policy (kl_coef above 0)"
-        if self.part("importance_cap") != USUAL.importance_cap and not self.part("staleness"):
-            yield "importance_cap needs --staleness"
-        if self.play.traces and self.part("staleness"):
-            yield "staleness needs episodes that are played (no --traces)"
-        if self.play.traces and getattr(own, "refill", 0):
-            yield f"{section}.refill needs episodes that are played (no --traces)"
-        if self.play.traces and "imitates" in uses and self.run.max_turns is not None and self.evaluation is None:
-            yield "max_turns needs episodes that are played (no --traces, or a --panel)"
+        judges = "judge" in spec.reads and isinstance(judge, asking)
+        frozen = spec.reads & {"teacher"} or any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
+        played, plays = not self.play.traces, f"method.{spec.table}"
+        every: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
+            (replays, "--tcod.direction b2f", self._of("method.demonstrations")),
+            (
+                spec.table != "sft" or shown.demonstrator is not None,
+                "--demonstrations",
+                self._of("method.demonstrations"),
+            ),
+            (
+                spec.table != "sft" or expert_plays,
+                "an expert who plays (neither --demonstrations nor --traces)",
+                tuple(f"{plays}.{name}" for name in ("noise", "mistakes", "players", "hints", "told")),
+            ),
+            (
+                judges or ("shown" in spec.reads and expert_plays and replays),
+                "an expert who plays or judges",
+                ("method.expert",),
+            ),
+            (
+                bool(frozen) or getattr(own, "reader", "") == "initial",
+                "a teacher, or a KL to the initial policy (kl_coef above 0)",
+                self._of("method.frozen"),
+            ),
+            (bool(self.part("staleness")), "--staleness", ("method.importance_cap",)),
+            (
+                played,
+                "episodes that are played (no --traces)",
+                ("method.staleness", f"{plays}.refill", "play.keep_rollouts"),
+            ),
+            (
+                played or self.evaluation is not None or "imitates" not in spec.reads,
+                "episodes that are played (no --traces, or a --panel)",
+                ("run.max_turns",),
+            ),
+            (bool(self.play.also), "--also", ("play.share",)),
+        )
+        settings, given = settings_of(type(self)), flat(to_table(self))
+        for holds, needed, paths in every:
+            for path in () if holds else paths:
+                if path in settings and path in given and given[path] != plain(settings[path].default):
+                    yield path, needed
+
+    def _of(self, table: str) -> tuple[str, ...]:
+        return tuple(path for path in flat(to_table(self)) if path.startswith(f"{table}."))
 
 
 USUAL = Method()
@@ -425,12 +454,18 @@ def _narrow(uses: frozenset[str]) -> Any:
     return DistillConfig if "distills" in uses else DivergenceConfig if "form" in uses else SupportConfig
 
 
-# cached, because settings made from two classes of the same algorithm would never be equal
 @cache
 def config_class(algorithm: str) -> type[TrainConfig]:
     """The class of all settings of a run with `algorithm`. Raises PluginError for an unknown one."""
+    return with_method(TrainConfig, algorithm, frozenset(USES))
+
+
+# cached, because settings made from two classes of the same algorithm would never be equal
+@cache
+def with_method(base: type[L], algorithm: str, parts: frozenset[str]) -> type[L]:
+    """`base` with a `method` that has the settings of `algorithm` and those of `parts` that it reads."""
     spec = find_algorithm(algorithm)
-    taken = {*Method.__struct_fields__, *TrainConfig.__struct_fields__}
+    taken = {*Method.__struct_fields__, *base.__struct_fields__}
     if spec.table in taken or not spec.table.isidentifier():
         raise ConfigError(
             f"algorithm {spec.name!r}: its settings cannot be called {spec.table!r}; valid: a name other than "
@@ -438,13 +473,14 @@ def config_class(algorithm: str) -> type[TrainConfig]:
         )
     own: dict[str, tuple[Any, Any]] = {spec.table: (spec.config, field(default_factory=spec.config))}
     for one in msgspec.structs.fields(Method):
-        if USES[one.name] & spec.reads:
+        if one.name in parts and USES[one.name] & spec.reads:
             kind = _narrow(spec.reads) if one.name == "distill" else one.type
             made = kind if one.name == "distill" else one.default_factory
             usual = field(default_factory=made) if one.default is msgspec.NODEFAULT else one.default
             own[one.name] = kind, usual
     method = _made("Method", Spec, own, documented_by=Method)
-    return _made("TrainConfig", TrainConfig, {"method": (method, field(default_factory=method))})
+    made: type[L] = _made(base.__name__, base, {"method": (method, field(default_factory=method))})
+    return made
 
 
 def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], **more: Any) -> Any:
@@ -472,13 +508,33 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
         assert isinstance(below.table, Mapping)
         shown = {"method": {"demonstrations": {"demonstrator": below.table.get("agent", {})}}}
         whole.insert(0, replace(below, table=shown))
-    named = Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True)
-    return resolve(cls, [*whole, named])
+    whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
+    asked = {one.name for one in whole if one.asked}
+    found = resolve(cls, whole)
+    idle = dict(found.spec.unread())
+    for path, needed in idle.items():
+        who = said_by(found.origins, path)
+        if who in asked:
+            raise SpecError(
+                f"{who}: {short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}; it needs {needed}, "
+                "without which nothing reads it"
+            )
+    # what nobody asked for is left out
+    return resolve(cls, [replace(one, table=_without(one.table, idle)) for one in whole]) if idle else found
+
+
+def _without(table: Any, paths: Collection[str], above: str = "") -> dict[str, Any]:
+    return {
+        name: _without(value, paths, f"{above}{name}.") if isinstance(value, Mapping) else value
+        for name, value in table.items()
+        if f"{above}{name}" not in paths
+    }
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A partial table of whole paths. Raises SpecError, which says whose an unknown setting is."""
     asked = {name: value for name, value in table.items() if name != "algorithm"}
+    refuse_credentials("", asked)
     try:
         for name in asked:
             require_setting(algorithm, name, where)
@@ -494,6 +550,10 @@ def require_setting(algorithm: str, name: str, where: str) -> Setting:
 
     A name means the same in every algorithm: where one lacks `temperature`, no other temperature is meant.
     """
+    head, dot, _ = name.rpartition(".")
+    # the key of a table of any keys: `env_kwargs.profile`
+    if dot and (above := _meant(head)) is not None and settings_of(TrainConfig)[above].free:
+        return settings_of(TrainConfig)[above]
     found = find(config_class(algorithm), name, where)
     elsewhere = _meant(name)
     if elsewhere is not None and found.path != elsewhere and elsewhere not in settings_of(config_class(algorithm)):

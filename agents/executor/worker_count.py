@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.cores import available_cores
 from turngym.core.errors import TurngymError
-from turngym.core.settings import IN_FILE, Needs, Range
+from turngym.core.spec import Range, refuse_unread
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
@@ -83,23 +83,19 @@ class WorkerOptions:
     """Where workers run. Processes on this machine, or actors of a Ray cluster."""
     ray_address: str | None = None
     """Address of the Ray cluster. `auto`, `HOST:PORT` or `ray://...`; by default Ray is started on this machine."""
-    worker_cpus: float = field(default=1.0, metadata=IN_FILE)
+    worker_cpus: float = 1.0
     """ray: processors that each worker claims."""
-    worker_gpus: float = field(default=0.0, metadata=IN_FILE)
+    worker_gpus: float = 0.0
     """ray: accelerators that each worker claims; a part of one may be claimed."""
-    retries: int = field(default=2, metadata=IN_FILE)
+    retries: int = 2
     """How often an episode is restarted after its worker died, before it counts as failed."""
     step_timeout: Annotated[float, Range(above=True, most=math.inf)] = STEP_TIMEOUT
     """Seconds for one step of an environment. Or for one reset, or one call of a --reward function, in any process. A
     longer one is given up, and its episode ends as error_timeout; inf waits for ever. One that holds the interpreter
     lock (a pattern, a C extension) ends its process after twice this time and 20 s. A worker is replaced; with
     --workers 0 the command ends and keeps the episodes that have finished."""
-    worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = field(default=600.0, metadata=IN_FILE)
+    worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = 600.0
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (`retries`)."""
-    needs: ClassVar[Needs] = (
-        (("ray_address", "worker_cpus", "worker_gpus"), "--executor ray", lambda workers: workers.executor == "ray"),
-        (("retries", "worker_timeout"), "--workers of 1 or more, or auto", lambda workers: workers.workers != 0),
-    )
 
     @classmethod
     def of(cls, workers: int | Literal["auto"] | WorkerOptions) -> WorkerOptions:
@@ -111,6 +107,10 @@ class WorkerOptions:
             raise TurngymError(f"--workers is {self.workers}; valid: 0 (this process) or more, or auto")
         if not self.step_timeout > 0:
             raise TurngymError(f"--step-timeout is {self.step_timeout:g}; valid: more than 0 seconds")
+        if self.executor != "ray":
+            refuse_unread(self, "--executor ray", "ray_address", "worker_cpus", "worker_gpus")
+        if self.workers == 0:
+            refuse_unread(self, "--workers of 1 or more, or auto", "retries", "worker_timeout")
         # all steps of a round may hang, which takes a worker two limits
         if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
             raise TurngymError(

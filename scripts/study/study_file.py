@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -39,8 +39,8 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
-from turngym.core.settings import SettingsError, from_table, read_toml
-from turngym.core.spec import flat
+from turngym.core.settings import SettingsError, read_toml
+from turngym.core.spec import Layer, flat, read, to_table
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
@@ -50,7 +50,7 @@ from turngym.scripts.study.texts import TEXTS, text_path
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.run import check_run
 from turngym.trainers.study.records import RECORD, check_name
-from turngym.trainers.train_config import keys_of, train_config, unread_keys
+from turngym.trainers.train_config import has_setting, require_setting, resolve_training, train_config
 
 # What a file says, table by table.
 
@@ -266,19 +266,17 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
         seeds=seeds,
         baseline=baseline,
         train=train,
-        evaluate=from_table(Evaluate, _table(table, "evaluate", where), f"{where}: evaluate"),
+        evaluate=read(Evaluate, _table(table, "evaluate", where), f"{where}: evaluate"),
         methods=methods,
         starts=starts,
         tables=tables,
     )
     trained = [method for method in (*methods.values(), *starts.values()) if not method.agent]
-    known = {key for name in BUILT_IN for key in keys_of(name)}.union(*map(_keys, trained))
+    algorithms = dict.fromkeys([*(method.algorithm for method in trained), *BUILT_IN])
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
-        for key, value in flat(settings).items():
-            if not _has(known, key):
-                raise SettingsError(f"{where}: {name}: there is no setting {key}.{did_you_mean(key, known)}")
-            if not isinstance(value, Mapping) and any(inner.startswith(f"{key}.") for inner in known):
-                raise SettingsError(f"{where}: {name}.{key} is {brief(value, 60)}; valid: a table")
+        for key in flat(settings):
+            if not any(has_setting(one, key) for one in algorithms):
+                require_setting(next(iter(algorithms)), key, f"{where}: {name}")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
     # where no method begins with a start it does not run, but its settings must exist all the same
@@ -289,19 +287,6 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
         raise SettingsError(f"{where}: two cells would be {twice}; valid: another name for one of them")
     _check_games([cell for cell in cells if not cell.is_start], where)
     return study
-
-
-def _keys(method: Method) -> tuple[str, ...]:
-    """The keys of all settings of a method. Raises SettingsError for an algorithm that is not there."""
-    try:
-        return keys_of(method.algorithm)
-    except TurngymError as error:
-        raise SettingsError(f"{method.where}: {error}") from error
-
-
-def _has(keys: Iterable[str], key: str) -> bool:
-    """Whether `key` is one of `keys`, a value within one, or a table of some."""
-    return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in keys)
 
 
 def _check_games(cells: Sequence[Cell], where: str) -> None:
@@ -678,7 +663,6 @@ def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any
 
 def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str, Any]:
     """Settings of `turngym train` for a method in a place, each layer on top of the one before."""
-    keys = _keys(method)
     settings: dict[str, Any] = {"algorithm": method.algorithm, "tensorboard": False, "threads": 1}
     if place.world is not None:
         world = place.world
@@ -689,16 +673,14 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     for layer in shared:
         settings = merged(settings, layer)
     # what all methods share is for those that read it; what a method says itself must be read
+    where = f"{study.where}, {method.name} in {place.name}"
     for key in flat(settings):
-        if not _has(keys, key):
+        if not has_setting(method.algorithm, key):
             settings = _without(settings, key)
-    said, layers = dict[str, Any](), [*shared, *own]
+    said = dict[str, Any]()
     for layer in own:
         said = merged(said, layer)
-    settings, where = merged(settings, said), f"{study.where}, {method.name} in {place.name}"
-    for key in unread_keys(method.algorithm, {**settings, "out": str(out)}, where):
-        if key not in flat(said):
-            settings = _without(settings, key)
+    layers, settings = [*shared, *own], _read_alone(method.algorithm, settings, {**said, "out": str(out)}, where)
     if method.text == "expert" and place.world is None:
         raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")
     if method.text is not None:
@@ -709,6 +691,24 @@ def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str
     if warmup is not None and not asked and isinstance(steps, int):
         settings["optimizer"] = {**settings["optimizer"], "lr_warmup": min(warmup, steps // 5)}
     return settings
+
+
+def _read_alone(algorithm: str, shared: Mapping[str, Any], said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`said` on top of what it leaves to be read of `shared`: a judge that is no model has no votes.
+
+    Raises SettingsError for what cannot be.
+    """
+    layers = [Layer(name="what methods share", table=shared), Layer(name=where, table=said, asked=True)]
+    try:
+        whole = flat(to_table(resolve_training(algorithm, layers).spec))
+    except TurngymError as error:
+        raise error if str(error).startswith(where) else SettingsError(f"{where}: {error}") from error
+    settings = dict(shared)
+    for key in flat(shared):
+        path = require_setting(algorithm, key, where).path
+        if not any(f"{one}.".startswith(f"{path}.") for one in whole):
+            settings = _without(settings, key)
+    return merged(settings, {key: value for key, value in said.items() if key != "out"})
 
 
 def _without(settings: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.rewards import PAID, Reward, episode_reward
-from turngym.trainers.run_config import ConfigError, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -243,9 +244,9 @@ class GigpoConfig:
                 "which are equal or not"
             )
         if not self.kl_coef:
-            unread(self, ("kl",), "kl_coef above 0")
+            refuse_unread(self, "kl_coef above 0", "kl")
         if not self.w_step:
-            unread(self, ("gamma", "anchor", "similarity"), "w_step above 0")
+            refuse_unread(self, "w_step above 0", "gamma", "anchor", "similarity")
 
 
 def build(config: GigpoConfig, context: BuildContext) -> Algorithm:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -55,7 +56,7 @@ class GrpoConfig:
         if self.refill < 0:
             raise ConfigError(f"refill is {self.refill}; valid: at least 0 rounds")
         if not self.kl_coef:
-            unread(self, ("kl",), "kl_coef above 0")
+            refuse_unread(self, "kl_coef above 0", "kl")
 
 
 def build(config: GrpoConfig, context: BuildContext) -> Algorithm:

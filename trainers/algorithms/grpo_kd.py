@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.run_config import ConfigError, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -49,7 +50,7 @@ class GrpoKdConfig:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
         if not self.kl_coef:
-            unread(self, ("kl",), "kl_coef above 0")
+            refuse_unread(self, "kl_coef above 0", "kl")
 
 
 def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] = ()) -> Algorithm:

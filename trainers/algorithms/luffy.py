@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from turngym.core.settings import Range
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -211,11 +212,11 @@ class PrefixSchedule:
         if self.count < 1 or self.steps < 1:
             raise ConfigError(f"prefix count is {self.count} and steps {self.steps}; both must be at least 1")
         if self.strategy in ("random", "fixed"):
-            unread(self, ("steps",), "strategy linear, linear_max or reverse_linear")
+            refuse_unread(self, "strategy linear, linear_max or reverse_linear", "steps")
         else:
-            unread(self, ("low",), "strategy random or fixed")
+            refuse_unread(self, "strategy random or fixed", "low")
         if self.strategy in ("linear", "fixed"):
-            unread(self, ("share", "seed"), "strategy random, linear_max or reverse_linear")
+            refuse_unread(self, "strategy random, linear_max or reverse_linear", "share", "seed")
 
     def __call__(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
         """Returns the ratios [groups][count] of `step` (1-based)."""
@@ -290,11 +291,11 @@ class LuffyConfig:
             raise ConfigError(f"a is {self.a} and e is {self.e}; both must be above 0")
         shapes = (self.shape, self.on_shape)
         if "p_div_p_a" not in shapes:
-            unread(self, ("a",), "shape or on_shape p_div_p_a")
+            refuse_unread(self, "shape or on_shape p_div_p_a", "a")
         if "pow" not in shapes:
-            unread(self, ("e",), "shape or on_shape pow")
+            refuse_unread(self, "shape or on_shape pow", "e")
         if self.shape != "logp" and "p_logp" not in shapes:
-            unread(self, ("w",), "shape logp or p_logp, or on_shape p_logp")
+            refuse_unread(self, "shape logp or p_logp, or on_shape p_logp", "w")
 
 
 def build(config: LuffyConfig, context: BuildContext) -> Algorithm:

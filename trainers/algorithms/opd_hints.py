@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.protocols import Position
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import ConfigError, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -52,7 +53,7 @@ class OpdHintsConfig:
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
         if self.form != "sampled":
-            unread(self, ("clip",), "form sampled")
+            refuse_unread(self, "form sampled", "clip")
 
 
 def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.core.settings import Share
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import PolicyGradient, kl_k3
 from turngym.trainers.returns import Whitening
-from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -61,9 +62,9 @@ class PpoKdConfig:
         if self.advantage == "minillm" and not self.teacher_coef:
             raise ConfigError("teacher_coef is 0; MiniLLM's returns are of the teacher's log-likelihood")
         if self.advantage != "gae":
-            unread(self, ("lam", "bootstrap", "critic"), "advantage gae")
+            refuse_unread(self, "advantage gae", "lam", "bootstrap", "critic")
         if not self.teacher_coef:
-            unread(self, ("student_entropy",), "teacher_coef above 0")
+            refuse_unread(self, "teacher_coef above 0", "student_entropy")
 
 
 def build(

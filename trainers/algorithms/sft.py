@@ -12,9 +12,10 @@ from typing import Annotated, Literal
 from turngym.agents.playing.scripted import LOOPING
 from turngym.core.episode import Origin
 from turngym.core.settings import Range, Share
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.losses import NegativeLogLikelihood
-from turngym.trainers.run_config import ConfigError, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -51,11 +52,11 @@ class SftConfig:
         if self.noise[0] > self.noise[1]:
             raise ConfigError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
         if not self.noise[1]:
-            unread(self, ("mistakes",), "noise")
+            refuse_unread(self, "noise", "mistakes")
         if self.kinds == {"expert"}:
-            unread(self, ("noise",), "a player in players beside expert")
+            refuse_unread(self, "a player in players beside expert", "noise")
         if self.kinds.isdisjoint(LOOPING):
-            unread(self, ("loop_after", "loop_slips"), f"one of {', '.join(LOOPING)} in players")
+            refuse_unread(self, f"one of {', '.join(LOOPING)} in players", "loop_after", "loop_slips")
 
     @property
     def kinds(self) -> set[str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from turngym.core.settings import chosen
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import distillation
@@ -115,7 +114,7 @@ def build(config: TcodConfig, context: BuildContext) -> Algorithm:
     tokens that the student sampled, as the reverse KL here does; the tail bin of the KL, as in `opd`; the expert of
     back to front is the environment's.
     """
-    context.run.check_turns(chosen(config.schedule, "tcod.schedule"), "k_start", "k_max")
+    context.run.check_turns(config.schedule, "k_start", "k_max")
     signal, token_loss = distillation(context.distill)
     schedule = config.schedule.for_env(context.env_id)
     return Algorithm(

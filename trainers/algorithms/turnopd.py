@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
-from turngym.core.settings import Share, chosen
+from turngym.core.settings import Share
+from turngym.core.spec import refuse_unread
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -31,7 +32,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.run_config import ConfigError, RunConfig, fingerprint, unread
+from turngym.trainers.run_config import ConfigError, RunConfig, fingerprint
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors
@@ -244,11 +245,11 @@ class TurnOpdConfig:
         if not self.blend_start <= self.blend_end:
             raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
         if not self.adaptive_depth:
-            unread(self, ("depth",), "adaptive_depth")
+            refuse_unread(self, "adaptive_depth", "depth")
         if self.weight != "blend":
-            unread(self, ("blend_start", "blend_end"), "weight blend")
+            refuse_unread(self, "weight blend", "blend_start", "blend_end")
         if self.weight == "trajectory":
-            unread(self, ("n_min", "n_min_share"), "weight blend or turn")
+            refuse_unread(self, "weight blend or turn", "n_min", "n_min_share")
 
 
 def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
@@ -278,7 +279,7 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
 def depth_controller(config: TurnOpdConfig, run: RunConfig) -> DepthController:
     if not config.adaptive_depth:
         return FixedDepth(h_max=run.full_depth)
-    run.check_turns(chosen(config.depth, "turnopd.depth"), "h_min", "h_max")
+    run.check_turns(config.depth, "h_min", "h_max")
     # probes cannot play more turns than the run allows, and the least depth may not exceed theirs
     h_max = min(config.depth.h_max, run.full_depth)
     return AdaptiveDepth(replace(config.depth, h_max=h_max, h_min=min(config.depth.h_min, h_max)))

@@ -147,7 +147,7 @@ def run_controls(folder: Path) -> Controlled:
             return Controlled()
         config = train_config("turnopd", table, str(folder / FILE))
         own, steps = cast(TurnOpdConfig, config.own), config.run.steps
-        controller, weight = depth_controller(own, config.run), token_weight(own)
+        controller, weight = depth_controller(own, config.loop), token_weight(own)
     except (TurngymError, ValueError) as error:
         return Controlled(note=str(error))
     return Controlled(

@@ -28,7 +28,7 @@ from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Ques
 from turngym.core.supervised import SupervisedThread
 from turngym.trainers.algorithm import Algorithm, Told
 from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
-from turngym.trainers.live.proxy_options import ServeProxy
+from turngym.trainers.live.proxy_options import LearningProxy
 from turngym.trainers.live.sessions import BACKLOG
 
 MARKS = ("[HINT_START]", "[HINT_END]")
@@ -116,7 +116,7 @@ class SessionJudge:
 
 
 def make_session_judge(
-    config: ServeProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
+    config: LearningProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
 ) -> SessionJudge | None:
     """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one.
 
@@ -129,8 +129,9 @@ def make_session_judge(
     kind = algorithm.judge
     if kind is None:
         return None
-    options, remote = config.judge, isinstance(config.judge, UrlJudge)
-    judge = make_judge(options, kind, WORDS, make_env=_no_env, seed=config.run.seed, device=config.device)
+    options = config.part("judge")
+    remote = isinstance(options, UrlJudge)
+    judge = make_judge(options, kind, WORDS, make_env=_no_env, seed=config.seed, device=config.device)
     hints = SessionHints(
         renderer=renderer,
         max_context=max_context,

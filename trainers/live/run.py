@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
 from turngym.agents.proxy.conversation import ChatListRenderer
@@ -36,7 +36,7 @@ from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.identity import of_adapters
 from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
-from turngym.trainers.live.proxy_options import ServeProxy, named
+from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.losses import bounded
@@ -72,7 +72,7 @@ class Training:
         serving: Serving,
         judge: SessionJudge | None,
         algorithm: Algorithm,
-        config: ServeProxy,
+        config: LearningProxy,
         *,
         step: int,
         resume: bool,
@@ -219,9 +219,7 @@ class LineProgress(Progress):
         say(f"step {row['step']}: {', '.join(texts)}", sys.stdout)
 
 
-def build(
-    config: ServeProxy, share: Callable[[int], int] = lambda limit: limit
-) -> tuple[ProxyService, Training | None]:
+def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -> tuple[ProxyService, Training | None]:
     """Load the models and put the run together; a folder that holds a run goes on. `share` is as in `ProxyService`.
 
     Raises TurngymError for a judge, a teacher or a folder that does not fit.
@@ -229,16 +227,18 @@ def build(
     if config.threads:
         torch.set_num_threads(config.threads)
     asked = config.student
-    teacher_folder = None if config.teacher is None else find_model(config.teacher)
     # the whole run goes by the folders of models that are named as on the hub; what clients ask for keeps the name
-    config = replace(config, student=find_model(config.student), teacher=teacher_folder)
+    config = changed(config, student=find_model(config.student))
+    if isinstance(config, LearningProxy) and config.teacher is not None:
+        teacher = changed(config.method.teacher, teacher=find_model(config.teacher))
+        config = changed(config, method=changed(config.method, teacher=teacher))
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)
     serving = open_engine(config, model, tokenizer, chat.max_context, settings.max_batch)
     engine = serving.engine
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=end_ids(model))
-    seed, max_context = config.run.seed, engine.max_length
+    seed, max_context = config.seed, engine.max_length
     make_service = partial(
         ProxyService,
         engine,
@@ -250,16 +250,16 @@ def build(
         on_close=serving.close,
         share=share,
     )
-    if not config.train:
+    if not isinstance(config, LearningProxy):
         return make_service(), None
     algorithm = _algorithm(config, tokenizer)
-    scoring = scoring_of(config.run, dtype=config.teacher_dtype, device=config.device)
+    scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
     if config.distill.vocabulary != "same":
         raise TurngymError(
             f"distill vocabulary is {config.distill.vocabulary} with a proxy, whose clients write the prompts; valid: "
             "same"
         )
-    teacher, vocab_size = open_teacher(algorithm, config.teacher, config.servers, (model, tokenizer), **scoring)
+    teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), (model, tokenizer), **scoring)
     reference = None
     if algorithm.needs_reference:
         reference = open_scorer(algorithm, config.student, vocab_size=vocab_size, **scoring)
@@ -278,7 +278,7 @@ def build(
         algorithm=algorithm,
         source=training.source,
         out=config.out,
-        run=config.run,
+        run=config.loop,
         optimizer=config.optimizer,
         teacher=teacher,
         reference=reference,
@@ -292,22 +292,22 @@ def build(
     return service, training
 
 
-def _identity(config: ServeProxy, chat: ChatSettings) -> dict[str, Any]:
+def _identity(config: LearningProxy, chat: ChatSettings) -> dict[str, Any]:
     """Settings that must not change when a run goes on."""
     identity = {"env": "proxy", "chat": chat.identity, "batch_turns": config.batch_turns}
     if config.teacher is not None:
         identity["teacher"] = weights_hash(config.teacher)
-    elif config.servers.teacher_server:
-        identity["teacher"] = config.servers.teacher_server
+    elif config.served_teacher is not None:
+        identity["teacher"] = config.served_teacher.teacher_server
     return identity | of_adapters(config.lora, config.student)
 
 
-def _algorithm(config: ServeProxy, tokenizer: Any) -> Algorithm:
+def _algorithm(config: LearningProxy, tokenizer: Any) -> Algorithm:
     spec = find_algorithm(config.algorithm)
-    teaches = config.teacher is not None or bool(config.servers.teacher_server)
-    context = BuildContext(run=config.run, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
+    teaches = config.has_teacher
+    context = BuildContext(run=config.loop, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
     # sessions end long after their first turn, and wait for the judge: the student has learned in between
-    algorithm = bounded(spec.build(getattr(config, spec.table), context), config.run.dual_clip, stale=True)
+    algorithm = bounded(spec.build(config.own, context), config.part("dual_clip"), stale=True)
     if config.staleness is not None:
         # what was drawn is stale here even if no update is allowed for: the engine is never quite the trainer
         stale = AsyncConfig(staleness=config.staleness, importance_cap=config.importance_cap)

@@ -11,15 +11,16 @@ import torch
 
 from turngym.agents.executor.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.play_spec import Servers
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.agents.proxy.engine_queue import EngineQueue
 from turngym.agents.servers.open_servers import eval_policy, train_policy
 from turngym.agents.servers.policy import ServerPolicy
+from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.agents.servers.weights import SyncedPolicy
-from turngym.core.errors import TurngymError
 from turngym.core.protocols import WeightSource
 from turngym.core.user_files import user_path
-from turngym.trainers.live.proxy_options import ServeProxy
+from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.schedule import frozen_copy
 from turngym.trainers.scorer import ModelWeights
@@ -85,7 +86,7 @@ class Serving:
         return {"from": self.kind, "version": self.engine.policy_version, **counts}
 
 
-def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
+def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
     """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
 
     If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
@@ -98,31 +99,32 @@ def open_engine(config: ServeProxy, model: Any, tokenizer: Any, max_length: int 
         max_length: context limit in ids; None: the model's own.
         batch: most requests that are generated together.
     """
-    if not config.swap_wait >= 0:
-        raise TurngymError(f"--swap-wait is {config.swap_wait}; valid: 0 seconds or more")
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None
-    if config.train and config.lora.rank:
-        add_adapters(model, config.lora, base=str(user_path(config.student).resolve()), seed=config.run.seed)
+    learns = isinstance(config, LearningProxy)
+    if learns and config.lora is not None:
+        add_adapters(model, config.lora, base=str(user_path(config.student).resolve()), seed=config.seed)
     engine: LocalEngine | EngineProcess | SyncedPolicy | ServerPolicy
     live, weights = kind != "student", ModelWeights(model)
     settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
-    if kind == "servers" and not config.train:
-        engine = eval_policy(config.servers, config.student, tokenizer, max_length)
-    elif kind == "servers":
+    if isinstance(config.engine, Servers):
+        engine = eval_policy(config.engine, config.student, tokenizer, max_length)
+    elif isinstance(config.engine, ServersOf):
         live = config.serve_from != "student"
-        engine = train_policy(config.servers, model, tokenizer, max_length, config.out, weights=weights, live=live)
+        engine = train_policy(config.engine, model, tokenizer, max_length, config.out, weights=weights, live=live)
     elif kind == "process":
         engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
     else:
         engine = LocalEngine(model if served is None else served, **settings)
-    return Serving(engine=engine, kind=kind, live=live, weights=weights, copy=served, patience=config.swap_wait)
+    return Serving(
+        engine=engine, kind=kind, live=live, weights=weights, copy=served, patience=config.swap_wait if learns else 0.0
+    )
 
 
-def _kind(config: ServeProxy, model: Any) -> str:
-    if config.servers.policy_server:
+def _kind(config: AnyProxy, model: Any) -> str:
+    if not isinstance(config.engine, Here):
         return "servers"
-    if not config.train:
+    if not isinstance(config, LearningProxy):
         return "student"
     if config.serve_from != "auto":
         return config.serve_from
