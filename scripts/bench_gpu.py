@@ -303,12 +303,12 @@ def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
     """Plays the rollout on the servers, too. Returns its figures and the largest gap of log-probabilities, nats."""
     from transformers import AutoTokenizer
 
+    from turngym.agents.play_spec import Servers
     from turngym.agents.servers.open_servers import eval_policy
-    from turngym.agents.servers.server_options import PolicyServer
 
     assert bench.save is not None  # `needs`
     tokenizer = AutoTokenizer.from_pretrained(bench.save)
-    policy = eval_policy(PolicyServer(policy_server=bench.policy_server), bench.save, tokenizer, None)
+    policy = eval_policy(Servers(policy_server=bench.policy_server), bench.save, tokenizer, None)
     try:
         start = time.perf_counter()
         episodes = play(policy, bench)

@@ -426,11 +426,11 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.models import hub_folder, load_policy
+    from turngym.agents.play_spec import Servers
     from turngym.agents.playing.env_maker import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.open_renderer import renderer_of
     from turngym.agents.servers.open_servers import eval_policy
-    from turngym.agents.servers.server_options import PolicyServer
     from turngym.envs.channels import make_channel
 
     settings = ChatSettings.load(hub_folder(bench.model))
@@ -443,7 +443,7 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
         """Plays with the local engine and this cache, or on the server at this address."""
         policy: Any
         if str(cache) in bench.server:
-            policy = eval_policy(PolicyServer(policy_server=cache), bench.model, tokenizer, settings.max_context)
+            policy = eval_policy(Servers(policy_server=cache), bench.model, tokenizer, settings.max_context)
         else:
             policy = LocalEngine(
                 model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)

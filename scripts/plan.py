@@ -18,7 +18,7 @@ from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.settings import Count, Range, read_toml
-from turngym.core.spec import at, flat, kind_of, refuse_unread, to_table
+from turngym.core.spec import at, flat, kind_of, plain, refuse_unread
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
@@ -183,7 +183,7 @@ def ahead_seconds(found: Estimate) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
-    run = {} if file is None else to_table(of_run(read_toml(file), file))
+    run = {} if file is None else plain(of_run(read_toml(file), file))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
         options = replace(options, gpus=(1,))
@@ -221,19 +221,20 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         work["engine"] = kind_of(type(config.engine))
     if "autocast" in given:
         work["precision"] = "float32" if run.autocast == "off" else "autocast"
-    if evaluation is None or not evaluation.eval_every:
+    if evaluation is None or not run.eval_every:
         work["eval_episodes"] = 0
     else:
         names = (evaluation.panel, *(further_env(text).panel for text in play.also))
         work["eval_episodes"] = sum(_evaluated(load_panel(name), play, evaluation) for name in names if name)
     if config.lora is not None:
         work["lora_rank"] = config.lora.rank
+    more: dict[str, Any] = {"steps": run.steps} if "steps" in given else {}
+    more |= {"eval_every": run.eval_every} if "eval_every" in given else {}
     return PlanOptions(
         student=str(config.models.student),
         teacher=None if config.teacher is None else str(config.teacher),
         work=Workload(**{name: value for name, value in work.items() if value is not None}),
-        **({"steps": run.steps} if "steps" in given else {}),
-        **({} if evaluation is None or "eval_every" not in given else {"eval_every": evaluation.eval_every}),
+        **more,
     )
 
 

@@ -172,9 +172,9 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
         # a run may have been killed between its first checkpoint and this file
         if path.exists():
             began = contents.kept(models.out)
-            changed = [name for name, was in began.items() if content.get(name, was) != was]
-            if changed:
-                print(f"turngym: not as when the run began: the content of {', '.join(changed)}", file=sys.stderr)
+            others = [name for name, was in began.items() if content.get(name, was) != was]
+            if others:
+                print(f"turngym: not as when the run began: the content of {', '.join(others)}", file=sys.stderr)
             if at(read_toml(path), "run.steps") in (None, config.run.steps):
                 return
         config = changed(config, models=changed(models, resume=False))
@@ -312,8 +312,9 @@ def _with_recorded(config: TrainConfig) -> TrainConfig:
     """`config` with what --traces say of the run, where it does not say it itself, and with the folders of models that
     are named as on the hub; the whole run goes by it."""
     models, method = changed(config.models, student=hub_folder(config.models.student)), config.method
-    if config.teacher is not None:
-        method = changed(method, teacher=changed(method.teacher, teacher=hub_folder(config.teacher)))
+    if teacher := config.part("teacher"):
+        folder = None if config.teacher is None else hub_folder(config.teacher)
+        method = changed(method, teacher=changed(teacher, teacher=folder))
     play = with_recorded(config.play)
     play = changed(play, also=tuple(with_teacher_folder(text) for text in play.also))
     return changed(config, models=models, play=play, method=method)

@@ -179,6 +179,8 @@ class LoopConfig:
     the preset says, else what the environment was registered with, else 50."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
+    eval_every: int = 10
+    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     checkpoint_every: int = 10
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Count = 2
@@ -239,8 +241,6 @@ class RunConfig(ReferenceConfig, LoopConfig):
     """What an episode is worth in place of its return, `package.module:function`."""
     dual_clip: float | None = None
     """Bound of the ratio under an advantage < 0; None: `losses.bounded` decides, 0: none."""
-    eval_every: int = 10
-    """Steps between evaluations; 0 for none."""
 
     def __post_init__(self) -> None:
         super(RunConfig, self).__post_init__()

@@ -138,8 +138,6 @@ class EvaluationConfig(Spec):
 
     panel: str
     """Panel to evaluate on. Its tasks are never trained on; without one nothing is evaluated."""
-    eval_every: Number = 10
-    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     eval_samples: Count | None = None
     """Episodes per task of an evaluation (Avg@n). By default the preset's, else 4."""
     eval_temperature: NotNegative | None = None
@@ -366,7 +364,6 @@ class TrainConfig(Spec, Learns):
             temperature=self.part("temperature"),
             reward=self.part("reward"),
             dual_clip=self.part("dual_clip"),
-            eval_every=0 if self.evaluation is None else self.evaluation.eval_every,
         )
 
     @property
@@ -435,6 +432,7 @@ class TrainConfig(Spec, Learns):
                 ("run.max_turns",),
             ),
             (bool(self.play.also), "--also", ("play.share",)),
+            (self.evaluation is not None or not self.run.eval_every, "--panel", ("run.eval_every",)),
         )
         settings, given = settings_of(type(self)), flat(to_table(self))
         for holds, needed, paths in every:
@@ -479,8 +477,8 @@ def with_method(base: type[L], algorithm: str, parts: frozenset[str]) -> type[L]
             usual = field(default_factory=made) if one.default is msgspec.NODEFAULT else one.default
             own[one.name] = kind, usual
     method = _made("Method", Spec, own, documented_by=Method)
-    made: type[L] = _made(base.__name__, base, {"method": (method, field(default_factory=method))})
-    return made
+    whole: type[L] = _made(base.__name__, base, {"method": (method, field(default_factory=method))})
+    return whole
 
 
 def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], **more: Any) -> Any:
@@ -488,7 +486,7 @@ def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], *
     kinds = {member: kind for member, (kind, _) in members.items()}
     defaults = {member: default for member, (_, default) in members.items()}
     space = {"__annotations__": kinds, "__module__": __name__, **defaults, **more}
-    return type(Spec)(name, (base,), space, frozen=True, forbid_unknown_fields=True)
+    return type(Spec)(name, (base,), space, frozen=True, forbid_unknown_fields=True)  # type: ignore[misc]
 
 
 # From what people write to the whole.

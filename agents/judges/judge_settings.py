@@ -92,21 +92,21 @@ class Nothing(Judge, tag="nothing"):
     """No hint."""
 
 
-class SkillsFolder(Judge, tag="skills"):
+class SkillsFolder(Judge, tag="skills", kw_only=True):
     """Texts by the kind of task, as hints."""
 
     folder: str
     """Their folder, or the name of one that comes along (alfworld, webshop, search)."""
 
 
-class ModelJudge(Asked, tag="model"):
+class ModelJudge(Asked, tag="model", kw_only=True):
     """A model that judges in this process."""
 
     folder: str
     """Its folder, or ORG/NAME[@REVISION], one of the hub."""
 
 
-class UrlJudge(Asked, tag="url"):
+class UrlJudge(Asked, tag="url", kw_only=True):
     """A model behind an OpenAI-compatible endpoint."""
 
     url: str
@@ -124,7 +124,7 @@ class UrlJudge(Asked, tag="url"):
         refuse_credentials("judge", self.url)
 
 
-class OwnJudge(Asked, tag="own"):
+class OwnJudge(Asked, tag="own", kw_only=True):
     """A judge of another package. It is built from these settings, whether it asks a model or not."""
 
     function: str

@@ -185,7 +185,7 @@ def make_judge(
         device: where a model that judges computes.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
-    named = SKILLS if options.name.startswith(PREFIX) else options.judge
+    named = SKILLS if options.name.startswith(PREFIX) else options.name
     if named == SKILLS and SKILLS not in built_in:
         raise AgentError(f"--judge {options.name}: skills are told by the tasks of an environment, and none is played")
     if kind != "hint" and named in HINTS_ONLY and named in built_in:

@@ -93,7 +93,8 @@ def train_policy(
 
     config = model.config.to_dict()
     sync = options.weight_sync
-    with open_fleet(options, options.policy_server if isinstance(options, ServersOf) else own.url) as fleet:
+    assert own is not None or isinstance(options, ServersOf)
+    with open_fleet(options, options.policy_server if isinstance(options, ServersOf) else own.url) as fleet:  # type: ignore[union-attr]
         check_model(fleet, config)
         policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length)
         # adapters are megabytes, and a server that loads them has its own weights all the time

@@ -67,7 +67,7 @@ class Synced(RunEngine):
     """Seconds for one response, with retries and waiting for a server that restarts."""
 
 
-class ServersOf(Synced, tag="servers"):
+class ServersOf(Synced, tag="servers", kw_only=True):
     """Servers that somebody has started."""
 
     policy_server: str

@@ -700,13 +700,14 @@ def _read_alone(algorithm: str, shared: Mapping[str, Any], said: Mapping[str, An
     """
     layers = [Layer(name="what methods share", table=shared), Layer(name=where, table=said, asked=True)]
     try:
-        whole = flat(to_table(resolve_training(algorithm, layers).spec))
+        found = resolve_training(algorithm, layers)
     except TurngymError as error:
         raise error if str(error).startswith(where) else SettingsError(f"{where}: {error}") from error
+    given = found.origins.keys() & flat(to_table(found.spec)).keys()
     settings = dict(shared)
     for key in flat(shared):
         path = require_setting(algorithm, key, where).path
-        if not any(f"{one}.".startswith(f"{path}.") for one in whole):
+        if not any(f"{one}.".startswith(f"{path}.") for one in given):
             settings = _without(settings, key)
     return merged(settings, {key: value for key, value in said.items() if key != "out"})
 

@@ -69,7 +69,7 @@ class ProxyLoop(LoopConfig):
     """Sampling temperature of main turns."""
 
 
-class LearningProxy(RecordingProxy, Learns):
+class LearningProxy(RecordingProxy, Learns, kw_only=True):
     """A proxy whose clients train the model."""
 
     algorithm: str
@@ -108,7 +108,7 @@ class LearningProxy(RecordingProxy, Learns):
     def loop(self) -> RunConfig:
         """All that the loop reads."""
         more = {**asdict(self.part("reference")), "dual_clip": self.part("dual_clip"), "seed": self.seed}
-        return RunConfig(**{**asdict(self.run), **more}, eval_every=0)
+        return RunConfig(**{**asdict(self.run), **more, "eval_every": 0})
 
 
 AnyProxy = RecordingProxy | LearningProxy

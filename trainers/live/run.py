@@ -230,8 +230,8 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     # the whole run goes by the folders of models that are named as on the hub; what clients ask for keeps the name
     config = changed(config, student=find_model(config.student))
     if isinstance(config, LearningProxy) and config.teacher is not None:
-        teacher = changed(config.method.teacher, teacher=find_model(config.teacher))
-        config = changed(config, method=changed(config.method, teacher=teacher))
+        named_teacher = changed(config.part("teacher"), teacher=find_model(config.teacher))
+        config = changed(config, method=changed(config.method, teacher=named_teacher))
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)

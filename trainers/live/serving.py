@@ -101,23 +101,29 @@ def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | 
     """
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None
-    learns = isinstance(config, LearningProxy)
-    if learns and config.lora is not None:
-        add_adapters(model, config.lora, base=str(user_path(config.student).resolve()), seed=config.seed)
+    learning = config if isinstance(config, LearningProxy) else None
+    if learning is not None and learning.lora is not None:
+        add_adapters(model, learning.lora, base=str(user_path(config.student).resolve()), seed=config.seed)
     engine: LocalEngine | EngineProcess | SyncedPolicy | ServerPolicy
     live, weights = kind != "student", ModelWeights(model)
     settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
     if isinstance(config.engine, Servers):
         engine = eval_policy(config.engine, config.student, tokenizer, max_length)
     elif isinstance(config.engine, ServersOf):
-        live = config.serve_from != "student"
+        assert learning is not None
+        live = learning.serve_from != "student"
         engine = train_policy(config.engine, model, tokenizer, max_length, config.out, weights=weights, live=live)
     elif kind == "process":
         engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
     else:
         engine = LocalEngine(model if served is None else served, **settings)
     return Serving(
-        engine=engine, kind=kind, live=live, weights=weights, copy=served, patience=config.swap_wait if learns else 0.0
+        engine=engine,
+        kind=kind,
+        live=live,
+        weights=weights,
+        copy=served,
+        patience=0.0 if learning is None else learning.swap_wait,
     )
 
 
