@@ -656,10 +656,7 @@ def _check_numbers(value: Any, where: str, cls: type[Any], path: str = "") -> No
     for field in fields_of(type(value)):
         here, item, limits = f"{path}{field.name}", getattr(value, field.name), _range_of(field.type, type(value))
         for one in item if isinstance(item, tuple) else (item,):
-            wanted = _refused(one, limits)
-            if limits is None and isinstance(one, float) and not math.isfinite(one):
-                wanted = "a finite number"
-            if wanted:
+            if wanted := _refused(one, limits):
                 name = f"{where}: {short_name(cls, here)}" if where else short_name(cls, here)
                 raise SpecError(f"{name} is {brief(one, 40)}; valid: {wanted}")
             if isinstance(one, _tables_in(field.type)):
@@ -667,15 +664,26 @@ def _check_numbers(value: Any, where: str, cls: type[Any], path: str = "") -> No
 
 
 def _refused(value: Any, limits: Range | None) -> str:
-    """What a number must be that is out of its range; "" for all other values."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return limits.refuses(value) if is_number and limits is not None else ""
+    """What a number must be that is out of its range, or without one is not finite; "" for all other values."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if limits is None:
+        return "" if isinstance(value, int) or math.isfinite(value) else "a finite number"
+    return limits.refuses(value)
 
 
 def _range_of(kind: Any, owner: type[Any]) -> Range | None:
     """The range in the notes of a type. A dataclass's numbers always have one; msgspec knows those of a Spec."""
-    notes = getattr(kind, "__metadata__", ())
-    return next((note for note in notes if isinstance(note, Range)), None if issubclass(owner, Spec) else Range())
+    return next(
+        (note for note in _notes(kind) if isinstance(note, Range)), None if issubclass(owner, Spec) else Range()
+    )
+
+
+def _notes(kind: Any) -> Iterator[Any]:
+    """The notes of a type, and of those of a union."""
+    yield from getattr(kind, "__metadata__", ())
+    for one in get_args(_bare(kind)) if get_origin(_bare(kind)) in (Union, types.UnionType) else ():
+        yield from _notes(one)
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
