@@ -49,7 +49,7 @@ import msgspec
 from msgspec import NODEFAULT, Meta, Struct
 
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.redaction import brief
+from turngym.core.redaction import brief, excerpt
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of, user_path
 
@@ -784,8 +784,10 @@ def refuse_unread(settings: Any, needed: str, *names: str) -> None:
     """Raises TurngymError for the first of `names` that is not as by default: nothing reads it without `needed`."""
     for field in fields_of(type(settings)):
         if field.name in names and (value := getattr(settings, field.name)) != field.default:
-            option = f"--{field.name.replace('_', '-')}"
-            raise TurngymError(f"{option} {brief(value, 60)} needs {needed}, without which nothing reads it")
+            option = field.name.replace("_", "-")
+            words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            said = f"{'' if value else 'no-'}{option}" if isinstance(value, bool) else f"{option} {excerpt(words, 60)}"
+            raise TurngymError(f"--{said} needs {needed}, without which nothing reads it")
 
 
 def to_table(spec: Spec) -> dict[str, Any]:

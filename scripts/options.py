@@ -188,8 +188,10 @@ class Verb(Generic[T]):
         """The type and the setting that an option means, and whether it turns it off (`--no-verify`)."""
         name = option.removeprefix("--").replace("-", "_")
         kinds = [self.own] if self.spec is None else [self.own, self.spec]
+        # --no-verify, --play.no-recompute
+        on = re.sub(r"^no_|(?<=\.)no_(?=[^.]+$)", "", name, count=1)
         for kind in kinds:
-            for word in (name, name.removeprefix("no_")):
+            for word in (name, on):
                 with suppress(SpecError):
                     setting = find(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
