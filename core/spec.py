@@ -693,22 +693,31 @@ def _wrong_numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any, str]]
         for one in item if isinstance(item, tuple) else (item,):
             if wanted := _refused(one, limits):
                 yield here, one, wanted
-            elif limits is None and isinstance(one, float) and not math.isfinite(one):
-                yield here, one, "a finite number"
             elif isinstance(one, _tables_in(field.type)):
                 yield from _wrong_numbers(one, f"{here}.")
 
 
 def _refused(value: Any, limits: Range | None) -> str:
-    """What a number must be that is out of its range; "" for all other values."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return limits.refuses(value) if is_number and limits is not None else ""
+    """What a number must be that is out of its range, or without one is not finite; "" for all other values."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if limits is None:
+        return "" if isinstance(value, int) or math.isfinite(value) else "a finite number"
+    return limits.refuses(value)
 
 
 def _range_of(kind: Any, owner: type[Any]) -> Range | None:
     """The range in the notes of a type. A dataclass's numbers always have one; msgspec knows those of a Spec."""
-    notes = getattr(kind, "__metadata__", ())
-    return next((note for note in notes if isinstance(note, Range)), None if issubclass(owner, Spec) else Range())
+    return next(
+        (note for note in _notes(kind) if isinstance(note, Range)), None if issubclass(owner, Spec) else Range()
+    )
+
+
+def _notes(kind: Any) -> Iterator[Any]:
+    """The notes of a type, and of those of a union."""
+    yield from getattr(kind, "__metadata__", ())
+    for one in get_args(_bare(kind)) if get_origin(_bare(kind)) in (Union, types.UnionType) else ():
+        yield from _notes(one)
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -809,8 +818,7 @@ def refuse_unread(settings: Any, needed: str, *names: str) -> None:
     """Raises SpecError for the first of `names` that is not as by default: nothing reads it without `needed`."""
     for field in fields_of(type(settings)):
         if field.name in names and (value := getattr(settings, field.name)) != field.default:
-            said = f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it"
-            raise SpecError(said)
+            raise SpecError(f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it")
 
 
 def to_table(spec: Spec) -> dict[str, Any]:

@@ -480,7 +480,8 @@ class RolloutBench:
         if not self.models:
             refuse_unread(self, "--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
-            refuse_unread(self.play, "--play.episodes of 1 or more", *(item.name for item in fields(PlayBench)))
+            named = (item.name for item in fields(PlayBench) if item.name != "episodes")
+            refuse_unread(self.play, "--episodes of 1 or more", *named)
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]

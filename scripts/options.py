@@ -118,6 +118,8 @@ class Verb(Generic[T]):
     """Values of `own` that hold where neither the command line nor a file says otherwise."""
     means: Callable[[Any, str, str], Setting] = find
     """What a name means in a type; `find`, or what knows more."""
+    named: Callable[[Any, str], str] = short_name
+    """What a setting is called; any end of its path that means it is understood."""
 
     def asked(self, argv: Sequence[str]) -> Asked[T]:
         """Reads a command line. Help is printed, and ends the process.
@@ -144,7 +146,9 @@ class Verb(Generic[T]):
         whole = merged([one.table for one in layers_of_own])
         for one in settings_of(self.own).values():
             if _required(self.own, one) and at(whole, one.path) is None:
-                raise TurngymError(f"{one.name.upper() if one.positional else _option_of(self.own, one)} must be given")
+                raise TurngymError(
+                    f"{one.name.upper() if one.positional else self._option_of(self.own, one)} must be given"
+                )
         own = resolve(self.own, layers_of_own).spec
         _keep_inputs(own)
         return Asked(own=own, layers=layers, show=show)
@@ -190,8 +194,10 @@ class Verb(Generic[T]):
         """The type and the setting that an option means, and whether it turns it off (`--no-verify`)."""
         name = option.removeprefix("--").replace("-", "_")
         kinds = [self.own] if self.spec is None else [self.own, self.spec]
+        # --no-verify, --play.no-recompute
+        on = re.sub(r"^no_|(?<=\.)no_(?=[^.]+$)", "", name, count=1)
         for kind in kinds:
-            for word in (name, name.removeprefix("no_")):
+            for word in (name, on):
                 with suppress(SpecError):
                     setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
@@ -226,6 +232,9 @@ class Verb(Generic[T]):
         yield _rows(f"{CONFIG} FILE", "settings in TOML; options stand on top of them")
         yield _rows(HELP_ALL, "every option, with all that is said of it")
 
+    def _option_of(self, kind: Any, setting: Setting) -> str:
+        return f"--{self.named(kind, setting.path).replace('_', '-')}"
+
     def section(self, title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
         yield f"{title}:"
         for one in settings:
@@ -234,7 +243,7 @@ class Verb(Generic[T]):
                 continue
             own = one is settings_of(self.own).get(one.path)
             kind = self.own if own else self.spec
-            name = one.name.upper() if one.positional else _option_of(kind, one)
+            name = one.name.upper() if one.positional else self._option_of(kind, one)
             kinds = [str(kind_of(owner)) for owner in one.owners if kind_of(owner) is not None]
             choices = choices_of(one.type) or [str(kind_of(table)) for table in one.tables if own and kind_of(table)]
             about = one.about if whole else _first_sentence(one.about)
@@ -260,10 +269,6 @@ def width() -> int:
 def _first_sentence(text: str) -> str:
     # "..." ends no sentence
     return re.split(r"(?<=[^.])\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
-
-
-def _option_of(kind: Any, setting: Setting) -> str:
-    return f"--{short_name(kind, setting.path).replace('_', '-')}"
 
 
 def _required(kind: Any, setting: Setting) -> bool:

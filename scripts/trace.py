@@ -192,10 +192,8 @@ class Select:
 def selected(paths: Sequence[Path], select: Select) -> Iterator[tuple[Path, Episode]]:
     """The chosen episodes of the files in order, each with its file; damaged lines are reported on standard error.
 
-    Raises TurngymError at once, before anything is written: for no file, or for one in which no line is an episode.
+    Raises TurngymError at once, before anything is written, for a file in which no line is an episode.
     """
-    if not paths:
-        raise TurngymError("no trace file was given; name one or more files of JSON lines")
     for path in paths:
         _check_trace(path)
     return _chosen(paths, select)
@@ -306,9 +304,7 @@ def view(command: View) -> int:
 
 
 def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
-    """An index of each file by name. Raises TurngymError without files, or for two of one name."""
-    if not files:
-        raise TurngymError("no trace file was given; name one or more files of JSON lines")
+    """An index of each file by name. Raises TurngymError for two of one name."""
     runs: dict[str, TraceIndex] = {}
     for spec in files:
         name, path = named_path(spec)

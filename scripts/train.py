@@ -36,7 +36,14 @@ try:
     from turngym.trainers.metrics import read_metrics
     from turngym.trainers.progress import updated
     from turngym.trainers.run import DEFAULT, run_training
-    from turngym.trainers.train_config import TrainConfig, config_class, require_setting, resolve_training, who_reads
+    from turngym.trainers.train_config import (
+        TrainConfig,
+        config_class,
+        option_name,
+        require_setting,
+        resolve_training,
+        who_reads,
+    )
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
@@ -105,7 +112,9 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
                 raise TurngymError(f"{algorithm} has no option {option}. {said}") from None
             raise
 
-    return Verb(name=f"turngym train {algorithm}", about="", own=config_class(algorithm), means=means)
+    return Verb(
+        name=f"turngym train {algorithm}", about="", own=config_class(algorithm), means=means, named=option_name
+    )
 
 
 def _algorithm(words: Sequence[str], written: str) -> tuple[str, list[str]]:

@@ -581,6 +581,19 @@ def has_setting(algorithm: str, name: str) -> bool:
         return False
 
 
+def option_name(cls: type[Any], path: str) -> str:
+    """What the setting at `path` is called: with its table where that says what it is about (`optimizer.lr`,
+    `turnopd.depth.h_min`)."""
+    table, _, rest = path.partition(".")
+    if (
+        table == "method"
+        and "." in rest
+        and rest.partition(".")[0] not in {*Method.__struct_fields__} - {"distill", "lm_loss"}
+    ):
+        return rest
+    return path if table in ("optimizer", "lora") else short_name(cls, path)
+
+
 @cache
 def who_reads(name: str) -> str:
     """Says which built-in algorithms have the setting or table `name`; "" where none has."""

@@ -154,7 +154,7 @@ def _retrieval(folder: Path) -> Served:
 def _webshop(folder: Path) -> Served:
     return Served(
         name="webshop",
-        command=_command("serve", "webshop", "--profile", "embedded-small", "--out", "None"),
+        command=_command("serve", "webshop", "--profile", "embedded-small", "--out", "none"),
         routes=(
             Route(method="GET", path="/", body={"note": "gone"}, form=True),
             Route(method="GET", path="/shop", body={"a": "1"}, form=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,18 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from turngym.core.errors import TurngymError
 from turngym.core.spec import (
     KIND,
     Count,
     Layer,
+    Positional,
     Positive,
+    Range,
     Spec,
     SpecError,
     diff,
     expand,
     find,
+    put,
     read,
     read_word,
+    refuse_unread,
     resolve,
     settings_of,
     sha256_of,
@@ -277,6 +283,61 @@ runs = st.builds(
     how=st.sampled_from(["fast", "slow"]),
     more=st.dictionaries(texts, plain | st.lists(plain, max_size=2), max_size=3),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    host: str = "here"
+    port: Annotated[int, Range(1, 9)] | None = None
+    share: float = 0.5
+
+
+class Served(Spec):
+    place: Place = Place(host="there")
+    name: Positional[str] = ""
+    most: Annotated[int, Range(2)] | None = None
+    needed: Extra
+
+
+def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
+    given = Layer(name="you", table=expand(Served, {"port": 3, "needed": "x"}, "you"), asked=True)
+    assert resolve(Served, [given]).spec == Served(place=Place(host="there", port=3), needed=Extra(folder="x"))
+    assert settings_of(Served)["place.host"].default == "there"
+    # of a table that is not there, what it must be given
+    with pytest.raises(SpecError, match=r"needed\.folder must be given"):
+        resolve(Served, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "said"),
+    [
+        ("most", "1", "at least 2"),
+        ("place.port", "0", "at least 1"),
+        ("place.port", "10", "at most 9"),
+        ("place.share", "-1", "at least 0"),
+        ("place.share", "inf", "a finite number"),
+    ],
+)
+def test_notes_give_numbers_a_range_also_in_a_union(name: str, word: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read_word(settings_of(Served)[name], [word], "--x")
+    table: dict[str, Any] = {"needed": {"folder": "x"}}
+    put(table, name, float(word) if "share" in name else int(word))
+    with pytest.raises(SpecError, match=f"f: {name.removeprefix('place.')} is .*{said}"):
+        read(Served, table, "f")
+
+
+def test_a_setting_may_be_a_word_and_needs_what_reads_it() -> None:
+    assert [one.name for one in settings_of(Served).values() if one.positional] == ["name"]
+    refuse_unread(Place(), "--host", "port", "share")
+    with pytest.raises(TurngymError, match=r"^--loud needs --x, "):
+        refuse_unread(made({"loud": True}), "--x", "loud")
+    with pytest.raises(TurngymError) as caught:
+        refuse_unread(made({"names": ["https://me:secret@host/", "word " * 99]}), "--x", "names")
+    assert "secret" not in str(caught.value)
+    assert len(str(caught.value)) < 130
+    with pytest.raises(TurngymError, match=r"--share 0\.7 needs --host"):
+        refuse_unread(Place(share=0.7), "--host", "port", "share")
 
 
 @given(runs)

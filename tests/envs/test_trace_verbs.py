@@ -128,7 +128,7 @@ def test_filter_copies_exactly_and_never_overwrites(file: Path, tmp_path: Path) 
 
 
 def test_no_files_is_an_error() -> None:
-    with pytest.raises(TurngymError, match="no trace file"):
+    with pytest.raises(TurngymError, match="FILES must be given"):
         trace.main(["print"])
 
 
@@ -373,6 +373,6 @@ def test_what_is_no_trace_leaves_nothing_behind(tmp_path: Path, file: Path, word
     notes, out = tmp_path / "notes.txt", tmp_path / "new" / "out"
     notes.write_text("hello\nworld\n")
     for files in ([notes], [file, notes], []):
-        with pytest.raises(TurngymError, match=r"is no trace: none of its 2 lines|no trace file was given"):
+        with pytest.raises(TurngymError, match=r"is no trace: none of its 2 lines|FILES must be given"):
             trace.main([words[0], *map(str, files), "--out", str(out), *words[1:]])
         assert not out.exists()

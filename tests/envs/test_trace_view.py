@@ -211,7 +211,7 @@ def test_what_is_wrong_is_said_in_one_line(path: Path, tmp_path: Path, capsys: A
     assert main(["trace", "view", str(path), str(path)]) == 2
     assert "two files are called 'run'" in capsys.readouterr().err
     assert main(["trace", "view"]) == 2
-    assert "no trace file was given" in capsys.readouterr().err
+    assert "FILES must be given" in capsys.readouterr().err
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     assert main(["trace", "view", str(tmp_path / "other.jsonl")]) == 2
     assert "is no trace: none of its 1 lines is an episode" in capsys.readouterr().err

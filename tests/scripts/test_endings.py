@@ -141,14 +141,14 @@ def test_an_unknown_argument_of_an_environment_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("play --seed -1", "--seed is -1; it must be at least 0"),
-        ("serve play --seed -1", "--seed is -1; it must be at least 0"),
-        ("serve webshop --seed -1 --out None", "--seed is -1; it must be at least 0"),
-        ("pretrain --steps 0", "--steps is 0; it must be at least 1"),
-        ("quickstart --limit 0", "--limit is 0; it must be at least 1"),
-        ("study run --parallel 0 bench", "--parallel is 0; it must be at least 1"),
-        ("bench rollout --threads 0", "--threads is 0; it must be at least 1"),
-        ("bench gpu --turns 0", "--turns is 0; it must be at least 1"),
+        ("play --seed -1", "--seed is -1; valid: at least 0"),
+        ("serve play --seed -1", "--seed is -1; valid: at least 0"),
+        ("serve webshop --seed -1 --out none", "--seed is -1; valid: at least 0"),
+        ("pretrain --steps 0", "--steps is 0; valid: at least 1"),
+        ("quickstart --limit 0", "--limit is 0; valid: at least 1"),
+        ("study run --parallel 0 bench", "--parallel is 0; valid: at least 1"),
+        ("bench rollout --threads 0", "--threads is 0; valid: at least 1"),
+        ("bench gpu --turns 0", "--turns is 0; valid: at least 1"),
     ],
 )
 def test_a_number_that_makes_no_sense_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

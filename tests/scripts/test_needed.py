@@ -18,25 +18,12 @@ from other_values import other_value
 
 from turngym.core.needed import check_needed, needed_keys, needs_of
 from turngym.core.settings import FLAT, Needs, SettingsError, inner_groups, settings_of
-from turngym.scripts import bench, command_line, serve
+from turngym.scripts import command_line, options, serve
 from turngym.scripts import main as command
-from turngym.scripts.study import main as study
 
-TYPED = ("eval", "rollout")
-"""Verbs whose settings that need others live inside them: the type refuses them (`core.spec`)."""
-VERBS = {
-    **{
-        f"{name} {one}": path
-        for name, group in (("serve", serve), ("bench", bench), ("study", study))
-        for one, path in group.VERBS.items()
-    },
-    **{name: path for name, path in command.VERBS.items() if name not in ("serve", "bench", "study", "train", *TYPED)},
-}
-REQUIRED: Mapping[str, Any] = {
-    **dict.fromkeys(("out", "student", "corpus", "run", "folder", "file", "model", "adapter", "index", "panel"), "x"),
-    **dict.fromkeys(("name", "env", "profile", "url"), "x"),
-    **{name: ["x"] for name in ("files", "folders", "runs", "studies")},
-}
+VERBS = {"serve proxy": serve.VERBS["proxy"]}
+"""Verbs whose classes say what their settings need. Other verbs refuse by type, or as an object is made (`ROWS`)."""
+REQUIRED: Mapping[str, Any] = {"student": "x", "out": "x"}
 
 
 class Seen(BaseException):
@@ -61,26 +48,11 @@ def classes_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
     return found
 
 
-MODEL = {"agent": "model:x"}
 GIVEN: Mapping[str, Mapping[str, Any]] = {
-    "--examples": {**MODEL, "examples": "shots"},
-    "a model as --agent (model:FOLDER, openai:MODEL)": MODEL,
-    "a model that plays here as --agent (model:FOLDER)": MODEL,
-    "a model that plays here (no --policy-server)": MODEL,
-    "a model that it has as --agent (model:FOLDER)": MODEL,
-    "an expert or another player of the environment as --agent": {"agent": "searching"},
-    "an endpoint as --agent (openai:MODEL)": {"agent": "openai:x"},
-    "--executor ray": {"executor": "ray", "workers": 2},
-    "--workers of 1 or more, or auto": {"workers": 1},
-    "--policy-server": {**MODEL, "policy_server": "http://127.0.0.1:1"},
+    "--policy-server": {"policy_server": "http://127.0.0.1:1"},
     "--policy-server or --teacher-server": {"policy_server": "http://127.0.0.1:1"},
     "--weight-sync disk": {"policy_server": "http://127.0.0.1:1"},
     "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
-    "--compare": {"compare": ["a", "b"]},
-    "--panel or --rescore": {"rescore": "a"},
-    "--panel": {"panel": "x"},
-    "--out": {"out": "x"},
-    "the environment's tasks (no --task)": {},
     "to train (no --no-train)": {},
     "--staleness": {"staleness": 1},
     "a model that answers here (no --policy-server)": {},
@@ -95,53 +67,11 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "--wandb or --trackio": {"run.wandb": True},
     "a model as --judge": {"judge": "model:x"},
     "a url as --judge": {"judge": "http://127.0.0.1:1/v1"},
-    "--engine sglang": {"engine": "sglang"},
-    "--engine vllm": {"engine": "vllm"},
-    "a GPU (--device cuda)": {"device": "cuda"},
-    "--transport http": {"transport": "http"},
-    "--rerank": {"rerank": "coverage"},
-    "an index of vectors, or --rerank hf:FOLDER": {"index": "folder"},
-    "an index of vectors": {"index": "folder"},
-    "the --profile of a shop that has files": {"profile": "1k-human"},
-    "--steps": {"steps": 9},
-    "a --teacher": {"teacher": "8B"},
-    "--engine sglang or vllm": {"engine": "vllm"},
-    "--save, the folder with the weights that it has": {"save": "x"},
-    "--models": {},
-    "--play.episodes of 1 or more": {},
-    "--kind dense or hybrid": {"kind": "dense"},
-    "--encoder hf:MODEL": {"kind": "dense", "encoder": "hf:x"},
-    "an --encoder that is a model": {"kind": "dense", "encoder": "hf:x"},
-    "--encoder hashing": {"kind": "dense"},
-    "--env (a panel has its own)": {},
-    "--form search-r1": {},
-    "--form tasks": {},
-    "the games of the environment (no panel)": {},
-    "an environment by its id as --world (an embedded one has its own)": {"world": "a/B-v0"},
-    "--agent": MODEL,
-    "--data": {"data": "x"},
-    "evaluations as the pilot (no --data)": {},
-    "--difference": {"difference": 4.0},
-    "--world": {"world": ["alfworld"]},
-    "to run (no --print)": {"executor": "ray"},
-    "--clusters": {"clusters": 2},
-    "--prompt": {"prompt": True},
-    "--turns or --prompt": {"turns": True},
 }
 """What must be given, as settings that give it."""
 LACKING: Mapping[str, Mapping[str, Any]] = {
     "--policy-server": {"policy_server": ""},
-    "--executor ray": {"executor": "local"},
-    "a model that plays here as --agent (model:FOLDER)": {"agent": "expert"},
-    "a model as --agent (model:FOLDER, openai:MODEL)": {"agent": "expert"},
-    "--kind dense or hybrid": {"kind": "bm25"},
-    "--examples": {"examples": None},
-    "a model that plays here (no --policy-server)": {**MODEL, "policy_server": "http://127.0.0.1:1"},
-    "an expert or another player of the environment as --agent": {"agent": "random"},
-    "--workers of 1 or more, or auto": {"workers": 0},
     "--weight-sync disk": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
-    "--panel or --rescore": {"compare": ["a", "b"]},
-    "the environment's tasks (no --task)": {"task": ["a"]},
     "to train (no --no-train)": {"train": False},
     "a model that answers here (no --policy-server)": {"policy_server": "http://127.0.0.1:1"},
     "a --distill.form other than sampled": {"algorithm": "opd", "distill.form": "sampled"},
@@ -149,22 +79,6 @@ LACKING: Mapping[str, Mapping[str, Any]] = {
     "--turnopd.adaptive-depth": {"algorithm": "turnopd", "turnopd.adaptive_depth": False},
     "--turnopd.weight blend": {"algorithm": "turnopd", "turnopd.weight": "turn"},
     "--turnopd.weight blend or turn": {"algorithm": "turnopd", "turnopd.weight": "trajectory"},
-    "--engine sglang": {"engine": "vllm"},
-    "a GPU (--device cuda)": {"device": "cpu"},
-    "an index of vectors, or --rerank hf:FOLDER": {"index": "bm25:x"},
-    "an index of vectors": {"index": "bm25:x"},
-    "a --teacher": {"teacher": None},
-    "--models": {"models": []},
-    "--play.episodes of 1 or more": {"play.episodes": 0},
-    "--encoder hf:MODEL": {"kind": "dense"},
-    "an --encoder that is a model": {"kind": "dense"},
-    "--encoder hashing": {"kind": "dense", "encoder": "hf:x"},
-    "--env (a panel has its own)": {"panel": "x"},
-    "--form search-r1": {"form": "tasks"},
-    "--form tasks": {"form": "search-r1"},
-    "the games of the environment (no panel)": {"panel": "x"},
-    "evaluations as the pilot (no --data)": {"data": "x"},
-    "to run (no --print)": {"print": True},
 }
 """What must be given for the refusal, where the defaults are what is needed, or another need comes first."""
 BESIDE: Mapping[str, dict[str, Any]] = {"run.reference_rate": {"run.reference_every": 1}, "executor": {"workers": 2}}
@@ -310,10 +224,7 @@ def test_a_long_value_is_cut_and_a_key_in_it_is_not_shown() -> None:
     [
         ("serve proxy --student s --out o --no-train --judge expert", "--judge expert needs to train"),
         ("serve proxy --student s --out o --prm-opd.w-hint 2", "--prm-opd.w-hint 2.0 needs --algorithm prm-opd"),
-        ("serve policy m --engine vllm --cache-tokens 9", "--cache-tokens 9 needs --engine sglang"),
-        ("plan --teacher None --teacher-dtype bfloat16", "--teacher-dtype bfloat16 needs a --teacher"),
         ("train opd --student s --out o --lora.alpha 8", "--lora.alpha 8 needs --lora.rank"),
-        ("study run quick --print --parallel 3", "--parallel 3 needs to run (no --print)"),
     ],
 )
 def test_each_verb_says_so_before_anything_is_opened(
@@ -361,3 +272,83 @@ def test_every_class_names_settings_that_it_has(monkeypatch: pytest.MonkeyPatch)
             known = {setting.key for setting in settings_of(cls)}
             for keys, _, _ in needs_of(cls):
                 assert [name for name in keys if any(fnmatchcase(key, name) for key in known)], f"{verb}: {keys}"
+
+
+ROWS = [
+    # an option, the command, what makes it one that something reads
+    ("--data x", "serve webshop", "--profile 1k-human"),
+    ("--host x", "serve mcp --panel p --out o --transport stdio", "--transport http"),
+    ("--clients 3", "serve mcp --panel p --out o", "--transport http"),
+    ("--idle 3", "serve mcp --panel p --out o", "--transport http"),
+    ("--client-keys x", "serve mcp --panel p --out o", "--transport http"),
+    ("--rerank-depth 5", "serve retrieval --index x", "--rerank coverage"),
+    ("--encoder hf:x", "serve retrieval --index bm25:x", "--index x"),
+    ("--device cuda", "serve retrieval --index bm25:x", "--rerank hf:x"),
+    ("--cache-tokens 9", "serve policy m --engine vllm", "--engine sglang"),
+    ("--no-seeds", "serve policy m --engine vllm", "--engine sglang"),
+    ("--adapters 8", "serve policy m --engine sglang", "--engine vllm"),
+    ("--top 9", "serve policy m", "--engine vllm"),
+    ("--sleeps", "serve policy m --device cpu", "--device cuda"),
+    *((option, "index build --corpus c --out o", "--kind dense") for option in ("--dim 9", "--shard-rows 9")),
+    ("--factory SQ8", "index build --corpus c --out o", "--kind hybrid"),
+    ("--encoder minilm", "index build --corpus c --out o", "--kind dense"),
+    ('--parameters {"nprobe":3}', "index build --corpus c --out o", "--kind dense"),
+    ("--style e5", "index build --corpus c --out o --kind dense", "--encoder hf:x"),
+    ("--passage-model x", "index build --corpus c --out o --kind dense --encoder a.b:c", "--encoder hf:x"),
+    ("--dtype bfloat16", "index build --corpus c --out o --kind dense", "--encoder hf:x"),
+    ("--device cuda", "index build --corpus c --out o --kind dense", "--encoder hf:x"),
+    ("--dim 9", "index build --corpus c --out o --kind dense --encoder hf:x", "--encoder hashing"),
+    ("--tasks 3", "result check f", "--agent random"),
+    ("--env-kwargs {}x", "panel export-prompts p --out o", ""),
+    ("--prompt {question}", "panel export-prompts p --out o --form tasks", "--form search-r1"),
+    ("--channel tool", "panel export-prompts p --out o --form search-r1", "--form tasks"),
+    ("--seed 1", "panel export-prompts p --out o --form search-r1", "--form tasks"),
+    ("--env-kwargs {}x", "panel export-games p --out o", ""),
+    ("--eval-every 3", "plan", "--steps 9"),
+    ("--teacher-dtype bfloat16", "plan --teacher none", "--teacher 8B"),
+    ("--shard-teacher", "plan --teacher none", "--teacher 8B"),
+    ("--engine-memory .3", "plan", "--engine vllm"),
+    ("--eval-split x", "pretrain --world alfworld", "--world a/B-v0"),
+    ("--batch 3", "pretrain", "--world a/B-v0"),
+    ("--tokenizer x", "trace print f", "--prompt"),
+    ("--width 9", "trace print f", "--turns"),
+    ("--seed 3", "bench rollout --models", "--models tiny"),
+    ("--play.slots 3", "bench rollout --play.episodes 0", "--play.episodes 1"),
+    ("--policy-server x", "bench gpu", "--save s"),
+    ("--latex", "report r", "--out o"),
+    ("--methods a b", "study plan", "--data d"),
+    ("--first a b", "study plan --data d", ""),
+    ("--train-hours 3", "study plan", "--difference 4"),
+    ("--most-tasks 3", "study plan", "--difference 4"),
+    ("--episodes 3", "study regime --run r", "--world w"),
+    ("--shared .3", "study coverage", "--clusters 3"),
+    ("--parallel 3", "study run f --print", "--no-print"),
+    ("--ray-address auto", "study run f", "--executor ray"),
+]
+
+
+@pytest.mark.parametrize(("option", "verb", "needed"), ROWS)
+def test_an_option_needs_what_reads_it(
+    option: str, verb: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = options.Verb.asked
+
+    def only_read(verb: Any, argv: Any) -> Any:
+        asked(verb, argv)
+        raise Seen
+
+    monkeypatch.setattr(options.Verb, "asked", only_read)
+    assert command.main([*verb.split(), *option.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    name = option.split()[0].removeprefix("--").removeprefix("no-").rpartition(".")[2]
+    # of a table that is not there, what it must be given
+    assert name in line.replace("_", "-") or "must be given" in line
+    words = verb.split()
+    # another value in the place of the one that is there
+    for word in needed.split()[:1]:
+        if word in words:
+            del words[words.index(word) : words.index(word) + 1 + (len(needed.split()) > 1)]
+    words = [word for word in words if needed != "--no-print" or word != "--print"]
+    with pytest.raises(Seen):
+        command.main([*words, *needed.split(), *(option.split() if needed else [])])

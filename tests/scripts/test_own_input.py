@@ -10,7 +10,7 @@ import pytest
 
 from turngym.agents import evaluate, play_episodes
 from turngym.scripts import main
-from turngym.scripts.options import parse
+from turngym.scripts.options import read_options
 from turngym.scripts.result import Pack
 
 PANEL = "search-quickstart"
@@ -67,6 +67,6 @@ def test_prompts_are_not_written_onto_the_questions(tmp_path: Path) -> None:
 def test_what_a_text_names_counts(trace: Path) -> None:
     """Every verb reads its options at one place, which compares; here a packed result named like its run."""
     with pytest.raises(Exception, match="kept as it is"):
-        parse(Pack, [str(trace), "--out", str(trace)], prog="x", description="")
+        read_options(Pack, [str(trace), "--out", str(trace)], prog="x", about="")
     with pytest.raises(Exception, match="kept as it is"):
-        parse(Pack, ["run", "--panel", f"name={trace}", "--out", str(trace)], prog="x", description="")
+        read_options(Pack, ["run", "--panel", f"name={trace}", "--out", str(trace)], prog="x", about="")

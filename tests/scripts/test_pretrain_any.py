@@ -81,7 +81,7 @@ def test_an_expert_is_needed() -> None:
 
 @pytest.mark.long
 def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["pretrain", "--env", LAMPS, "--out", str(tmp_path / "run"), "--max-turns", "10", "--steps", "24"]
+    words = ["pretrain", "--world", LAMPS, "--out", str(tmp_path / "run"), "--max-turns", "10", "--steps", "24"]
     words += ["--student-steps", "8", "--batch", "16", "--vocabulary-episodes", "64", "--eval-episodes", "40"]
     assert main.main([*words, "--eval-split", "eval", "--seed", "1"]) == 0
     printed = capsys.readouterr().out
@@ -114,5 +114,5 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
 def test_options_of_the_one_kind_are_not_for_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["pretrain", "--world", "alfworld", "--eval-split", "eval"]) != 0
     assert "--eval-split eval needs an environment by its id as --world" in capsys.readouterr().err
-    assert main.main(["pretrain", "--env", LAMPS, "--role", "mixture", "--vocabulary-episodes", "8"]) != 0
+    assert main.main(["pretrain", "--world", LAMPS, "--role", "mixture", "--vocabulary-episodes", "8"]) != 0
     assert f"--role 'mixture': {LAMPS} has teacher, student" in capsys.readouterr().err

@@ -83,7 +83,7 @@ TRAIN = ["train", "prm-rl", "--student", STUDENT, "--steps", "1"]
         ["serve", "proxy", "--student", STUDENT, "--judge", WITH_PASSWORD],
         ["index", "build", "--corpus", WITH_PASSWORD],
         ["play", "--env-kwargs", json.dumps({"retriever": WITH_PASSWORD})],
-        ["pretrain", "--env", "x/y-v0", "--env-kwargs", json.dumps({"url": WITH_PASSWORD})],
+        ["pretrain", "--world", "x/y-v0", "--env-kwargs", json.dumps({"url": WITH_PASSWORD})],
     ],
 )
 def test_every_verb_refuses_an_address_with_a_password(

@@ -18,11 +18,20 @@ import pytest
 import torch
 from servers import until
 
-from turngym.agents.model_server import CPU, LAUNCH, ServePolicy, ServerProcess, command, installed, process
+from turngym.agents.model_server import (
+    CPU,
+    LAUNCH,
+    ServePolicy,
+    ServerProcess,
+    Sglang,
+    Vllm,
+    command,
+    installed,
+    process,
+)
 from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.server_launch import KEY, LocalOnly, load_access
 from turngym.agents.servers.weights import free_port
-from turngym.core.errors import TurngymError
 from turngym.scripts.main import main
 
 CHILD = """
@@ -61,7 +70,9 @@ def test_the_command_line_for_gpus(folder: Path) -> None:
     assert found["--dtype"] == "float32"  # by name: SGLang would make half precision of it
     assert "--enable-deterministic-inference" in words
     assert "--device" not in words
-    assert "--enable-deterministic-inference" not in command(ServePolicy(model=folder, device="cuda", seeds=False))
+    assert "--enable-deterministic-inference" not in command(
+        ServePolicy(model=folder, device="cuda", engine=Sglang(seeds=False))
+    )
     (folder / "config.json").write_text(json.dumps({"text_config": {"dtype": "float32"}}))
     assert pairs(command(ServePolicy(model=folder, device="cuda")))["--dtype"] == "float32"
 
@@ -265,7 +276,7 @@ def test_stand_ins_take_the_place_of_what_only_cuda_has() -> None:
 
 def test_the_command_line_of_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turngym.agents.model_server.installed", lambda *_: "0")
-    made = process(ServePolicy(model=folder, engine="vllm", device="cuda", adapters=9, sleeps=True, memory=0.5, top=64))
+    made = process(ServePolicy(model=folder, engine=Vllm(adapters=9, top=64), device="cuda", sleeps=True, memory=0.5))
     words = list(made.command)
     assert words[:5] == [sys.executable, str(LAUNCH), "vllm", "serve", str(folder)]
     found = pairs(words)
@@ -278,24 +289,10 @@ def test_the_command_line_of_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert "--enforce-eager" not in words
     assert made.ready_path == "/health"
     assert (made.env["VLLM_SERVER_DEV_MODE"], made.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == ("1", "True")
-    plain = process(ServePolicy(model=folder, engine="vllm", device="cpu", threads=1))
+    plain = process(ServePolicy(model=folder, engine=Vllm(), device="cpu", threads=1))
     assert "--enforce-eager" in plain.command
     assert not {"--enable-lora", "--enable-sleep-mode"} & set(plain.command)
     assert plain.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"engine": "vllm", "cache_tokens": 9}, "--cache-tokens 9 needs --engine sglang, "),
-        ({"engine": "vllm", "seeds": False}, "--no-seeds needs --engine sglang, "),
-        ({"adapters": 4}, "--adapters 4 needs --engine vllm, "),
-        ({"top": 4}, "--top 4 needs --engine vllm, "),
-    ],
-)
-def test_an_option_of_the_other_server_is_refused(folder: Path, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(TurngymError, match=f"^{said}"):
-        process(ServePolicy(model=folder, **settings))
 
 
 def test_the_launcher_names_vllms_cpu_build_and_guards_all_of_its_routes(tmp_path: Path) -> None:

@@ -67,16 +67,16 @@ def test_verbs_print_whole_tables(
 def test_plan_knows_consumer_cards_and_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     for chip in ("3090", "4090", "5090", "cpu"):
-        words = ["plan", "--student", "tiny", "--teacher", "None", "--chip", chip, "--eval-episodes", "0"]
+        words = ["plan", "--student", "tiny", "--teacher", "none", "--chip", chip, "--eval-episodes", "0"]
         assert main(words) == 0
     assert "taught by nobody on CPU (" in capsys.readouterr().out
-    assert main(["plan", "--student", "8B", "--teacher", "None", "--chip", "4090", "--gpus", "1"]) == 1
+    assert main(["plan", "--student", "8B", "--teacher", "none", "--chip", "4090", "--gpus", "1"]) == 1
     with pytest.raises(TurngymError, match=r"chip '4080' is unknown; .*Did you mean '4090'"):
         plan.plan_table(plan.PlanOptions(chip="4080"))
 
 
 def test_plan_names_no_teacher_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    for teacher, named in (("8B", True), ("None", False)):
+    for teacher, named in (("8B", True), ("none", False)):
         assert main(["plan", "--teacher", teacher, "--gpus", "8"]) == 0
         said = capsys.readouterr().out
         assert ("sharded over all GPUs; the float32 teacher, whole on every GPU. update" in said) is named
@@ -140,7 +140,7 @@ def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_plan_knows_models_by_their_names_and_says_what_a_whole_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "--teacher", "None", "--gpus", "1", "--student"]
+    words = ["plan", "--teacher", "none", "--gpus", "1", "--student"]
     totals = []
     for steps in ("100", "200"):
         assert main([*words, "Qwen/Qwen2.5-1.5B-Instruct", "--steps", steps, "--eval-every", "50"]) == 0

@@ -221,7 +221,7 @@ def test_bad_options_say_what_is_valid(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_idle_visitors_keep_nobody_out_and_the_end_answers_whom_it_accepted(serve: Callable[..., Any]) -> None:
     """500 sockets say nothing; 64 clients ask in the moment of SIGTERM, and every answer is whole."""
-    process, address = serve("--profile", "embedded-small", "--out", "None", "--threads", "2")
+    process, address = serve("--profile", "embedded-small", "--out", "none", "--threads", "2")
     host, port = re.findall(r"//([\d.]+):(\d+)/", address)[0]
     idle = [socket.create_connection((host, int(port)), timeout=20) for _ in range(500)]
     try:
