@@ -457,6 +457,9 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
         ):
             continue
         fits = [one for one in setting.tables if _may_be(one, inner)]
+        if not fits:
+            # what the kind that is meant does not have is refused later
+            fits = [one for one in setting.tables if _needed(one) and _needed(one) <= inner.keys()]
         if len(fits) == 1 and inner.keys() & ({_main(fits[0])} | _needed(fits[0])):
             inner[KIND] = kind_of(fits[0])
     return table
@@ -495,8 +498,8 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if setting.free:
         return _free(value, where)
     # msgspec reads numbers as JSON has them, people write .5
-    if isinstance(value, str) and float in _members(setting.type) and re.match(r"[-+]?\.\d", value):
-        value = value.replace(".", "0.", 1)
+    if any(_holds_float(one) for one in _members(setting.type)):
+        value = list(map(_with_zero, value)) if setting.many else _with_zero(value)
     try:
         found = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
     except msgspec.ValidationError as error:
@@ -506,6 +509,15 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
         if wanted := _refused(one, setting.range):
             raise SpecError(f"{where} is {brief(one, 40)}; valid: {wanted}")
     return found
+
+
+def _holds_float(kind: Any) -> bool:
+    """Whether a type is a number, or a list that holds some."""
+    return kind is float or (get_origin(kind) is tuple and any(_holds_float(_bare(one)) for one in get_args(kind)))
+
+
+def _with_zero(word: str) -> str:
+    return word.replace(".", "0.", 1) if re.match(r"[-+]?\.\d", word) else word
 
 
 # One place that knows an order.

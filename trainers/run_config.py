@@ -209,6 +209,12 @@ class LoopConfig:
     log_project: str = "turngym"
     """wandb, trackio: the project under which the run appears, by the name of its folder."""
 
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "checkpoint_every"):
+            _at_least(name, getattr(self, name), 0)
+        if not (self.wandb or self.trackio):
+            refuse_unread(self, "--wandb or --trackio", "log_project")
+
 
 # without slots, for a class that has two bases
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +249,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
     """Bound of the ratio under an advantage < 0; None: `losses.bounded` decides, 0: none."""
 
     def __post_init__(self) -> None:
-        super(RunConfig, self).__post_init__()
+        ReferenceConfig.__post_init__(self)
+        LoopConfig.__post_init__(self)
         for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
             _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
-        for name in ("eval_every", "checkpoint_every", "temperature"):
-            _at_least(name, getattr(self, name), 0)
+        _at_least("temperature", self.temperature, 0)
         if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
 

@@ -29,6 +29,7 @@ from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
 from turngym.core.redaction import brief
 from turngym.core.secrets import refuse_credentials
+from turngym.core.settings import Signed
 from turngym.core.spec import (
     Count,
     Layer,
@@ -193,7 +194,7 @@ class DemonstrationConfig(Spec):
     """Play only demonstrated tasks. Of these the trace file has a demonstration that counts."""
     demonstration_success: bool = False
     """Leave out those that did not succeed."""
-    demonstration_reward: float | None = None
+    demonstration_reward: Signed | None = None
     """Leave out those that are worth less. By --reward, else by their return."""
     demonstration_fits: bool = True
     """Leave out demonstrations that, in the student's tokens, are longer than its context."""
@@ -397,6 +398,9 @@ class TrainConfig(Spec, Learns):
         )
         judges = "judge" in spec.reads and isinstance(judge, asking)
         frozen = spec.reads & {"teacher"} or any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
+        form = own.form if getattr(own, "form", "topk") != "topk" else self.distill.form
+        # the scores of prm-opd have a ratio, whatever the form of its hints
+        ratio = "form" not in spec.reads or spec.table == "prm_opd" or form == "sampled"
         played, plays = not self.play.traces, f"method.{spec.table}"
         every: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
             (replays, "--tcod.direction b2f", self._of("method.demonstrations")),
@@ -421,6 +425,7 @@ class TrainConfig(Spec, Learns):
                 self._of("method.frozen"),
             ),
             (bool(self.part("staleness")), "--staleness", ("method.importance_cap",)),
+            (ratio, "a loss with a probability ratio (form sampled)", ("method.dual_clip",)),
             (
                 played,
                 "episodes that are played (no --traces)",

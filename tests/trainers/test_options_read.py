@@ -7,28 +7,23 @@ settings reads nothing of it.
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
-from copy import deepcopy
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from other_values import other_value
 from tiny_runs import command, save_tiny
 
-from turngym.core.errors import TurngymError
-from turngym.core.needed import needed_keys
-from turngym.core.settings import Setting, SettingsError, settings_of
+from turngym.core.spec import Setting, SpecError, fields_of, flat, kind_of, settings_of, to_table
 from turngym.scripts import train
-from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
-from turngym.trainers.train_config import config_class, in_file_of, keys_of, train_config
+from turngym.trainers.run_config import DistillConfig, RunConfig
+from turngym.trainers.schedule import AsyncConfig
+from turngym.trainers.train_config import TrainConfig, config_class, has_setting, train_config
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,28 +32,38 @@ WHOLE = {
     "fingerprint": "trainers/run_config.py",
     "of_adapters": "trainers/identity.py",
     "of_rollouts": "trainers/identity.py",
-    "open_demonstrations": "trainers/open_demonstrations.py",
+    "unread": "trainers/train_config.py",
+    "part": "trainers/train_config.py",
+    "loop": "trainers/train_config.py",
+    "stale": "trainers/train_config.py",
 }
-"""Functions that take whole groups (`asdict`) to write them down, with their file."""
-NEEDED = {
-    (key, needed): name
-    for name in reversed(BUILT_IN)
-    for key, needed in needed_keys(config_class(name))
-    if key in keys_of(name)
-}
-"""(setting, what it needs) and an algorithm that has it."""
+"""Functions that take whole groups to compare, copy or write them, with their file."""
+COMPOSED = (RunConfig, DistillConfig, AsyncConfig)
+"""Classes that hold settings of several tables: their names are those of the settings."""
 UNSEEN: Mapping[str, str] = {
-    **dict(NEEDED.keys()),
     "executor": "with --workers 1 or more, or several processes",
+    **dict.fromkeys(("ray_address", "worker_cpus", "worker_gpus"), "with --executor ray"),
+    **dict.fromkeys(("retries", "worker_timeout"), "with worker processes"),
     **dict.fromkeys(("turnopd.depth.p", "turnopd.depth.cov_base"), "once enough episodes succeed"),
     "turnopd.depth.probe_interval": "after the warm-up",
     **dict.fromkeys(("loopstop.rho", "loopstop.probe_share", "loopstop.probe_interval"), "once episodes loop"),
-    "distill.form": "with --opd-hints.form topk",
+    **dict.fromkeys(("distill.form", "distill.beta", "distill.clip"), "with other forms"),
+    **dict.fromkeys(("distill.tail", "distill.importance", "distill.top_k"), "with --opd-hints.form topk"),
+    **dict.fromkeys(("opd_hints.clip", "grpo.kl", "grpo_kd.kl", "importance_cap", "share"), "with other settings"),
+    **dict.fromkeys(("luffy.a", "luffy.e", "luffy.w"), "with other shapes"),
+    **dict.fromkeys(("ppo_kd.student_entropy", "ppo_kd.lam", "ppo_kd.bootstrap"), "with other settings"),
+    **dict.fromkeys(("lm_loss.coef", "log_project", "sft.mistakes", "sft.loop_after", "sft.loop_slips"), "with others"),
     "reference_rate": "with --reference-every",
     "process_timeout": "under torchrun",
     "judge_timeout": "by judges that take time",
+    **dict.fromkeys(("judge_strict", "judge_repeats"), "by the judge expert"),
     "lm_loss.column": "with parquet files",
-    **dict.fromkeys(("luffy.prefix.steps", "luffy.prefix.share"), "with other strategies"),
+    **dict.fromkeys(("luffy.prefix.low", "luffy.prefix.steps", "luffy.prefix.share", "luffy.prefix.seed"), "others"),
+    "demonstrated_tasks": "with --demonstrations",
+    **dict.fromkeys(("demonstration_success", "demonstration_reward", "demonstration_fits"), "with demonstrations"),
+    "expert": "where an expert plays or judges",
+    **dict.fromkeys(("teacher_dtype", "shard_teacher"), "with a frozen model"),
+    "dual_clip": "with a probability ratio",
 }
 """Settings that need another one, which this test does not give. That they are read is looked up in the code."""
 
@@ -70,38 +75,38 @@ def code_of(frame: Any) -> tuple[str, str]:
 def is_read(frame: Any) -> bool:
     """Whether the access from `frame` is one of the project's own code, and of this one setting or to use them all."""
     file, name = code_of(frame)
-    if name in CHECKS:
-        return False
     while file.endswith("dataclasses.py"):
         if name not in ("asdict", "_asdict_inner", "<listcomp>", "<dictcomp>", "<genexpr>"):
             return False
         frame = frame.f_back
         file, name = code_of(frame)
-        if not file.endswith("dataclasses.py") and (name in CHECKS or file.endswith(WHOLE.get(name, "-"))):
-            return False
+    if name in CHECKS or file.endswith(WHOLE.get(name, "-")):
+        return False
     # parsers and writers of settings are in scripts and in core
     return any(f"/{room}/" in file for room in ("trainers", "agents")) and "/site-packages/" not in file
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> set[tuple[type[Any], str]]:
-    """(group, name) of every setting that is read."""
-    found: set[tuple[type[Any], str]] = set()
-    names = {setting.group: {item.name for item in fields(setting.group)} for setting in every_setting()}
+def reads(monkeypatch: pytest.MonkeyPatch) -> set[tuple[type[Any] | None, str]]:
+    """(owner, name) of every setting that is read; without an owner where a class holds settings of several tables."""
+    found: set[tuple[type[Any] | None, str]] = set()
+    owners = {owner for name in BUILT_IN for one in settings_of(config_class(name)).values() for owner in one.owners}
+    names = {owner: {field.name for field in fields_of(owner)} for owner in (*owners, *COMPOSED)}
 
     def recorder(self: Any, name: str) -> Any:
-        group = type(self)
-        if name in names.get(group, ()) and is_read(sys._getframe(1)):
-            found.add((group, name))
+        owner = type(self)
+        if name in names.get(owner, ()) and is_read(sys._getframe(1)):
+            found.add((None if owner in COMPOSED else owner, name))
         return object.__getattribute__(self, name)
 
-    for group in names:
-        monkeypatch.setattr(group, "__getattribute__", recorder)
+    for owner in names:
+        monkeypatch.setattr(owner, "__getattribute__", recorder)
     return found
 
 
-def every_setting() -> list[Setting]:
-    return [setting for name in BUILT_IN for setting in settings_of(config_class(name))]
+def chosen(config: TrainConfig) -> dict[str, Setting]:
+    """The settings that the kinds of this run have: those of other kinds do not exist in it."""
+    return {path: settings_of(type(config))[path] for path in flat(to_table(config)) if not path.endswith(".kind")}
 
 
 @pytest.fixture(scope="module")
@@ -114,209 +119,68 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("algorithm", BUILT_IN)
 def test_every_accepted_option_is_read(
-    algorithm: str, models: Path, tmp_path: Path, reads: set[tuple[type[Any], str]]
+    algorithm: str, models: Path, tmp_path: Path, reads: set[tuple[type[Any] | None, str]]
 ) -> None:
-    cls = config_class(algorithm)
-    settings = [setting for setting in settings_of(cls) if setting.name != "algorithm"]
-    keys = {setting.key for setting in settings}
+    own = find_algorithm(algorithm).table
     words = ["--steps", "1", "--eval-limit", "1", "--eval-samples", "1", "--panel", "alfworld-generated-eval"]
-    words += ["--lm-loss.files", __file__, "--lm-loss.documents", "1"] if "lm_loss.files" in keys else []
-    own = f"--{cls.section.replace('_', '-')}"
-    words += [f"{own}.n", "2"] if f"{cls.section}.n" in keys else []
-    words += [f"{cls.section}.filter_groups = false"] if f"{cls.section}.filter_groups" in keys else []
-    run_training(train.parse(command(models, tmp_path / "run", algorithm, *words)), SINGLE, progress=False)
-    unread = {setting.key for setting in settings if (setting.group, setting.name) not in reads}
-    unseen = {key for key in unread if key in UNSEEN or key.startswith("demonstrator.")}
-    assert unread == unseen, f"{algorithm} accepts what it does not read: {sorted(unread - unseen)}"
+    if has_setting(algorithm, "lm_loss.files"):
+        words += ["--lm-loss.files", __file__, "--lm-loss.documents", "1"]
+    words += [f"--{own}.n".replace("_", "-"), "2"] if has_setting(algorithm, f"{own}.n") else []
+    if has_setting(algorithm, f"{own}.filter_groups"):
+        words += [f"--{own}.filter-groups".replace("_", "-"), "off"]
+    config = train.parse(command(models, tmp_path / "run", algorithm, *words))
+    run_training(config, SINGLE, progress=False)
+    settings = chosen(config)
+    read = {
+        path
+        for path, one in settings.items()
+        if (None, one.name) in reads or any((owner, one.name) in reads for owner in one.owners)
+    }
+    unread = {path for path in settings.keys() - read if not one_of(path, UNSEEN)} - {"algorithm"}
+    assert not unread, f"{algorithm} accepts what it does not read: {sorted(unread)}"
+
+
+def one_of(path: str, names: Mapping[str, str]) -> bool:
+    """Whether `path` ends with one of the names."""
+    return any(f".{path}".endswith(f".{name}") for name in names)
 
 
 def test_what_needs_something_else_is_read_in_the_code() -> None:
-    keys = {setting.key: setting for setting in every_setting()}
-    assert not UNSEEN.keys() - keys.keys()
     asked = set()
     for room in ("trainers", "agents"):
         for path in (ROOT / room).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             asked |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not {key for key in UNSEEN if keys[key].name not in asked}
+    # those of `Method` are asked for by name
+    asked |= {"dual_clip", "importance_cap", "expert"}
+    assert not {name for name in UNSEEN if name.rpartition(".")[2] not in asked}
+    every = {path for name in BUILT_IN for path in settings_of(config_class(name))}
+    assert not [name for name in UNSEEN if not any(f".{path}".endswith(f".{name}") for path in every)]
 
 
-GIVEN: Mapping[str, dict[str, Any]] = {
-    "--panel": {"panel": "alfworld-quickstart"},
-    "--examples": {"examples": "shots.txt"},
-    "--also": {"also": ["turngym/Search-v0"]},
-    "--lora.rank": {"lora": {"rank": 4}},
-    "--staleness": {"staleness": 1},
-    "--wandb or --trackio": {"wandb": True},
-    "--demonstrations": {"demonstrations": "expert"},
-    "--executor ray": {"executor": "ray", "workers": 2},
-    "--policy-server, --teacher-server or --engine": {"policy_server": "http://127.0.0.1:1"},
-    "--policy-server or --engine": {"policy_server": "http://127.0.0.1:1"},
-    "--weight-sync disk": {"policy_server": "http://127.0.0.1:1"},
-    "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
-    "--workers of 1 or more, or auto": {"workers": 2},
-    "--engine": {"engine": "vllm"},
-    "a model as --judge": {"judge": "model:folder"},
-    "a url as --judge": {"judge": "http://127.0.0.1:1/v1"},
-    "--judge expert": {"judge": "expert"},
-    "--distill.form jsd or mixed": {"distill": {"form": "jsd"}},
-    "--distill.form sampled": {"distill": {"form": "sampled"}},
-    "a --distill.form other than sampled": {"distill": {"form": "jsd"}},
-    "a player in --sft.players beside expert": {},
-    "one of repeat, cycle, wander in --sft.players": {"sft": {"players": "expert:1,cycle:1"}},
-    "--sft.noise": {"sft": {"noise": [0.0, 0.5]}},
-    "an expert who plays (neither --demonstrations nor --traces)": {},
-    "episodes that are played (no --traces)": {},
-    "episodes that are played (no --traces, or a --panel)": {},
-    "an endpoint as --demonstrations (openai:MODEL)": {"demonstrations": "openai:x"},
-    "a model that plays here as --demonstrations (model:FOLDER)": {"demonstrations": "model:x"},
-    "a model as --demonstrations (model:FOLDER, openai:MODEL)": {"demonstrations": "openai:x"},
-    "--tcod.direction b2f": {"tcod": {"direction": "b2f"}},
-    "an expert who plays or judges": {},
-    "a teacher, or a KL to the initial policy (kl_coef above 0)": {"grpo": {"kl_coef": 0.1}},
-    "a loss with a ratio (--distill.form sampled)": {"distill": {"form": "sampled"}},
-    "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "gae"}},
-    "ppo-kd.teacher_coef above 0": {},
-    "a parquet file": {"lm_loss": {"files": ["x.txt", "y.parquet"]}},
-    "L_PT in the loss (no in_reward)": {},
-    "--grpo-kd.kl-coef above 0": {},
-    "--opd-hints.form sampled": {"opd_hints": {"form": "sampled"}},
-    "luffy.shape or on_shape p_div_p_a": {"luffy": {"shape": "pow", "on_shape": "p_div_p_a"}},
-    "luffy.shape or on_shape pow": {"luffy": {"shape": "pow"}},
-    "luffy.shape logp or p_logp, or on_shape p_logp": {"luffy": {"shape": "logp"}},
-    "luffy.prefix.strategy linear, linear_max or reverse_linear": {"luffy": {"prefix": {"strategy": "linear"}}},
-    "luffy.prefix.strategy random or fixed": {"luffy": {"prefix": {"strategy": "fixed"}}},
-    "luffy.prefix.strategy random, linear_max or reverse_linear": {"luffy": {"prefix": {"strategy": "linear_max"}}},
-    "--gigpo.kl-coef above 0": {},
-    "--gigpo.w-step above 0": {},
-    "--grpo.kl-coef above 0": {"grpo": {"kl_coef": 0.1}},
-    "--turnopd.adaptive-depth": {},
-    "--turnopd.weight blend": {},
-    "--turnopd.weight blend or turn": {"turnopd": {"weight": "turn"}},
-}
-"""What must be given, as settings that give it."""
-OTHERS: Mapping[str, dict[str, Any]] = {
-    "--workers of 1 or more, or auto": {"workers": 0},
-    "--weight-sync disk": {"policy_server": "http://127.0.0.1:1", "weight_sync": "gloo"},
-    "--weight-sync gloo or nccl": {"policy_server": "http://127.0.0.1:1"},
-    "--judge expert": {"judge": "rules"},
-    "a --distill.form other than sampled": {"distill": {"form": "sampled"}},
-    "an expert who plays (neither --demonstrations nor --traces)": {"traces": ["old"]},
-    "episodes that are played (no --traces)": {"traces": ["old"]},
-    "episodes that are played (no --traces, or a --panel)": {"traces": ["old"]},
-    "a player in --sft.players beside expert": {"sft": {"players": "expert:1"}},
-    "one of repeat, cycle, wander in --sft.players": {"sft": {"players": "expert:1,noisy:1"}},
-    "an expert who plays or judges": {"traces": ["old"]},
-    "--ppo-kd.advantage gae": {"ppo_kd": {"advantage": "minillm"}},
-    "ppo-kd.teacher_coef above 0": {"ppo_kd": {"teacher_coef": 0.0, "env_coef": 1.0}},
-    "L_PT in the loss (no in_reward)": {"lm_loss": {"in_reward": 0.5}},
-    "--grpo-kd.kl-coef above 0": {"grpo_kd": {"kl_coef": 0.0}},
-    "--opd-hints.form sampled": {"opd_hints": {"form": "topk"}},
-    "luffy.shape or on_shape p_div_p_a": {"luffy": {"shape": "pow"}},
-    "luffy.prefix.strategy random or fixed": {"luffy": {"prefix": {"strategy": "linear_max"}}},
-    "luffy.prefix.strategy random, linear_max or reverse_linear": {"luffy": {"prefix": {"strategy": "fixed"}}},
-    "--gigpo.kl-coef above 0": {"gigpo": {"kl_coef": 0.0}},
-    "--gigpo.w-step above 0": {"gigpo": {"w_step": 0.0}},
-    "--turnopd.adaptive-depth": {"turnopd": {"adaptive_depth": False}},
-    "--turnopd.weight blend": {"turnopd": {"weight": "turn"}},
-    "--turnopd.weight blend or turn": {"turnopd": {"weight": "trajectory"}},
-}
-"""What else must be given for the refusal, where the default already is what is needed."""
-VALUES: Mapping[str, Any] = {
-    "ppo_kd.critic.clip": 0.3,
-    "demonstration_reward": 0.5,
-    "demonstrations": "expert",
-    "sft.players": "expert:1",
-    "sft.noise": [0.0, 0.25],
-    "rollout_dtype": "bfloat16",
-    "gigpo.similarity": 0.5,
-    "turnopd.blend_start": 0.5,
-    "turnopd.blend_end": 0.5,
-}
-"""Settings whose other value is none of `other_value`."""
-
-
-@pytest.mark.parametrize(("key", "needed"), NEEDED)
-def test_a_setting_that_nothing_would_read_is_refused(key: str, needed: str) -> None:
-    algorithm = NEEDED[key, needed]
-    if key.startswith("demonstrat"):
-        algorithm = "tcod" if "--tcod" in needed else "sft"
-    elif key == "dual_clip" or "kl_coef" in needed:
-        algorithm = "opd" if key == "dual_clip" else "grpo"
-    option = f"--{key.replace('_', '-')} .*|--no-{key.replace('_', '-')}|--{key.replace('_', '-')}"
-    # what no option sets is written as in a file
-    if key in in_file_of(algorithm):
-        option = rf"{re.escape(key)} = .+"
-    said = f"^({option}) needs {re.escape(needed)}, without which nothing reads it$"
-    with pytest.raises(TurngymError, match=said):
-        made(algorithm, key, OTHERS.get(needed, {}))
-    given: dict[str, Any] = {}
-    for one in (one for name, one in NEEDED if name == key and (algorithm == "tcod" or "--tcod" not in one)):
-        given |= GIVEN[one]
-    made(algorithm, key, given)
-
-
-OTHER_EXPERT, HALF = {"expert": "searching"}, {"teacher_dtype": "bfloat16"}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "given", "read"),
-    [
-        ("sft", {"slots": 2, "traces": ["old"], "panel": "alfworld-quickstart"}, True),
-        ("sft", OTHER_EXPERT, True),
-        ("sft", OTHER_EXPERT | {"demonstrations": "random"}, False),
-        ("luffy", OTHER_EXPERT, True),
-        ("luffy", OTHER_EXPERT | {"traces": ["old"]}, False),
-        ("tcod", OTHER_EXPERT, False),
-        ("tcod", OTHER_EXPERT | {"tcod": {"direction": "b2f"}}, True),
-        ("prm-rl", OTHER_EXPERT, False),
-        ("prm-rl", OTHER_EXPERT | {"judge": "expert"}, True),
-        ("prm-opd", OTHER_EXPERT, True),
-        ("opd-hints", OTHER_EXPERT, True),
-        ("opd-hints", OTHER_EXPERT | {"judge": "mine:Judge"}, True),
-        *(
-            ("opd-hints", OTHER_EXPERT | {"judge": judge}, False)
-            for judge in ("rules", "skills:alfworld", "model:folder", "http://127.0.0.1:1/v1")
-        ),
-        ("prm-rl", HALF, True),
-        ("prm-rl", HALF | {"prm_rl": {"kl_coef": 0.0}}, False),
-        ("luffy", HALF, False),
-        ("luffy", HALF | {"luffy": {"kl_reward_coef": 0.1}}, True),
-        ("sdar", HALF | {"sdar": {"kl_coef": 0.0}}, False),
-        ("sdar", HALF | {"sdar": {"kl_coef": 0.0, "reader": "initial"}}, True),
-        ("opd", HALF, True),
-        ("prm-opd", {"dual_clip": 2.0, "prm_opd": {"form": "topk"}}, True),
-        ("opd-hints", {"dual_clip": 2.0}, True),
-        ("opd-hints", {"dual_clip": 2.0, "opd_hints": {"form": "topk"}}, False),
-        ("grpo", {"dual_clip": 2.0}, True),
-    ],
-)
-def test_who_reads_what_depends_on_others(algorithm: str, given: dict[str, Any], read: bool) -> None:
-    with nullcontext() if read else pytest.raises(TurngymError, match="without which nothing reads it"):
-        train_config(algorithm, {"student": "s", "out": "o", **given}, "test")
-
-
-def made(algorithm: str, key: str, more: Mapping[str, Any]) -> None:
-    """The settings of a run with another value of `key`, and `more`."""
-    setting = next(item for item in settings_of(config_class(algorithm)) if item.key == key)
-    given: dict[str, Any] = {"student": "s", "out": "o", **deepcopy(dict(more))}
-    *tables, name = key.split(".")
-    inner = given
-    for table in tables:
-        inner = inner.setdefault(table, {})
-    inner[name] = VALUES.get(key, other_value(setting))
-    train_config(algorithm, given, "test")
-
-
-def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere(tmp_path: Path) -> None:
-    from turngym.core.settings import to_table
-
+def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere() -> None:
+    names = {
+        path.split(".")[1] for name in BUILT_IN for path in settings_of(config_class(name)) if path[:7] == "method."
+    }
     for name in BUILT_IN:
         table = to_table(train_config(name, {"student": "s", "out": "o"}, "test"))
-        foreign = {setting.key.partition(".")[0] for setting in every_setting()} - {
-            key.partition(".")[0] for key in keys_of(name)
-        }
-        assert not foreign & table.keys(), "config.toml has what nothing reads"
+        foreign = {one for one in names if not has_setting(name, one)}
+        assert not foreign & table["method"].keys(), "config.toml has what nothing reads"
         for key in sorted(foreign):
-            with pytest.raises(SettingsError, match=rf"there is no setting {key}\. It belongs to "):
+            with pytest.raises(SpecError, match=rf"there is no setting {key}\. It belongs to "):
                 train_config(name, {"student": "s", "out": "o", key: {}}, "test")
+
+
+def test_a_name_means_the_same_in_every_algorithm() -> None:
+    """`temperature` is that of rollouts, and no other one where nothing is rolled out."""
+    for name in BUILT_IN:
+        for key in ("temperature", "reward", "expert", "teacher", "staleness"):
+            if has_setting(name, key):
+                config = train_config(name, {"student": "s", "out": "o"}, "test")
+                assert key in to_table(config)["method"]
+
+
+def test_the_settings_that_are_legal_at_a_time_are_few() -> None:
+    config = train_config("turnopd", {"student": "s", "out": "o", "teacher": "t"}, "test")
+    assert len(chosen(config)) <= 90
+    assert kind_of(type(config.engine)) == "local"
