@@ -54,7 +54,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, like: str) -> None:
     """
     from safetensors.torch import save_file
 
-    save_file(dict(tensors), library_path(file))
+    save_file(dict(tensors), library_path(file.parent) / file.name)
     _as_readable(file.parent, like)
     _compare(tensors, _Stored(file.parent, [file]), file.parent)
 
@@ -73,7 +73,7 @@ class _Stored:
         from safetensors import safe_open
 
         files = sorted(library_path(folder).glob("*.safetensors")) if files is None else files
-        self.opened = [safe_open(library_path(file), "pt") for file in files]
+        self.opened = [safe_open(library_path(file.parent) / file.name, "pt") for file in files]
         self.place = {name: one for one in self.opened for name in one.keys()}  # noqa: SIM118
 
     def shape(self, name: str) -> list[int]:

@@ -75,12 +75,12 @@ def test_the_command_scores_as_turngym_eval_does(
         options = ("limit=6", "max_turns=12", f"trace={trace}")
         file = inspect_eval(tmp_path, url, *(w for o in options for w in ("-T", o)), panel=PANEL)
     assert_same_episodes(trace, played.result)
-    assert rescore(trace).settings["temperature"] == 0.85
+    assert rescore(trace).spec.agent.temperature == 0.85
     assert {request["temperature"] for request in requests} == {0.85}
     log = read_eval_log(str(file))
     assert (log.status, log.eval.task) == ("success", "turngym/alfworld")
     assert log.eval.metadata is not None
-    assert log.eval.metadata["panel_sha256"] == played.result.settings["panel_sha256"]
+    assert log.eval.metadata["panel_sha256"] == played.result.spec.play.tasks.sha256
     overall = played.result.scores.overall
     assert 0 < overall.avg.mean < 1
     assert metric(log, "mean") == pytest.approx(overall.avg.mean)
