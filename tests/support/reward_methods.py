@@ -32,7 +32,10 @@ def tokens(ratios: Sequence[float], advantages: Sequence[float], **more: Any) ->
 
 
 def two_steps(algorithm: Algorithm, out: Path) -> tuple[list[dict[str, Any]], float]:
-    """The rows of two training steps on the toy, where every fourth episode is paid 1 and others are cut, and how far weights moved."""
+    """The rows of two training steps, and how far weights moved.
+
+    Every fourth episode of the toy is paid 1, half of them are cut.
+    """
     initial = toy.tiny(1)
     made = toy.trainer(
         out,
