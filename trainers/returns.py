@@ -80,7 +80,8 @@ def rewards_to_go(reward_N: FloatN, episode_N: IntN, *, gamma: float = 1.0) -> F
     Tokens of one episode are adjacent and in order. Errors: AdvantageError as `gae`.
     """
     # with values of 0 and lambda 1 the advantage is the discounted sum
-    return gae(reward_N, np.zeros(len(reward_N)), episode_N, gamma=gamma, lam=1.0)[0]
+    total_N, _ = gae(reward_N, np.zeros(len(reward_N)), episode_N, gamma=gamma, lam=1.0)
+    return total_N
 
 
 def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -> FloatN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def test_advantages_by_hand(pair: list[Episode]) -> None:
     np.testing.assert_array_equal(found.advantage_N, [-1.0, -1.0, -1.0, 1.0, 1.0])
 
 
+def test_groups_of_a_batch_are_compared_apart(pair: list[Episode], make_episode: Callable[..., Episode]) -> None:
+    other = [make_episode([([1], [5])], number=2, group=3, episode_return=worth) for worth in (4.0, 9.0)]
+    found = LeaveOneOut()(pack([*pair, *other]), [*pair, *other], SCORERS)
+    np.testing.assert_array_equal(found.advantage_N, [-2.0, -2.0, -2.0, 2.0, 2.0, -5.0, 5.0])
+
+
 def test_the_kl_of_an_episode_is_taken_off_its_reward(pair: list[Episode]) -> None:
     # log p - log pi_0 is 0.05 times the label: 1.65 for 10, 11, 12 and 2.05 for 20, 21
     found = LeaveOneOut(kl_coef=2.0)(pack(pair), pair, SCORERS)
@@ -66,6 +73,7 @@ def test_a_group_of_one_is_left_out_and_a_group_without_contrast_is_not() -> Non
     assert (algorithm.group, algorithm.select) == (3, ComparableGroups(spread=False))
     with pytest.raises(ConfigError, match=r"\bn is 1\b"):
         RlooConfig(n=1)
+    assert made(n=2).group == 2
 
 
 def test_two_steps_move_the_parameters_and_every_option_moves_them_elsewhere(tmp_path: Path) -> None:
