@@ -138,7 +138,7 @@ class SplitAdvantage:
 
 def episode_kl(batch: RolloutBatch, scorers: Scorers) -> FloatE:
     """`initial_kl` of all tokens of an episode, summed: float64 [E], nats."""
-    return np.bincount(batch.episode_N, initial_kl(batch, scorers), minlength=batch.episodes)
+    return np.bincount(batch.episode_N, initial_kl(batch, scorers), minlength=batch.episodes).astype(np.float64)
 
 
 def demonstrated(episode: Episode) -> bool:

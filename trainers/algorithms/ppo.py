@@ -44,7 +44,7 @@ def at_last_tokens(paid: Sequence[NDArray[np.float64]], batch: RolloutBatch) -> 
     # without a token of its own episode before it a turn finds the episode before, or -1: the last one of all
     own_T = (last_T >= 0) & (batch.episode_N[last_T] == episode_T)
     # the last token of all is that of its own turn, so that there are N
-    return np.bincount(last_T[own_T], np.concatenate(paid)[own_T])
+    return np.bincount(last_T[own_T], np.concatenate(paid)[own_T]).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
