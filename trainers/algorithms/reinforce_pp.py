@@ -74,9 +74,9 @@ def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:
     its mean over its deviation, both over the batch's tokens; l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 +
     eps_high)), r_i the probability ratio to the behavior policy.
     Source: [reinforce-pp]; docs/algorithms.md#reinforce-pp.
-    Differs from the paper: with a baseline the scripts of its published code have the KL in the loss (k2), here it is in
-    the reward in either case. The deviation is the unbiased one, there the population's. With n above 1 a group of which
-    failed episodes leave one is left out.
+    Differs from the paper: with a baseline the scripts of its published code have the KL in the loss (k2), here it is
+    in the reward in either case. The deviation is the unbiased one, there the population's. With n above 1 a group of
+    which failed episodes leave one is left out.
     """
     low, high = config.clip
     grouped = config.n > 1
