@@ -94,7 +94,7 @@ class PpoConfig:
     """Lambda of GAE. 0 trusts the critic alone, 1 the rewards."""
     bootstrap: bool = False
     """Go on with the critic's last value where a limit of turns, tokens or depth cut an episode. By default such an
-    episode has failed: what it was not paid it is not worth."""
+    episode has failed, and nothing follows its last token."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.0
