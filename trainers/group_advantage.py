@@ -20,7 +20,7 @@ from turngym.core.errors import TurngymError
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.rewards import Reward, episode_reward, rewards
-from turngym.trainers.targets import label_logprobs
+from turngym.trainers.targets import initial_kl
 
 FloatE = NDArray[np.float64]
 GROUP_EPS = 1e-6
@@ -129,13 +129,16 @@ class SplitAdvantage:
             own_E = np.array([not demonstrated(episodes[source]) for source in batch.source_E], np.bool_)
         reward_E = rewards(batch, episodes, self.reward)
         if self.kl_coef:
-            student_N = label_logprobs(scorers.student, batch, "student").astype(np.float64)
-            kl_N = student_N - label_logprobs(scorers.reference, batch, "reference (the frozen initial policy)")
-            reward_E = reward_E - self.kl_coef * np.bincount(batch.episode_N, kl_N, minlength=batch.episodes)
+            reward_E = reward_E - self.kl_coef * episode_kl(batch, scorers)
         advantage_E = grpo_split_advantage(reward_E, batch.group_E, own_E, scale=self.scale)
         factor_N = np.where(batch.off_policy_N, self.alpha, self.beta)
         advantage_N = (advantage_E[batch.episode_N] * factor_N).astype(np.float32)
         return Targets(advantage_N=advantage_N, reward=reward_E)
+
+
+def episode_kl(batch: RolloutBatch, scorers: Scorers) -> FloatE:
+    """`initial_kl` of all tokens of an episode, summed: float64 [E], nats."""
+    return np.bincount(batch.episode_N, initial_kl(batch, scorers), minlength=batch.episodes).astype(np.float64)
 
 
 def demonstrated(episode: Episode) -> bool:

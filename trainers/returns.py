@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.core.episode import Episode
+from turngym.trainers.algorithm import Scorers, Targets
+from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import AdvantageError
+from turngym.trainers.targets import TargetError
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
@@ -69,6 +74,16 @@ def whiten(advantage_N: FloatN, kind: Whitening = "unbiased", eps: float = 1e-8)
     return (advantage_N - advantage_N.mean()) / (advantage_N.std(ddof=ddof) + eps)
 
 
+def rewards_to_go(reward_N: FloatN, episode_N: IntN, *, gamma: float = 1.0) -> FloatN:
+    """R_t = sum over tokens t' >= t of the episode of gamma^(t' - t) r_t': float64 [N].
+
+    Tokens of one episode are adjacent and in order. Errors: AdvantageError as `gae`.
+    """
+    # with values of 0 and lambda 1 the advantage is the discounted sum
+    total_N, _ = gae(reward_N, np.zeros(len(reward_N)), episode_N, gamma=gamma, lam=1.0)
+    return total_N
+
+
 def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -> FloatN:
     """MiniLLM's length-normalized returns: float64 [N], reward per token.
 
@@ -77,11 +92,49 @@ def minillm_returns(reward_N: FloatN, episode_N: IntN, *, gamma: float = 0.95) -
     Source: [minillm] section 2.2; docs/algorithms.md#minillm-returns.
     Errors: AdvantageError as `gae`.
     """
-    zero_N = np.zeros(len(reward_N))
-    # with values of 0 and lambda 1 the advantage is the discounted sum
-    total_N, _ = gae(reward_N, zero_N, episode_N, gamma=gamma, lam=1.0)
-    left_N, _ = gae(zero_N + 1.0, zero_N, episode_N, gamma=1.0, lam=1.0)
-    return total_N / left_N
+    left_N = rewards_to_go(np.ones(len(reward_N)), episode_N)
+    return rewards_to_go(reward_N, episode_N, gamma=gamma) / left_N
+
+
+def against_critic(
+    reward_N: FloatN,
+    batch: RolloutBatch,
+    episodes: Sequence[Episode],
+    scorers: Scorers,
+    *,
+    gamma: float,
+    lam: float,
+    bootstrap: bool,
+    whitening: Whitening,
+) -> Targets:
+    """Whitened GAE of token rewards against the run's critic, and what the critic should have predicted.
+
+    Source: [gae] eq. 16; docs/algorithms.md#generalized-advantage-estimation.
+    Errors: TargetError without a critic, AdvantageError as `gae`.
+
+    Args:
+        reward_N: reward [N] of each token.
+        batch: what is trained on.
+        episodes: what `batch` was packed from.
+        scorers: the critic is one of them.
+        gamma: discount per token.
+        lam: lambda of GAE.
+        bootstrap: whether an episode that a limit broke off goes on with the critic's last value, and not with 0.
+        whitening: which deviation the advantages are divided by.
+    """
+    if scorers.critic is None:
+        raise TargetError("this algorithm needs a critic, and none was given")
+    value_N = scorers.critic(batch)
+    cut_E = np.array([bootstrap and episodes[source].status.is_cut for source in batch.source_E], np.bool_)
+    advantage_N, return_N = gae(
+        reward_N, value_N.astype(np.float64), batch.episode_N, gamma=gamma, lam=lam, cut_E=cut_E
+    )
+    return Targets(
+        advantage_N=whiten(advantage_N, whitening).astype(np.float32),
+        return_N=return_N.astype(np.float32),
+        value_N=value_N,
+        reward=reward_N,
+    )
 
 
 def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:

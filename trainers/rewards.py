@@ -1,6 +1,7 @@
 """What an episode is worth: its return, its success, its score, or what a function of the run's own says.
 
 episode_reward, rewards      the number that group-relative algorithms optimize and filter by
+turn_rewards                 what each turn was paid
 RewardedSource               a rollout source whose episodes are worth what `--reward` says
 """
 
@@ -38,6 +39,20 @@ def rewards(batch: RolloutBatch, episodes: Sequence[Episode], kind: Reward) -> N
 
 PAID = "environment_return"
 """Key in `meta` of a rewarded episode: the return that its environment paid."""
+
+
+def turn_rewards(episode: Episode, reward: Reward = "return", invalid_cost: float = 0.0) -> NDArray[np.float64]:
+    """What each turn of `episode` was paid: float64 [T], in units of reward.
+
+    `return`: what the environment paid for it. A reward of the whole episode (its success, its score, or the run's own)
+    comes at its last turn. An invalid action costs `invalid_cost`.
+    """
+    paid_T = np.array([turn.reward for turn in episode.turns], np.float64)
+    if reward != "return" or PAID in episode.meta:
+        paid_T = np.zeros(episode.depth)
+        paid_T[-1:] = episode_reward(episode, reward)
+    invalid_T = np.array([not turn.verdict.valid for turn in episode.turns], np.bool_)
+    return paid_T - invalid_cost * invalid_T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 TeacherTopK, StudentTopK, SampledAdvantage      target functions that ask a teacher
 WithReference, WithSequences                    what they add to the targets of another one
 label_logprobs, rows, support_targets           how a batch is put to a scorer, and its answers become columns
+initial_kl                                      how far each token is from the initial policy
 distillation                                    target function and loss of opd, turnopd and tcod
 """
 
@@ -123,6 +124,15 @@ def label_logprobs(scorer: Scorer | None, batch: RolloutBatch, role: str) -> NDA
         raise TargetError(f"this algorithm needs a {role}, and none was given")
     found: NDArray[np.float32] = _stack(scorer.logprobs(*rows(batch)), batch)
     return found
+
+
+def initial_kl(batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
+    """log p - log pi_0 of each label, the k1 estimate of the KL to the initial policy: float64 [N], nats.
+
+    The student is taken before the update: the estimate is a number that rewards subtract, not a loss.
+    """
+    student_N = label_logprobs(scorers.student, batch, "student").astype(np.float64)
+    return student_N - label_logprobs(scorers.reference, batch, "reference (the frozen initial policy)")
 
 
 def combined_advantage(

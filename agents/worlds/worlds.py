@@ -76,9 +76,12 @@ class DistillRecipe:
 
 REWARDED: Mapping[str, Mapping[str, Any]] = {
     # long failures would outweigh short successes if every token counted the same
-    "grpo": {"weight": "trajectory", "kl_coef": 0.0},
-    "gigpo": {"weight": "trajectory", "kl_coef": 0.0},
-    "luffy": {"weight": "trajectory"},
+    "grpo": {"grpo": {"weight": "trajectory", "kl_coef": 0.0}},
+    "gigpo": {"gigpo": {"weight": "trajectory", "kl_coef": 0.0}},
+    "rloo": {"rloo": {"weight": "trajectory"}},
+    "reinforce++": {"reinforce_pp": {"weight": "trajectory", "kl_coef": 0.0}},
+    "ppo": {"ppo": {"weight": "trajectory", "critic": {"lr": 1e-3}}},
+    "luffy": {"luffy": {"weight": "trajectory"}},
     "prm-rl": {},
 }
 """Algorithms that learn from rewards alone, and what else than a learning rate of 2e-4 they need in an embedded world:
@@ -147,7 +150,7 @@ class EmbeddedWorld:
         found |= recipe.settings
         if algorithm in REWARDED:
             optimizer |= {"lr": 2e-4, "ppo_epochs": 2, "minibatches": 2}
-            found |= {algorithm.replace("-", "_"): REWARDED[algorithm]} if REWARDED[algorithm] else {}
+            found |= REWARDED[algorithm]
         return {**found, "optimizer": optimizer}
 
     def make_tokenizer(self) -> Any:

@@ -54,9 +54,14 @@ def fields(section: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in items}
 
 
-ROW = re.compile(r'^\| <a id="([a-z0-9-]+)"></a>`\1` \| .+ \| (.+) \|$', flags=re.MULTILINE)
-"""A row of the table of algorithms: name, and the paper in its last cell."""
-ALGORITHMS = {name: f"- Paper: {paper}" for name, paper in ROW.findall(PAGE)}
+def anchor(name: str) -> str:
+    """The anchor of an algorithm's row: its name, in letters that an address may have."""
+    return name.replace("++", "-pp")
+
+
+ROW = re.compile(r'^\| <a id="([a-z0-9-]+)"></a>`([a-z0-9+-]+)` \| .+ \| (.+) \|$', flags=re.MULTILINE)
+"""A row of the table of algorithms: anchor, name, and the paper in its last cell."""
+ALGORITHMS = {place: f"- Paper: {paper}" for place, name, paper in ROW.findall(PAGE) if place == anchor(name)}
 EQUATIONS = sections(PAGE)
 SECTIONS = {**EQUATIONS, **ALGORITHMS}
 DEFINED = dict(re.findall(r"^\[([a-z][a-z0-9-]*)\]: (\S+)$", PAGE, flags=re.MULTILINE))
@@ -252,7 +257,7 @@ def names(path: Path) -> set[str]:
 
 
 def test_every_algorithm_has_its_row() -> None:
-    found = {name: path for path in algorithm_files() for name in names(path)}
+    found = {anchor(name): path for path in algorithm_files() for name in names(path)}
     assert len(found) >= 12
     assert set(ALGORITHMS) == set(found)
     for name, path in found.items():

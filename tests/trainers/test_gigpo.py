@@ -24,10 +24,9 @@ from turngym.trainers.algorithms.gigpo import (
     clusters,
     discounted_returns,
     episode_advantage,
-    turn_rewards,
 )
 from turngym.trainers.batch import pack
-from turngym.trainers.rewards import PAID
+from turngym.trainers.rewards import PAID, turn_rewards
 from turngym.trainers.run import build_trainer
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.targets import TargetError

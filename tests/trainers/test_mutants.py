@@ -32,7 +32,18 @@ from turngym.trainers import (
     train_loop,
     turn_stats,
 )
-from turngym.trainers.algorithms import gigpo, judge_targets, kd_reward, luffy, prm_opd, tcod, turnopd
+from turngym.trainers.algorithms import (
+    gigpo,
+    judge_targets,
+    kd_reward,
+    luffy,
+    ppo,
+    prm_opd,
+    reinforce_pp,
+    rloo,
+    tcod,
+    turnopd,
+)
 from turngym.trainers.contrib import (
     agent_opsd,
     atod,
@@ -77,10 +88,13 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     token_weights: ("token_weights",),
     targets: ("targets", "combined"),
     group_advantage: ("targets", "group_advantages", "group_filter"),
-    returns: ("returns",),
-    rewards: ("targets", "group_filter"),
+    returns: ("returns", "ppo"),
+    rewards: ("targets", "group_filter", "gigpo"),
     kd_reward: ("teacher_reward",),
     gigpo: ("gigpo",),
+    rloo: ("rloo",),
+    reinforce_pp: ("reinforce_pp",),
+    ppo: ("ppo",),
     sage_opd: ("intervention",),
     grpo_opd: (
         "turn_reweighting",
@@ -148,6 +162,7 @@ ELSEWHERE = (
 WITH_MODELS = {
     "packing": "packed_|a_run|the_loop|models_whose|auto_leaves",
     "gigpo": "the_rollout_notes|out_of_range",
+    **dict.fromkeys(("rloo", "reinforce_pp", "ppo"), "two_steps_move"),
     "tails": "a_sure_teacher",
     "loopstop": "a_run_leaves|out_of_range",
     "lr_suits": "recipes_of_the_worlds|a_run_says",

@@ -20,9 +20,12 @@ from turngym.trainers.algorithms import (
     luffy,
     opd,
     opd_hints,
+    ppo,
     ppo_kd,
     prm_opd,
     prm_rl,
+    reinforce_pp,
+    rloo,
     sft,
     tcod,
     turnopd,
@@ -36,7 +39,9 @@ from turngym.trainers.algorithms.kd_reward import (
     TeacherReward,
 )
 from turngym.trainers.algorithms.luffy import PrefixSchedule
+from turngym.trainers.algorithms.ppo import CriticBaseline
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted
+from turngym.trainers.algorithms.rloo import LeaveOneOut
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.contrib import agent_opsd, atod, grpo_opd, guided_opd, opid, rlsd, sage_opd, sdar, skill_sd
@@ -90,7 +95,10 @@ GRPO_OPD = with_run(grpo_opd, grpo_opd.GrpoOpdConfig)
 GUIDED = with_both(guided_opd, guided_opd.GuidedOpdConfig)
 ATOD = with_run(atod, atod.AtodConfig)
 SAGE = with_both(sage_opd, sage_opd.SageOpdConfig)
-PPO = with_run(ppo_kd, ppo_kd.PpoKdConfig)
+RLOO = with_run(rloo, rloo.RlooConfig)
+REINFORCE_PP = with_run(reinforce_pp, reinforce_pp.ReinforcePpConfig)
+PPO = with_run(ppo, ppo.PpoConfig)
+PPO_KD = with_run(ppo_kd, ppo_kd.PpoKdConfig)
 LUFFY = with_run(luffy, luffy.LuffyConfig)
 PRM = with_run(prm_rl, prm_rl.PrmRlConfig)
 SFT = with_run(sft, sft.SftConfig)
@@ -100,6 +108,7 @@ RLSD = with_run(rlsd, rlsd.RlsdConfig)
 SKILL_SD = with_run(skill_sd, skill_sd.SkillSdConfig)
 OPID = with_run(opid, opid.OpidConfig)
 AGENT_OPSD = with_run(agent_opsd, agent_opsd.AgentOpsdConfig)
+REWARDED = (GRPO, GIGPO, RLOO, REINFORCE_PP, PPO)
 TOLD = (SDAR, RLSD, SKILL_SD, OPID, AGENT_OPSD)
 HINTS = with_both(opd_hints, opd_hints.OpdHintsConfig)
 PRM_OPD = with_both(prm_opd, prm_opd.PrmOpdConfig)
@@ -237,22 +246,45 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (KD, "kl", "k1", "token_loss", kl_k1),
     (KD, "teacher_mix", 0.2, "target_fn.share", 0.2),
     (KD, "teacher_mix", 0.2, "teacher_mix", 0.2),
-    # ppo-kd
-    (PPO, "teacher_coef", 0.4, "target_fn", TeacherReward(coef=0.4)),
-    (PPO, "student_entropy", True, "target_fn", TeacherReward(student_entropy=True)),
-    (PPO, "env_coef", 0.7, "target_fn.env_coef", ITSELF),
-    (PPO, "gamma", 0.9, "target_fn.gamma", ITSELF),
-    (PPO, "lam", 0.8, "target_fn.lam", ITSELF),
-    (PPO, "whiten", "population", "target_fn.whiten", ITSELF),
-    (PPO, "bootstrap", False, "target_fn.bootstrap", ITSELF),
-    (PPO, "advantage", "minillm", "target_fn", MiniLlmAdvantage(reward=TeacherReward(), gamma=1.0)),
-    (PPO, "advantage", "minillm", "critic", None),
+    # rloo, reinforce++, ppo
+    (RLOO, "n", 5, "group", ITSELF),
+    (RLOO, "n", 5, "select", ComparableGroups(spread=False)),
+    (RLOO, "reward", "success", "target_fn", LeaveOneOut(reward="success")),
+    (RLOO, "kl_coef", 0.3, "target_fn", LeaveOneOut(kl_coef=0.3)),
+    (RLOO, "kl_coef", 0.3, "needs_reference", True),
+    (REINFORCE_PP, "n", 5, "group", ITSELF),
+    (REINFORCE_PP, "n", 5, "select", ComparableGroups(spread=False)),
+    (REINFORCE_PP, "n", 5, "target_fn.baseline", True),
+    (REINFORCE_PP, "reward", "score", "target_fn.reward", ITSELF),
+    (REINFORCE_PP, "kl_coef", 0.3, "target_fn.kl_coef", ITSELF),
+    (REINFORCE_PP, "kl_coef", 0.0, "needs_reference", False),
+    (PPO, "reward", "score", "target_fn", CriticBaseline(reward="score")),
+    (PPO, "paid", "turn", "target_fn", CriticBaseline(paid="turn")),
+    (PPO, "gamma", 0.9, "target_fn", CriticBaseline(gamma=0.9)),
+    (PPO, "lam", 0.8, "target_fn", CriticBaseline(lam=0.8)),
+    (PPO, "bootstrap", True, "target_fn", CriticBaseline(bootstrap=True)),
     (PPO, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),
+    (PPO, "kl_coef", 0.4, "target_fn", CriticBaseline()),
     (PPO, "kl_coef", 0.4, "needs_reference", True),
     (PPO, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
-    (PPO, "entropy_coef", 0.0, "entropy_gradient", False),
-    (PPO, "teacher_mix", 0.3, "target_fn.share", 0.3),
+    (PPO, "entropy_coef", 0.07, "entropy_gradient", True),
     (PPO, "critic", CriticConfig(lr=0.5, clip=None), "critic", ITSELF),
+    # ppo-kd
+    (PPO_KD, "teacher_coef", 0.4, "target_fn", TeacherReward(coef=0.4)),
+    (PPO_KD, "student_entropy", True, "target_fn", TeacherReward(student_entropy=True)),
+    (PPO_KD, "env_coef", 0.7, "target_fn.env_coef", ITSELF),
+    (PPO_KD, "gamma", 0.9, "target_fn.gamma", ITSELF),
+    (PPO_KD, "lam", 0.8, "target_fn.lam", ITSELF),
+    (PPO_KD, "whiten", "population", "target_fn.whiten", ITSELF),
+    (PPO_KD, "bootstrap", False, "target_fn.bootstrap", ITSELF),
+    (PPO_KD, "advantage", "minillm", "target_fn", MiniLlmAdvantage(reward=TeacherReward(), gamma=1.0)),
+    (PPO_KD, "advantage", "minillm", "critic", None),
+    (PPO_KD, "kl_coef", 0.4, "token_loss.kl_coef", ITSELF),
+    (PPO_KD, "kl_coef", 0.4, "needs_reference", True),
+    (PPO_KD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
+    (PPO_KD, "entropy_coef", 0.0, "entropy_gradient", False),
+    (PPO_KD, "teacher_mix", 0.3, "target_fn.share", 0.3),
+    (PPO_KD, "critic", CriticConfig(lr=0.5, clip=None), "critic", ITSELF),
     # luffy
     (LUFFY, "n", 5, "group", ITSELF),
     (LUFFY, "prefix", PREFIX, "prefix", ITSELF),
@@ -420,7 +452,7 @@ def test_an_option_arrives_nowhere_else(build: Build, option: str, value: Any) -
     assert changed <= named | SEVERAL.get(option, set()) | {"settings"}
 
 
-@pytest.mark.parametrize("build", [GRPO, GIGPO, GRPO_OPD, ATOD, KD, PPO, PRM, HINTS, RLSD, OPID, AGENT_OPSD])
+@pytest.mark.parametrize("build", [*REWARDED, GRPO_OPD, ATOD, KD, PPO_KD, PRM, HINTS, RLSD, OPID, AGENT_OPSD])
 def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
     loss = build(clip=(0.15, 0.35)).token_loss
     assert isinstance(loss, PolicyGradient)
@@ -438,7 +470,7 @@ def test_the_clip_of_the_sampled_form() -> None:
         (lambda weight: opd.build(opd.OpdConfig(weight=weight), BuildContext(run=RUN)), ("trajectory", "turn_mean")),
         *(
             (build, ("trajectory", "token_mean", "turn_mean"))
-            for build in (GRPO, GIGPO, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS, *TOLD)
+            for build in (*REWARDED, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS, *TOLD)
         ),
     ],
 )
@@ -501,18 +533,37 @@ def test_the_dual_clip_is_on_where_episodes_may_be_stale(more: dict[str, Any], b
 
 
 def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:
-    own: Any = PPO(advantage="minillm", gamma=0.9, env_coef=0.5, whiten="none", student_entropy=True, teacher_coef=2.0)
+    own: Any = PPO_KD(
+        advantage="minillm", gamma=0.9, env_coef=0.5, whiten="none", student_entropy=True, teacher_coef=2.0
+    )
     reward = TeacherReward(coef=2.0, student_entropy=True)
     assert own.target_fn == MiniLlmAdvantage(reward=reward, env_coef=0.5, gamma=0.9, whiten="none")
-    assert PPO(advantage="minillm", teacher_mix=0.2).target_fn.share == 0.2  # type: ignore[attr-defined]
+    assert PPO_KD(advantage="minillm", teacher_mix=0.2).target_fn.share == 0.2  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="teacher_coef is 0"):
-        PPO(advantage="minillm", teacher_coef=0.0, env_coef=1.0)
+        PPO_KD(advantage="minillm", teacher_coef=0.0, env_coef=1.0)
     with pytest.raises(ConfigError, match=r"in_reward is 0\.5; it needs advantage=gae"):
         ppo_kd.WITH_TEXT.build(ppo_kd.PpoKdConfig(advantage="minillm"), with_text(tmp_path, in_reward=0.5))
 
 
 def test_the_depth_is_the_runs() -> None:
-    for build in (SFT, OPD, GUIDED, SAGE, ATOD, GRPO, GIGPO, GRPO_OPD, KD, PPO, LUFFY, PRM, HINTS):
+    for build in (
+        SFT,
+        OPD,
+        GUIDED,
+        SAGE,
+        ATOD,
+        GRPO,
+        GIGPO,
+        GRPO_OPD,
+        KD,
+        RLOO,
+        REINFORCE_PP,
+        PPO,
+        PPO_KD,
+        LUFFY,
+        PRM,
+        HINTS,
+    ):
         assert build().depth == FixedDepth(h_max=17)
 
 

@@ -23,7 +23,7 @@ GIVEN = """
 VALUES = dict(words.split(maxsplit=1) for words in GIVEN.split(";"))
 """What an option is given where the page names no value and it takes no single fraction."""
 PAIRS = ("clip",)
-FLAGS = ("no-", "share")
+FLAGS = ("no-", "share", "bootstrap")
 
 
 def command(option: str) -> list[str]:

@@ -20,7 +20,7 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, F
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.rewards import PAID, Reward, episode_reward
+from turngym.trainers.rewards import Reward, turn_rewards
 from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_weights import WEIGHTS
@@ -29,20 +29,6 @@ FloatT = NDArray[np.float64]
 IntT = NDArray[np.int64]
 Anchor = Literal["observation", "state"]
 Scale = Literal["none", "std"]
-
-
-def turn_rewards(episode: Episode, reward: Reward = "return", invalid_cost: float = 0.0) -> FloatT:
-    """What each turn of `episode` was paid: float64 [T], in units of reward.
-
-    `return`: what the environment paid for it. A reward of the whole episode (its success, its score, or the run's own)
-    comes at its last turn. An invalid action costs `invalid_cost`.
-    """
-    paid_T = np.array([turn.reward for turn in episode.turns], np.float64)
-    if reward != "return" or PAID in episode.meta:
-        paid_T = np.zeros(episode.depth)
-        paid_T[-1:] = episode_reward(episode, reward)
-    invalid_T = np.array([not turn.verdict.valid for turn in episode.turns], np.bool_)
-    return paid_T - invalid_cost * invalid_T
 
 
 def discounted_returns(reward_T: FloatT, gamma: float) -> FloatT:

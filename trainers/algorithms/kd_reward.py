@@ -15,7 +15,7 @@ from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT
-from turngym.trainers.returns import Whitening, at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.returns import Whitening, against_critic, at_last_token, minillm_returns, whiten
 from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.targets import TargetError, label_logprobs
 
@@ -97,8 +97,6 @@ class CriticAdvantage:
     text_coef: float = 0.0
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        if scorers.critic is None:
-            raise TargetError("this algorithm needs a critic, and none was given")
         reward_N, teacher_logp_N = (
             (np.zeros(batch.tokens), None) if self.reward is None else self.reward(batch, scorers)
         )
@@ -107,19 +105,17 @@ class CriticAdvantage:
             log["term/lpt"] = self.text(scorers.student, scorers.step)
             once_E = once_E - self.text_coef * log["term/lpt"]
         reward_N = reward_N + at_last_token(once_E, batch.episode_N)
-        value_N = scorers.critic(batch)
-        cut_E = np.array([self.bootstrap and episodes[source].status.is_cut for source in batch.source_E], np.bool_)
-        advantage_N, return_N = gae(
-            reward_N, value_N.astype(np.float64), batch.episode_N, gamma=self.gamma, lam=self.lam, cut_E=cut_E
+        found = against_critic(
+            reward_N,
+            batch,
+            episodes,
+            scorers,
+            gamma=self.gamma,
+            lam=self.lam,
+            bootstrap=self.bootstrap,
+            whitening=self.whiten,
         )
-        return Targets(
-            advantage_N=whiten(advantage_N, self.whiten).astype(np.float32),
-            return_N=return_N.astype(np.float32),
-            value_N=value_N,
-            label_logp_N=teacher_logp_N,
-            reward=reward_N,
-            log=log,
-        )
+        return replace(found, label_logp_N=teacher_logp_N, log=log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,4 @@
-"""Leave-one-out policy gradient, as docs/write_an_algorithm.md explains it: an algorithm in one file.
-
-The advantage is RLOO's: Ahmadian et al., "Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from
-Human Feedback in LLMs", https://arxiv.org/abs/2402.14740. The clipped importance weight is CISPO's: MiniMax,
-"MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", https://arxiv.org/abs/2506.13585.
-"""
+"""Leave-one-out policy gradient, as docs/write_an_algorithm.md explains it: an algorithm in one file."""
 
 from __future__ import annotations
 
@@ -42,13 +37,9 @@ class LooConfig:
 
 def leave_one_out(reward_E: NDArray[np.float64], group_E: NDArray[np.int64]) -> NDArray[np.float64]:
     """b_j = mean of the rewards of the other episodes of j's group, float64 [E]; an only episode is its own."""
-    baseline_E = reward_E.copy()
-    for group in np.unique(group_E):
-        members = group_E == group
-        count = int(members.sum())
-        if count > 1:
-            baseline_E[members] = (reward_E[members].sum() - reward_E[members]) / (count - 1)
-    return baseline_E
+    alike_EE = group_E[:, None] == group_E
+    others_E = alike_EE.sum(1) - 1
+    return np.where(others_E > 0, (alike_EE @ reward_E - reward_E) / np.maximum(others_E, 1), reward_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +73,7 @@ class ClippedImportance:
 
 
 def build(config: LooConfig, context: BuildContext) -> Algorithm:
-    """The parts put together; every name in the frozen result is read by the training loop, none by its own name."""
+    """The parts put together."""
     return Algorithm(
         name="loo",
         depth=FixedDepth(h_max=context.run.full_depth),
