@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_runs import break_off, save_tiny, untimed, with_file
 
-from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.core.errors import TurngymError
 from turngym.core.trace import read_trace
@@ -101,7 +101,7 @@ def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None
         with pytest.raises(TurngymError, match=text):
             train.main(command(model, tmp_path / "run", "prm-rl", "--judge", name))
     with pytest.raises(TurngymError, match="holds no model"):
-        make_judge(JudgeOptions(judge=f"model:{tmp_path}"), "score", WORDS, make_env=lambda: None)
+        make_judge(judge_of(f"model:{tmp_path}"), "score", WORDS, make_env=lambda: None)
     with pytest.raises(TurngymError, match=r"all 12 votes .*127.0.0.1:1"):
         train.main(
             command(model, tmp_path / "away", "prm-rl", "--judge", "http://127.0.0.1:1/v1", "--judge-votes", "1")
