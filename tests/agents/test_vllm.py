@@ -393,9 +393,7 @@ def test_a_server_without_the_routes_for_weights(server: Any, opened: Any, tmp_p
 
     server.dev = False
     with pytest.raises(ServerError, match="VLLM_SERVER_DEV_MODE=1"):
-        train_policy(
-            ServersOf(policy_server=server.url), Student(), fake.SizedWords(), 60, tmp_path, weights=Weights()
-        )
+        train_policy(ServersOf(policy_server=server.url), Student(), fake.SizedWords(), 60, tmp_path, weights=Weights())
     server.dev = True
     options = ServersOf(policy_server=server.url, weight_sync=Gloo())
     with pytest.raises(SyncError, match="vLLM takes weights from the disk or by nccl"):

@@ -102,9 +102,7 @@ def test_a_student_named_as_on_the_hub_is_the_base_and_known_by_its_weights(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "model_folder", lambda named, weights=True: proxy_run.STUDENT)
-    config = proxy_run.options(
-        tmp_path, student=Path("some-org/tiny"), lora={"rank": 4}, proxy={"max_waiting": 8}
-    )
+    config = proxy_run.options(tmp_path, student=Path("some-org/tiny"), lora={"rank": 4}, proxy={"max_waiting": 8})
     served = start(config)
     trainer = served.training.trainer
     assert trainer.model.peft_config["default"].base_model_name_or_path == str(proxy_run.STUDENT)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
 from turngym.core.outgoing import LoopThread

@@ -7,8 +7,8 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
 from turngym.core.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judge_votes import judged
