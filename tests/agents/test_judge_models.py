@@ -231,7 +231,7 @@ def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
     with pytest.raises(TurngymError, match=r"--judge 'http://127\.0\.0\.1:0' has a port"):
         HttpJudge(options=judge_of("http://127.0.0.1:0"))
     for name in ("judge_votes", "judge_parallel", "judge_tries"):
-        with pytest.raises(SpecError, match=f"{name} is 0; .*at least 1"):
+        with pytest.raises(SpecError, match=rf"{name} is 0; .*at least 1"):
             judge_of("http://127.0.0.1:1/v1", **{name: 0})
 
 

@@ -68,7 +68,7 @@ def test_staleness_reaches_the_loss_and_the_buffer(tmp_path: Path) -> None:
     assert training.trainer.algorithm is training.algorithm
     training.stop()
     service.close()
-    with pytest.raises(SpecError, match="staleness is -1; .*at least 0"):
+    with pytest.raises(SpecError, match=r"staleness is -1; .*at least 0"):
         options(tmp_path, staleness=-1)
 
 
@@ -208,7 +208,7 @@ def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None
     ("more", "text"),
     [
         ({"host": "0.0.0.0"}, "set a key in TURNGYM_PROXY_KEY"),
-        ({"batch_turns": 0}, "batch_turns is 0; .*at least 1"),
+        ({"batch_turns": 0}, r"batch_turns is 0; .*at least 1"),
         ({"judge": "rules"}, "judges are: auto, words, model:FOLDER"),
         ({"judge": "orakel"}, "unknown judge"),
         ({"algorithm": "opd"}, "name its folder with --teacher"),
