@@ -11,6 +11,6 @@ set -eu
 RESULTS=${RESULTS:-results/proxy-opd-hints}
 mkdir -p "$RESULTS"
 exec turngym serve proxy --algorithm opd-hints --student "$STUDENT" --out "$RESULTS" \
-    --judge "${JUDGE:-auto}" --judge-votes 3 --judge-temperature 0.6 \
+    ${JUDGE:+--judge "$JUDGE" --judge-votes 3 --judge-temperature 0.6} \
     --opd-hints.clip 0.2 0.28 --opd-hints.kl-coef 0.02 --opd-hints.entropy-coef 0 \
     --batch-turns 16 --run.temperature 1.0 --optimizer.lr "${LR:-1e-6}" "$@"

@@ -10,6 +10,6 @@ set -eu
 RESULTS=${RESULTS:-results/proxy-prm-rl}
 mkdir -p "$RESULTS"
 exec turngym serve proxy --algorithm prm-rl --student "$STUDENT" --out "$RESULTS" \
-    --judge "${JUDGE:-auto}" --judge-votes 3 --judge-temperature 0.6 \
+    ${JUDGE:+--judge "$JUDGE" --judge-votes 3 --judge-temperature 0.6} \
     --prm-rl.clip 0.2 0.28 --prm-rl.kl-coef 0.02 --prm-rl.entropy-coef 0 \
     --batch-turns 16 --run.temperature 1.0 --optimizer.lr "${LR:-1e-6}" "$@"

@@ -18,7 +18,7 @@ from turngym.agents.servers.canary import Canary, CanaryError
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.server_connection import WrongWeights
-from turngym.agents.servers.server_options import TrainServers
+from turngym.agents.servers.server_options import ServersOf
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.scorer import ModelWeights
 
@@ -198,7 +198,7 @@ def test_weights_of_somebody_else_are_refused_by_their_name(kind: Any, opened: A
 def test_after_the_start_and_after_every_sync(kind: Any, tmp_path: Any) -> None:
     model = make_model()
     with computing(kind, model) as server:
-        options = TrainServers(policy_server=server.url)
+        options = ServersOf(policy_server=server.url)
         engine = train_policy(options, model, fake.SizedWords(), 60, tmp_path, weights=ModelWeights(model))
         engine.generate([fake.ask(3, 4)])
         server.network = copy.deepcopy(model)

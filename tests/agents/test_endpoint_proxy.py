@@ -20,7 +20,6 @@ from turngym.agents import EvalResult, evaluate
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.models import load_model
 from turngym.agents.proxy.app import create_app
-from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving import DrainingServer
 from turngym.agents.worlds import load_world
@@ -28,7 +27,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.trace import read_trace
 from turngym.scripts.serve_proxy import proxy_front
 from turngym.trainers.batch import pack
-from turngym.trainers.live.proxy_options import ServeProxy
+from turngym.trainers.live.proxy_options import proxy_config
 from turngym.trainers.live.run import build
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import rows
@@ -40,9 +39,9 @@ PANEL: dict[str, Any] = {"limit": 4, "samples": 1, "progress": False}
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a proxy that serves the tiny student and only records."""
-    options: dict[str, Any] = {"student": STUDENT, "train": False, "device": "cpu", "threads": 1}
-    settings = ProxySettings(max_waiting=8, name="tiny")
-    service, _ = build(ServeProxy(out=tmp_path_factory.mktemp("proxy"), proxy=settings, **options))
+    settings = {"student": STUDENT, "out": tmp_path_factory.mktemp("proxy"), "device": "cpu", "threads": 1}
+    settings["proxy"] = {"max_waiting": 8, "name": "tiny"}
+    service, _ = build(proxy_config(None, [("test", settings)]))
     server = DrainingServer(proxy_front(create_app(service, keys=ClientKeys({"": "sesame"}))), port=0)
     with running(server) as address:
         yield address

@@ -14,15 +14,15 @@ import pytest
 from servers import Answer, JsonServer
 
 from turngym.agents import models
-from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
+from turngym.agents.judges.judge_settings import AnyJudge, judge_of
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
-from turngym.core.settings import SettingsError
+from turngym.core.spec import SpecError
 
 
 @pytest.fixture(autouse=True)
@@ -169,9 +169,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def remote(endpoint: Endpoint, **more: Any) -> HttpJudge:
-    return HttpJudge(
-        options=JudgeOptions(judge=endpoint.url, **{f"judge_{name}": value for name, value in more.items()})
-    )
+    return HttpJudge(options=judge_of(endpoint.url, **{f"judge_{name}": value for name, value in more.items()}))  # type: ignore[arg-type]
 
 
 def test_each_vote_is_one_request_with_a_seed_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,21 +223,36 @@ def test_rubbish_is_a_failed_vote(endpoint: Endpoint, rubbish: Any) -> None:
 
 
 def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
-    judge = HttpJudge(options=JudgeOptions(judge="http://127.0.0.1:1/v1", judge_votes=2))
+    judge = HttpJudge(options=judge_of("http://127.0.0.1:1/v1", judge_votes=2))
     [found] = judge.judge([ask()])
     assert found.votes == (None, None)
     assert "connection refused" in found.error
     assert judge.judge([]) == []
     with pytest.raises(TurngymError, match=r"--judge 'http://127\.0\.0\.1:0' has a port"):
-        HttpJudge(options=JudgeOptions(judge="http://127.0.0.1:0"))
+        HttpJudge(options=judge_of("http://127.0.0.1:0"))
     for name in ("judge_votes", "judge_parallel", "judge_tries"):
-        with pytest.raises(SettingsError, match=f"{name} is 0; valid: at least 1"):
-            JudgeOptions(**{name: 0})
+        with pytest.raises(SpecError, match=rf"{name} is 0; .*at least 1"):
+            judge_of("http://127.0.0.1:1/v1", **{name: 0})
 
 
 def test_sampling_defaults_are_the_documented_ones(voter: Voter) -> None:
     judge = local(voter)
     assert (judge.votes, judge.sampling) == (3, Sampling(temperature=0.6, max_new_tokens=1024))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "owners"),
+    [
+        ("rules", "judge_votes", "model or url or own"),
+        ("expert", "judge_temperature", "model or url or own"),
+        ("model:folder", "judge_timeout", "auto or expert or url or own"),
+        ("skills:alfworld", "judge_strict", "auto or expert"),
+        ("outside_judge:Shortest", "judge_parallel", "url"),
+    ],
+)
+def test_a_judge_has_the_settings_of_its_kind_alone(name: str, setting: str, owners: str) -> None:
+    with pytest.raises(SpecError, match=f"{setting} is a setting of judge = {owners};"):
+        judge_of(name, **{setting: 1})
 
 
 CODE = """
@@ -269,26 +282,28 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "outside_judge", raising=False)
 
 
-def made(name: str, kind: Any = "score", **more: Any) -> Any:
-    options = JudgeOptions(judge=name, judge_strict=True, judge_votes=5, judge_temperature=0.25, judge_timeout=7.5)
+VOTES = {"judge_votes": 5, "judge_temperature": 0.25, "judge_timeout": 7.5}
+
+
+def made(options: AnyJudge, kind: Any = "score", **more: Any) -> Any:
     return make_judge(options, kind, ENV_JUDGES, make_env=dict, seed=4, **more)
 
 
 def test_the_built_in_judges() -> None:
-    assert isinstance(made("auto", "score"), RuleJudge)
-    assert isinstance(made("auto", "hint"), ExpertJudge)
-    assert isinstance(made("rules", "hint"), RuleJudge)
-    expert = made("expert", expert="searching")
-    assert isinstance(expert, ExpertJudge)
-    assert (expert.strict, expert.make_env, expert.expert.name, expert.timeout) == (True, dict, "searching", 7.5)
-    http = made("http://127.0.0.1:9/v1")
+    assert isinstance(made(judge_of("auto"), "score"), RuleJudge)
+    assert isinstance(made(judge_of("rules"), "hint"), RuleJudge)
+    for name in ("auto", "expert"):
+        expert = made(judge_of(name, judge_strict=True, judge_timeout=7.5), "hint", expert="searching")
+        assert isinstance(expert, ExpertJudge)
+        assert (expert.strict, expert.make_env, expert.expert.name, expert.timeout) == (True, dict, "searching", 7.5)
+    http = made(judge_of("http://127.0.0.1:9/v1", **VOTES))
     assert isinstance(http, HttpJudge)
     assert (http.options.judge_votes, http.options.judge_temperature, http.seed) == (5, 0.25, 4)
 
 
 @pytest.mark.parametrize("name", ["shortest", "outside_judge:Shortest"])
 def test_a_judge_of_another_package(outside: None, name: str) -> None:
-    judge = made(name, "hint", expert="searching", device="cpu")
+    judge = made(judge_of(name, **VOTES), "hint", expert="searching", device="cpu")
     context = judge.inner.context
     assert isinstance(context, JudgeContext)
     assert (context.kind, context.expert, context.seed, context.device) == ("hint", "searching", 4, "cpu")
@@ -322,24 +337,24 @@ def test_a_judge_named_as_on_the_hub_has_the_settings_of_its_folder(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "turngym.json").write_text('{"max_contxt": 9}')
     monkeypatch.setattr(models, "model_folder", lambda named, weights=True: tmp_path)
-    with pytest.raises(SettingsError, match="max_contxt"):
-        made("model:some-org/judge")
+    with pytest.raises(SpecError, match="max_contxt"):
+        made(judge_of("model:some-org/judge"))
 
 
 def test_judges_that_are_not_there(outside: None) -> None:
     with pytest.raises(PluginError, match=r"judge 'exprt'; .* Did you mean 'expert'"):
-        made("exprt")
+        made(judge_of("exprt"))
     with pytest.raises(PluginError, match="outside_judge has no 'Longest'"):
-        made("outside_judge:Longest")
-    with pytest.raises(TurngymError, match="--judge-repeats is 0"):
-        make_judge(JudgeOptions(judge="expert", judge_repeats=0), "hint", ENV_JUDGES, make_env=dict)
+        made(judge_of("outside_judge:Longest"))
+    with pytest.raises(SpecError, match="judge_repeats is 0"):
+        judge_of("expert", judge_repeats=0)
 
 
 def test_a_key_that_no_header_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line before anything is judged; a judge that is made in Python says so of each vote."""
     secret = "sk-ü-0123456789abcdef"
     monkeypatch.setenv(KEY, secret)
-    options = JudgeOptions(judge="http://127.0.0.1:1/v1", judge_votes=1, judge_tries=1)
+    options = judge_of("http://127.0.0.1:1/v1", judge_votes=1, judge_tries=1)
     with pytest.raises(TurngymError, match=f"the environment variable {KEY} holds no key"):
         make_judge(options, "score", ENV_JUDGES, make_env=dict)
     (found,) = HttpJudge(options=options).judge([ask()])

@@ -36,7 +36,7 @@ from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer  # noqa: E402
 from turngym.trainers.student_sources import played_source  # noqa: E402
-from turngym.trainers.train_config import PlayConfig, RolloutConfig  # noqa: E402  # noqa: E402
+from turngym.trainers.train_config import train_config  # noqa: E402
 
 SIZE: Any = {"turns": 3, "sessions": 4, "temperature": 1.0}
 TOLERANCE = 0.04
@@ -207,7 +207,8 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     seen = []
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
     for asked, name in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
-        config = RolloutConfig(play=PlayConfig(rollout_dtype=asked))
+        given = {"student": folder, "out": tmp_path, "rollout_dtype": asked}
+        config = train_config("grpo", given, "test").rollouts
         env = RunEnv(config=config, info=run, student=StudentPlayer(config, run))
         collect = played_source(env, None)
         engine = collect.player.engine

@@ -32,7 +32,7 @@ from turngym.trainers.panel_evaluation import eval_spec
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.student_sources import played_source
-from turngym.trainers.train_config import PlayConfig, RolloutConfig, train_config
+from turngym.trainers.train_config import PlayConfig, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 ROOT = Path(__file__).resolve().parents[2]
@@ -264,9 +264,8 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
     run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
-    play = PlayConfig(preset="verl-agent", env_kwargs='{"on_invalid": "reject"}')
-    config = RolloutConfig(play=play)
-    env = RunEnv(config=config, info=run, student=StudentPlayer(config, run))
+    settings = config(tmp_path, preset="verl-agent", env_kwargs={"on_invalid": "reject"}).rollouts
+    env = RunEnv(config=settings, info=run, student=StudentPlayer(settings, run))
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
     (episode,) = played_source(env, open_demonstrations(env)[0])(request)
     env.student.close()

@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import HINTS_ONLY, SKILLS, WORDS, make_judge
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
@@ -136,7 +136,7 @@ def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_st
 
 
 def judge(name: str, kind: Any, built_in: Any = ENV_JUDGES) -> Any:
-    return make_judge(JudgeOptions(judge=name), kind, built_in, make_env=lambda: opened("alfworld"))
+    return make_judge(judge_of(name), kind, built_in, make_env=lambda: opened("alfworld"))
 
 
 def test_a_judge_that_cannot_give_what_is_asked_is_refused_before_anything_is_played() -> None:

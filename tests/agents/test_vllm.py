@@ -389,18 +389,16 @@ def test_adapters_are_named_by_every_request(server: Any, opened: Any, tmp_path:
 
 def test_a_server_without_the_routes_for_weights(server: Any, opened: Any, tmp_path: Path) -> None:
     from turngym.agents.servers.open_servers import train_policy
-    from turngym.agents.servers.server_options import TrainServers
+    from turngym.agents.servers.server_options import Gloo, ServersOf
 
     server.dev = False
     with pytest.raises(ServerError, match="VLLM_SERVER_DEV_MODE=1"):
-        train_policy(
-            TrainServers(policy_server=server.url), Student(), fake.SizedWords(), 60, tmp_path, weights=Weights()
-        )
+        train_policy(ServersOf(policy_server=server.url), Student(), fake.SizedWords(), 60, tmp_path, weights=Weights())
     server.dev = True
-    options = TrainServers(policy_server=server.url, weight_sync="gloo")
+    options = ServersOf(policy_server=server.url, weight_sync=Gloo())
     with pytest.raises(SyncError, match="vLLM takes weights from the disk or by nccl"):
         train_policy(options, Student(), fake.SizedWords(), 60, tmp_path, weights=Weights())
-    options = TrainServers(policy_server=server.url, when_busy="retract")
+    options = ServersOf(policy_server=server.url, when_busy="retract")
     server.loads = True
     with pytest.raises(ServerError, match="adapter that it began with"):
         train_policy(options, Student(), fake.SizedWords(), 60, tmp_path, weights=Weights(adapter=True))

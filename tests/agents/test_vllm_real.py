@@ -30,7 +30,7 @@ from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
 from turngym.agents.servers.open_servers import teacher_scorer, train_policy
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import ServerError, ServerSettings
-from turngym.agents.servers.server_options import PolicyServer, TrainServers
+from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.core.trace import read_trace
@@ -85,7 +85,7 @@ def test_answers_have_the_shape_of_the_recorded_ones(url: str) -> None:
 @pytest.mark.parametrize("panel", PANELS)
 def test_greedy_episodes_are_the_local_engines(url: str, tmp_path: Path, panel: str) -> None:
     played = []
-    for name, servers in (("local", ""), ("server", url)):
+    for name, servers in (("local", {}), ("server", {"policy_server": url})):
         evaluate(
             panel,
             f"model:{STUDENT}",
@@ -95,7 +95,7 @@ def test_greedy_episodes_are_the_local_engines(url: str, tmp_path: Path, panel: 
             temperature=0.0,
             max_turns=6,
             workers=0,
-            servers=PolicyServer(policy_server=servers),
+            **servers,
             progress=False,
         )
         played.append(read_trace(tmp_path / name / "trace.jsonl")[0])
@@ -146,7 +146,7 @@ def test_scores_are_the_local_scorers(fleet: Fleet, model: Any, temperature: flo
 
 def test_the_wrong_teacher_is_seen_at_the_start(url: str) -> None:
     tokenizer, load = load_tokenizer(STUDENT), lambda folder: ModelWeights(load_model(folder))
-    options = TrainServers(teacher_server=url)
+    options = TeacherServed(teacher_server=url)
     teacher_scorer(options, STUDENT, tokenizer, 448, 1.0, load)[0].fleet.close()
     with pytest.raises(CanaryError, match=f"from those of the teacher in {TEACHER}"):
         teacher_scorer(options, TEACHER, tokenizer, 448, 1.0, load)
@@ -196,7 +196,7 @@ def shift(model: Any, seed: int) -> None:
 
 def test_a_server_that_is_killed_comes_back_with_the_adapter_of_the_run(url: str, tmp_path: Path) -> None:
     model = adapted()
-    options = TrainServers(policy_server=url, server_deadline=START)
+    options = ServersOf(policy_server=url, server_deadline=START)
     engine = train_policy(options, model, load_tokenizer(STUDENT), None, tmp_path, weights=ModelWeights(model))
     prompt = np.random.default_rng(0).integers(3, 448, 40).astype(np.int32)
     ask = GenerateRequest(session="a", prompt_ids=prompt, sampling=Sampling(max_new_tokens=12), stream=(3,))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from turngym.core.errors import TurngymError
 from turngym.core.spec import (
     KIND,
     Count,
@@ -330,13 +329,13 @@ def test_notes_give_numbers_a_range_also_in_a_union(name: str, word: str, said: 
 def test_a_setting_may_be_a_word_and_needs_what_reads_it() -> None:
     assert [one.name for one in settings_of(Served).values() if one.positional] == ["name"]
     refuse_unread(Place(), "--host", "port", "share")
-    with pytest.raises(TurngymError, match=r"^--loud needs --x, "):
+    with pytest.raises(SpecError, match=r"^loud is True; it needs --x, "):
         refuse_unread(made({"loud": True}), "--x", "loud")
-    with pytest.raises(TurngymError) as caught:
+    with pytest.raises(SpecError) as caught:
         refuse_unread(made({"names": ["https://me:secret@host/", "word " * 99]}), "--x", "names")
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 130
-    with pytest.raises(TurngymError, match=r"--share 0\.7 needs --host"):
+    with pytest.raises(SpecError, match=r"^share is 0\.7; it needs --host"):
         refuse_unread(Place(share=0.7), "--host", "port", "share")
 
 

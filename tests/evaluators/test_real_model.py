@@ -20,10 +20,8 @@ from sglang_server import served_policy
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.servers.server_options import PolicyServer
 from turngym.core.episode import Episode
-from turngym.trainers.live.proxy_options import ServeProxy
+from turngym.trainers.live.proxy_options import proxy_config
 from turngym.trainers.live.run import build
 
 BASE = Path(os.environ.get("TURNGYM_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))
@@ -50,8 +48,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Episode]]:
 @pytest.fixture(scope="module")
 def url(here: list[Episode], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`turngym serve proxy --no-train` with the same model."""
-    out, settings = tmp_path_factory.mktemp("proxy"), ProxySettings(max_waiting=8, name="smollm2")
-    service, _ = build(ServeProxy(student=STUDENT, out=out, proxy=settings, train=False, device="cpu", threads=1))
+    settings = {"student": STUDENT, "out": tmp_path_factory.mktemp("proxy"), "device": "cpu", "threads": 1}
+    settings["proxy"] = {"max_waiting": 8, "name": "smollm2"}
+    service, _ = build(proxy_config(None, [("test", settings)]))
     served = ServedProxy(service)
     yield served.server.url
     served.stop()
@@ -123,8 +122,7 @@ def test_the_sglang_server_draws_the_same_ids(here: list[Episode], tmp_path: Pat
     words = [sys.executable, "-m", "turngym.scripts.main", "model", "merge", str(STUDENT), "--out", str(merged)]
     subprocess.run(words, check=True, capture_output=True)
     with served_policy(merged, tmp_path) as address:
-        servers = PolicyServer(policy_server=address)
-        there = evaluate(PANEL, f"model:{merged}", servers=servers, temperature=0.0, **PLAYED).episodes
+        there = evaluate(PANEL, f"model:{merged}", policy_server=address, temperature=0.0, **PLAYED).episodes
     assert said(there) == said(here)
     for mine in here:
         theirs = next(episode for episode in there if episode.task == mine.task)

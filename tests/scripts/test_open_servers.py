@@ -15,11 +15,12 @@ import torch
 from transformers import Gemma3Config, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from turngym.agents.models import load_tokenizer
+from turngym.agents.play_spec import Servers
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.servers.open_servers import eval_policy, load_outside, teacher_scorer, train_policy
 from turngym.agents.servers.server_connection import ServerError
-from turngym.agents.servers.server_options import PolicyServer, TrainServers
+from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.trainers.scorer import ModelWeights
@@ -72,7 +73,7 @@ def request() -> GenerateRequest:
 
 def test_a_server_plays_with_the_weights_of_a_folder(server: Any, folder: Path) -> None:
     address = server.url.removeprefix("http://")
-    policy = eval_policy(PolicyServer(policy_server=f" {address} ,"), folder, Words(), 20)
+    policy = eval_policy(Servers(policy_server=f" {address} ,"), folder, Words(), 20)
     assert (policy.vocabulary, policy.max_length) == (fake.VOCABULARY, 20)
     assert len(policy.generate([request()])[0].ids) >= 1
     policy.fleet.close()
@@ -83,7 +84,7 @@ def test_a_server_with_other_weights_does_not(server: Any, folder: Path, tmp_pat
     other.mkdir()
     (other / "config.json").write_text(json.dumps(CONFIG))
     (other / "model.safetensors").write_bytes(b"others")
-    options = PolicyServer(policy_server=server.url)
+    options = Servers(policy_server=server.url)
     with pytest.raises(ServerError, match="are meant"):
         eval_policy(options, other, Words(), None)
     (other / "config.json").write_text("{}")
@@ -98,28 +99,28 @@ def write(folder: Path, **config: Any) -> None:
 
 def test_a_language_model_inside_of_another(server: Any, folder: Path, tmp_path: Path) -> None:
     write(folder, text_config=CONFIG)
-    policy = eval_policy(PolicyServer(policy_server=server.url), folder, Words(), None)
+    policy = eval_policy(Servers(policy_server=server.url), folder, Words(), None)
     assert policy.vocabulary == fake.VOCABULARY
     policy.fleet.close()
     write(folder, text_config={**CONFIG, "vocab_size": fake.VOCABULARY - 3})
-    scorer, shared = teacher_scorer(TrainServers(teacher_server=server.url), None, Words(), fake.VOCABULARY, 1.0)
+    scorer, shared = teacher_scorer(TeacherServed(teacher_server=server.url), None, Words(), fake.VOCABULARY, 1.0)
     assert (scorer.vocabulary, shared) == (fake.VOCABULARY - 3, fake.VOCABULARY - 3)
     scorer.fleet.close()
     # as the files of Gemma 3 are
     write(folder, text_config={"model_type": "gemma3_text"})
-    policy = eval_policy(PolicyServer(policy_server=server.url), folder, Words(), None)
+    policy = eval_policy(Servers(policy_server=server.url), folder, Words(), None)
     assert policy.vocabulary == Gemma3TextConfig().vocab_size
     policy.fleet.close()
     write(folder, text_config={"vocab_size": "many"})
     with pytest.raises(ServerError, match="names a vocab_size; it is 'many' there"):
-        teacher_scorer(TrainServers(teacher_server=server.url), None, Words(), fake.VOCABULARY, 1.0)
+        teacher_scorer(TeacherServed(teacher_server=server.url), None, Words(), fake.VOCABULARY, 1.0)
 
 
 def test_a_student_inside_of_another_model(server: Any, tmp_path: Path) -> None:
     inside = {"vocab_size": fake.VOCABULARY, "hidden_size": 16}
     config = Gemma3Config(text_config=inside, architectures=CONFIG["architectures"])
     weights: Any = SimpleNamespace(adapter=None, save=None, scorer=None, rounding=0.0)
-    options = TrainServers(policy_server=server.url)
+    options = ServersOf(policy_server=server.url)
     policy = train_policy(
         options, SimpleNamespace(config=config), Words(), 20, tmp_path / "out", weights=weights, live=True
     )
@@ -158,12 +159,12 @@ def test_an_end_token_that_a_servers_model_lacks(folder: Path) -> None:
 
 def test_a_server_that_ignores_seeds_is_named(server: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.seeded = False
-    eval_policy(PolicyServer(policy_server=server.url), folder, Words(), None).fleet.close()
+    eval_policy(Servers(policy_server=server.url), folder, Words(), None).fleet.close()
     assert "ignores seeds" in capsys.readouterr().out
 
 
 def test_a_teacher_scores_at_temperatures_that_its_server_knows(server: Any, folder: Path) -> None:
-    options = TrainServers(teacher_server=server.url)
+    options = TeacherServed(teacher_server=server.url)
     with pytest.raises(ServerError, match="scores at temperature 1, not at 2"):
         teacher_scorer(options, None, Words(), fake.VOCABULARY, 2.0)
     server.tempers = True
@@ -189,7 +190,7 @@ def test_a_server_that_computes_other_numbers_than_the_trainer(server: Any, tmp_
     )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config).eval()
-    options = TrainServers(policy_server=server.url)
+    options = ServersOf(policy_server=server.url)
     engine = train_policy(options, model, Words(), 20, tmp_path / "out", weights=ModelWeights(model))
     with pytest.raises(ServerError, match=r"57 given ids .*version 0 of the policy"):
         engine.generate([request()])

@@ -17,8 +17,8 @@ from openai_fake import FakeOpenAI, served
 
 import turngym
 from turngym.agents import evaluate
-from turngym.agents.agent_options import JudgeOptions
-from turngym.agents.servers.server_options import TrainServers
+from turngym.agents.judges.judge_settings import judge_of
+from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds import load_world
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
@@ -105,9 +105,11 @@ def test_python_refuses_it_too(tmp_path: Path) -> None:
     with refused:
         gym.make("turngym/Search-v0", retriever=WITH_PASSWORD)
     with refused:
-        JudgeOptions(judge=WITH_PASSWORD)
+        judge_of(WITH_PASSWORD)
     with refused:
-        TrainServers(teacher_server=WITH_PASSWORD)
+        ServersOf(policy_server=WITH_PASSWORD)
+    with refused:
+        TeacherServed(teacher_server=WITH_PASSWORD)
     with refused:
         pytest.importorskip("torch")
         turngym.train("prm-rl", student=STUDENT, out=tmp_path / "t", judge=WITH_PASSWORD)

@@ -23,9 +23,10 @@ torch = pytest.importorskip("torch", reason="training needs turngym[train]")
 import proxy_run  # noqa: E402
 from proxy_run import options, play  # noqa: E402
 
-from turngym.agents.agent_options import JudgeOptions  # noqa: E402
+from turngym.agents.judges.judge_settings import Auto, UrlJudge  # noqa: E402
 from turngym.agents.proxy.turn_records import read_records  # noqa: E402
 from turngym.core.errors import TurngymError  # noqa: E402
+from turngym.core.spec import SpecError  # noqa: E402
 from turngym.core.trace import read_trace  # noqa: E402
 from turngym.scripts import trace  # noqa: E402
 from turngym.scripts.serve_proxy import serve  # noqa: E402
@@ -34,7 +35,6 @@ from turngym.trainers.live.judging import make_session_judge  # noqa: E402
 from turngym.trainers.live.run import _algorithm, build  # noqa: E402
 from turngym.trainers.losses import TruncatedImportance  # noqa: E402
 from turngym.trainers.metrics import read_metrics  # noqa: E402
-from turngym.trainers.run_config import RunConfig  # noqa: E402
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def run() -> Iterator[Any]:
 
 
 def test_the_loss_of_sessions_has_a_dual_clip(tmp_path: Path) -> None:
-    for run, bound in ((RunConfig(), 3.0), (RunConfig(dual_clip=0.0), None)):
-        loss: Any = _algorithm(options(tmp_path, run=run), None).token_loss
+    for more, bound in (({}, 3.0), ({"dual_clip": 0.0}, None)):
+        loss: Any = _algorithm(options(tmp_path, **more), None).token_loss
         assert loss.dual_clip == bound
 
 
@@ -68,8 +68,8 @@ def test_staleness_reaches_the_loss_and_the_buffer(tmp_path: Path) -> None:
     assert training.trainer.algorithm is training.algorithm
     training.stop()
     service.close()
-    with pytest.raises(TurngymError, match="staleness is -1; valid: 0"):
-        _algorithm(options(tmp_path, staleness=-1), None)
+    with pytest.raises(SpecError, match=r"staleness is -1; .*at least 0"):
+        options(tmp_path, staleness=-1)
 
 
 def test_plain_http_trains_and_a_restart_goes_on(run: Any, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_thumbs_are_learned_from_and_every_turn_has_a_fate(
 
 
 def test_the_tiny_policy_streams_what_it_would_have_said_at_once(run: Any, tmp_path: Path) -> None:
-    served = run(options(tmp_path, train=False))
+    served = run(options(tmp_path, None))
     body = {"messages": [{"role": "user", "content": "You are in the middle of a room."}], "seed": 3}
     plain = served.http.post("/chat/completions", json=body).json()
     with served.http.stream("POST", "/chat/completions", json=body | {"stream": True}) as answer:
@@ -194,7 +194,7 @@ def test_the_tiny_policy_streams_what_it_would_have_said_at_once(run: Any, tmp_p
 
 
 def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None:
-    served = run(options(tmp_path, train=False))
+    served = run(options(tmp_path, None))
     texts = {
         served.ask([{"role": "user", "content": "You are in the middle of a room."}], f"s{n}", temperature=0)["content"]
         for n in range(3)
@@ -208,10 +208,14 @@ def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None
     ("more", "text"),
     [
         ({"host": "0.0.0.0"}, "set a key in TURNGYM_PROXY_KEY"),
-        ({"batch_turns": 0}, "needs at least 1"),
-        ({"judging": JudgeOptions(judge="rules")}, "judges are: auto, words, model:FOLDER"),
-        ({"judging": JudgeOptions(judge="orakel")}, "unknown judge"),
+        ({"batch_turns": 0}, r"batch_turns is 0; .*at least 1"),
+        ({"judge": "rules"}, "judges are: auto, words, model:FOLDER"),
+        ({"judge": "orakel"}, "unknown judge"),
         ({"algorithm": "opd"}, "name its folder with --teacher"),
+        ({"importance_cap": 1.5}, r"importance_cap is 1\.5; it needs --staleness"),
+        ({"policy_server": "http://127.0.0.1:9", "swap_wait": 1.0}, r"swap_wait is 1\.0; it needs a model"),
+        ({"algorithm": None, "judge": "words"}, "there is no setting 'judge'"),
+        ({"judge_votes": 2}, "judge_votes is a setting of method.judge = model or url or own"),
     ],
 )
 def test_what_cannot_be_served(tmp_path: Path, more: dict[str, Any], text: str) -> None:
@@ -254,11 +258,14 @@ def test_launch_scripts(tmp_path: Path, name: str) -> None:
     stub.chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "STUDENT": "models/s", "RESULTS": str(tmp_path / "results")}
     script = proxy_run.ROOT / "scripts" / "launch" / name
-    found = subprocess.run([str(script), "--port", "0"], env=env, capture_output=True, text=True, check=True)
-    words = found.stdout.splitlines()
-    assert words[:2] == ["serve", "proxy"]
-    config = proxy.parse(words[2:])
-    assert (config.batch_turns, config.judging.judge_votes, config.port) == (16, 3, 0)
+    url = "http://127.0.0.1:9/v1"
+    for named, judge in (({}, Auto()), ({"JUDGE": url}, UrlJudge(url=url, judge_votes=3, judge_temperature=0.6))):
+        command = [str(script), "--port", "0"]
+        found = subprocess.run(command, env=env | named, capture_output=True, text=True, check=True)
+        words = found.stdout.splitlines()
+        assert words[:2] == ["serve", "proxy"]
+        config: Any = proxy.parse(words[2:])
+        assert (config.batch_turns, config.part("judge"), config.port) == (16, judge, 0)
     assert (tmp_path / "results").is_dir()
     del env["STUDENT"]
     refused = subprocess.run([str(script)], env=env, capture_output=True, text=True, check=False)
@@ -282,20 +289,18 @@ def test_turns_are_judged_while_their_session_goes_on(run: Any, tmp_path: Path) 
 
 
 def test_the_options_of_a_judge_behind_a_url(tmp_path: Path) -> None:
-    judging = JudgeOptions(
-        judge="http://127.0.0.1:9/v1", judge_parallel=12, judge_timeout=7.5, judge_tries=2, judge_votes=4
-    )
-    config = options(tmp_path, judging=judging)
+    judge = {"judge_parallel": 12, "judge_timeout": 7.5, "judge_tries": 2, "judge_votes": 4}
+    config = options(tmp_path, judge="http://127.0.0.1:9/v1", **judge)
     made = make_session_judge(config, _algorithm(config, None), None, 64)  # type: ignore[arg-type]
     assert made is not None
-    judge: Any = made.judge
-    client = judge._client
-    assert (client.parallel, client.deadline, client.retries, judge.options.judge_votes) == (12, 7.5, 1, 4)
+    asks: Any = made.judge
+    client = asks._client
+    assert (client.parallel, client.deadline, client.retries, asks.options.judge_votes) == (12, 7.5, 1, 4)
     assert (made.workers, made.batch) == (3, 1)  # 3 turns with 4 votes each are 12 votes at a time
     words = make_session_judge(options(tmp_path), _algorithm(config, None), None, 64)  # type: ignore[arg-type]
     assert words is not None
     assert (words.workers, words.batch) == (1, 16)
-    both = options(tmp_path, judging=judging, algorithm="prm-opd")
+    both = options(tmp_path, "prm-opd", judge="http://127.0.0.1:9/v1", **judge)
     asked = make_session_judge(both, _algorithm(both, None), None, 64)  # type: ignore[arg-type]
     assert asked is not None
     # two questions with 4 votes each about one turn are 8 of 12

@@ -21,9 +21,7 @@ from sglang_model import ModelServer  # noqa: E402
 
 from turngym.agents.models import load_model  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.servers.server_options import TrainServers  # noqa: E402
-from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.scripts.serve_proxy import serve  # noqa: E402
+from turngym.core.spec import SpecError  # noqa: E402
 from turngym.trainers.live.run import build  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
@@ -68,7 +66,7 @@ def test_turns_during_an_update_have_the_old_weights_and_those_after_it_the_new(
         more: dict[str, Any] = {"serve_from": "auto" if kind == "servers" else kind}
         if kind == "servers":
             server = held.enter_context(ModelServer(folder=proxy_run.STUDENT))
-            more["servers"] = TrainServers(policy_server=server.url, when_busy="retract")
+            more["policy_server"] = server.url
         update = SlowUpdate()
         served = start(proxy_run.options(tmp_path, **more), update)
         held.callback(served.stop_if_running)
@@ -131,15 +129,16 @@ def test_requests_wait_where_the_student_itself_answers(start: Any, tmp_path: Pa
 
 @pytest.mark.long
 def test_auto_takes_a_process_on_the_cpu_and_recording_needs_no_copy(tmp_path: Path) -> None:
-    for train, kind in ((True, "EngineProcess"), (False, "LocalEngine")):
-        service, _ = build(proxy_run.options(tmp_path / str(train), serve_from="auto", train=train))
+    learning = proxy_run.options(tmp_path / "learns", serve_from="auto")
+    for config, kind in ((learning, "EngineProcess"), (proxy_run.options(tmp_path / "records", None), "LocalEngine")):
+        service, _ = build(config)
         assert type(service.engine._policy).__name__ == kind
         service.close()
 
 
 def test_a_wait_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(TurngymError, match=r"--swap-wait is -1\.0"):
-        serve(proxy_run.options(tmp_path, swap_wait=-1.0))
+    with pytest.raises(SpecError, match=r"swap_wait is -1\.0"):
+        proxy_run.options(tmp_path, swap_wait=-1.0)
 
 
 def test_the_patience_of_a_swap_is_the_option(tmp_path: Path) -> None:

@@ -21,15 +21,12 @@ from sglang_model import ModelServer  # noqa: E402
 
 from turngym.agents import models  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
-from turngym.agents.proxy.config import ProxySettings  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
 from turngym.agents.rendering.chat_settings import ChatSettings  # noqa: E402
-from turngym.agents.servers.server_options import TrainServers  # noqa: E402
 from turngym.core.errors import ModelError  # noqa: E402
 from turngym.core.files import weights_hash  # noqa: E402
 from turngym.trainers.checkpoint import latest_model  # noqa: E402
-from turngym.trainers.lora import LoraConfig, merged  # noqa: E402
-from turngym.trainers.run_config import OptimizerConfig  # noqa: E402
+from turngym.trainers.lora import merged  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
 
@@ -58,9 +55,9 @@ def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Pat
         more: dict[str, Any] = {"serve_from": "auto" if kind == "servers" else kind}
         if kind == "servers":
             server = held.enter_context(ModelServer(folder=proxy_run.STUDENT))
-            more["servers"] = TrainServers(policy_server=server.url, when_busy="retract")
+            more["policy_server"] = server.url
         config = proxy_run.options(
-            tmp_path, lora=LoraConfig(rank=4, alpha=8), optimizer=OptimizerConfig(lr=1e-2), batch_turns=4, **more
+            tmp_path, lora={"rank": 4, "alpha": 8}, optimizer={"lr": 1e-2}, batch_turns=4, **more
         )
         served = start(config)
         held.callback(served.stop_if_running)
@@ -91,11 +88,11 @@ def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Pat
 
 
 def test_a_run_with_adapters_goes_on_with_the_same_ones_only(start: Any, tmp_path: Path) -> None:
-    served = start(proxy_run.options(tmp_path, lora=LoraConfig(rank=4), batch_turns=4))
+    served = start(proxy_run.options(tmp_path, lora={"rank": 4}, batch_turns=4))
     proxy_run.play(served.ask, sessions=2, turns=3)
     served.until_step(1)
     served.stop()
-    other = start(proxy_run.options(tmp_path, lora=LoraConfig(rank=8), batch_turns=4))
+    other = start(proxy_run.options(tmp_path, lora={"rank": 8}, batch_turns=4))
     other.training._thread.join(60)
     assert other.training.error.startswith("CheckpointError: ")
     assert "lora" in other.training.error
@@ -105,9 +102,7 @@ def test_a_student_named_as_on_the_hub_is_the_base_and_known_by_its_weights(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "model_folder", lambda named, weights=True: proxy_run.STUDENT)
-    config = proxy_run.options(
-        tmp_path, student=Path("some-org/tiny"), lora=LoraConfig(rank=4), proxy=ProxySettings(max_waiting=8)
-    )
+    config = proxy_run.options(tmp_path, student=Path("some-org/tiny"), lora={"rank": 4}, proxy={"max_waiting": 8})
     served = start(config)
     trainer = served.training.trainer
     assert trainer.model.peft_config["default"].base_model_name_or_path == str(proxy_run.STUDENT)

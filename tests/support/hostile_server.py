@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
 from turngym.core.outgoing import LoopThread
@@ -160,7 +160,7 @@ def ask_endpoint(url: str, loop: LoopThread, seconds: float) -> str:
 
 
 def ask_judge(url: str, loop: LoopThread, seconds: float) -> str:
-    judge = HttpJudge(options=JudgeOptions(judge=url, judge_votes=2, judge_timeout=seconds, judge_tries=1))
+    judge = HttpJudge(options=judge_of(url, judge_votes=2, judge_timeout=seconds, judge_tries=1))
     [found] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
     judge.close()
     return found.error if found.votes == (None, None) else ""

@@ -10,36 +10,33 @@ from proxy_http import ServedProxy
 from servers import until
 
 from turngym.agents.playing.env_maker import env_maker
-from turngym.agents.proxy.config import ProxySettings
-from turngym.trainers.live.proxy_options import ServeProxy
+from turngym.trainers.live.proxy_options import AnyProxy, proxy_config
 from turngym.trainers.live.run import build
-from turngym.trainers.run_config import OptimizerConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 
 
-def options(out: Path, **more: Any) -> ServeProxy:
-    settings: dict[str, Any] = {
-        "student": STUDENT,
-        "out": out,
-        "port": 0,
-        "batch_turns": 6,
-        "device": "cpu",
-        "threads": 1,
-        "serve_from": "copy",
-        "proxy": ProxySettings(max_waiting=8, name="tiny"),
-        "run": RunConfig(steps=100, eval_every=0, tensorboard=False),
-        "optimizer": OptimizerConfig(lr=1e-3),
-        **more,
-    }
-    return ServeProxy(**settings)
+SERVES: dict[str, Any] = {"student": STUDENT, "port": 0, "device": "cpu", "threads": 1}
+LEARNS: dict[str, Any] = {
+    "batch_turns": 6,
+    "serve_from": "copy",
+    "run": {"steps": 100, "tensorboard": False},
+    "optimizer": {"lr": 1e-3},
+}
+
+
+def options(out: Path, algorithm: str | None = "prm-rl", **more: Any) -> Any:
+    """Settings of a proxy over the tiny policy; one without an algorithm only records."""
+    learns = {} if algorithm is None else LEARNS
+    settings = {"out": out, "proxy": {"max_waiting": 8, "name": "tiny"}, **SERVES, **learns, **more}
+    return proxy_config(algorithm, [("test", settings)])
 
 
 class Running(ServedProxy):
     """What `serve` does, in this process and without signals."""
 
-    def __init__(self, config: ServeProxy, before: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, config: AnyProxy, before: Callable[[Any], None] | None = None) -> None:
         self.service, self.training = build(config)
         if before is not None:
             before(self)

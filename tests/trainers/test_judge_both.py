@@ -7,8 +7,8 @@ from typing import Any
 import judged as tools
 import pytest
 
-from turngym.agents.agent_options import JudgeOptions
 from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
 from turngym.core.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judge_votes import judged
@@ -73,6 +73,6 @@ def test_words_answer_both() -> None:
 
 @pytest.mark.parametrize("name", ["rules", "expert", "auto"])
 def test_the_judge_of_a_name_is_asked_twice(name: str) -> None:
-    judge: Any = make_judge(JudgeOptions(judge=name), "both", ENV_JUDGES, make_env=lambda: None)
+    judge: Any = make_judge(judge_of(name), "both", ENV_JUDGES, make_env=lambda: None)
     assert isinstance(judge, BothQuestions)
     assert isinstance(judge.one, RuleJudge) == (name == "rules")

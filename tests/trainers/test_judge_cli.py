@@ -9,9 +9,10 @@ import pytest
 import torch
 from tiny_runs import break_off, save_tiny, untimed, with_file
 
-from turngym.agents.agent_options import JudgeOptions
+from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.core.errors import TurngymError
+from turngym.core.spec import SpecError
 from turngym.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.judge_votes import JudgedSource
@@ -101,7 +102,7 @@ def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None
         with pytest.raises(TurngymError, match=text):
             train.main(command(model, tmp_path / "run", "prm-rl", "--judge", name))
     with pytest.raises(TurngymError, match="holds no model"):
-        make_judge(JudgeOptions(judge=f"model:{tmp_path}"), "score", WORDS, make_env=lambda: None)
+        make_judge(judge_of(f"model:{tmp_path}"), "score", WORDS, make_env=lambda: None)
     with pytest.raises(TurngymError, match=r"all 12 votes .*127.0.0.1:1"):
         train.main(
             command(model, tmp_path / "away", "prm-rl", "--judge", "http://127.0.0.1:1/v1", "--judge-votes", "1")
@@ -114,7 +115,7 @@ def test_when_a_judge_is_given_up_is_an_option_that_a_resumed_run_may_change(mod
     assert isinstance(made.source, JudgedSource)
     assert made.source.unread.limit == 0.25
     assert "judge_unread" not in made.identity["judge"]
-    with pytest.raises(TurngymError, match=r"judge_unread is 1\.5; it must be at most 1"):
+    with pytest.raises(SpecError, match=r"judge_unread is 1\.5; .*at most 1"):
         train.parse(command(model, tmp_path / "run", "prm-rl", "judge_unread = 1.5"))
 
 

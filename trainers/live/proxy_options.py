@@ -14,7 +14,7 @@ from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.core.errors import did_you_mean
-from turngym.core.spec import Count, Layer, NotNegative, Number, Range, Spec, expand, resolve
+from turngym.core.spec import Count, Layer, NotNegative, Number, Range, Spec, expand, refuse_unread, resolve
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig
 from turngym.trainers.train_config import Learns, Method, with_method
@@ -99,10 +99,10 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     """Adapters learn in place of the weights; what answers gets them merged in."""
 
     def __post_init__(self) -> None:
-        if self.importance_cap != 2.0 and self.staleness is None:
-            raise ConfigError("importance_cap needs --staleness, without which nothing reads it")
-        if self.swap_wait != 0.5 and not isinstance(self.engine, Here):
-            raise ConfigError("swap_wait needs a model that answers here (no --policy-server)")
+        if self.staleness is None:
+            refuse_unread(self, "--staleness", "importance_cap")
+        if not isinstance(self.engine, Here):
+            refuse_unread(self, "a model that answers here (no --policy-server)", "swap_wait")
 
     @property
     def loop(self) -> RunConfig:
