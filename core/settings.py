@@ -275,8 +275,7 @@ def _noted_fields(cls: Any, uses: frozenset[str] | None) -> tuple[_Field, ...]:
             continue
         kind = hints[item.name]
         notes = list(_notes(kind))
-        # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
-        flat = bool(item.metadata.get("flat")) or any(getattr(note, "name", None) == "" for note in notes)
+        flat = bool(item.metadata.get("flat"))
         kind = _bare(kind)
         default = item.default
         if item.default_factory is not MISSING and _dataclass(kind) is None:

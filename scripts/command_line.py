@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
@@ -32,22 +32,17 @@ HELP = (tyro.conf.HelptextFromCommentsOff,)
 """For tyro: help is in docstrings, and to look for it in comments too would read every class's source at each call."""
 
 
-def read(kind: Any, argv: Sequence[str], *, prog: str, description: str | None = None, **more: Any) -> Any:
-    """Reads an object of the settings class `kind`, or of one of a union's.
-
-    A path with `~` means the home folder, and a number has a range.
+def read(cls: Any, argv: Sequence[str], *, prog: str, description: str | None = None) -> Any:
+    """Reads an object of the settings class `cls`. A path with `~` means the home folder, and a number has a range.
 
     Args:
-        kind: a settings class, or a union of them.
+        cls: a settings class.
         argv: the words behind the verb.
-        prog: the command, such as `turngym eval`, for its help and errors.
+        prog: the command, such as `turngym serve proxy`, for its help and errors.
         description: what the help says above the options; by default the class's docstring.
-        more: further arguments of `tyro.cli`.
     """
-    for one in get_args(kind) or (kind,):
-        check_lists(settings_of(one) if is_dataclass(one) else (), argv)  # type: ignore[arg-type]
-    found = tyro.cli(kind, args=list(argv), prog=prog, description=description, config=HELP, **more)
-    return checked(found)
+    check_lists(settings_of(cls), argv)
+    return checked(tyro.cli(cls, args=list(argv), prog=prog, description=description, config=HELP))
 
 
 def checked(settings: T, in_file: Collection[str] = ()) -> T:
@@ -136,13 +131,10 @@ def check_lists(settings: Iterable[Setting], words: Sequence[str]) -> None:
         option = flag(setting.key)
         if given[option] < 2 or get_args(setting.type)[1:] != (Ellipsis,):
             continue
-        kind = get_type_hints(setting.group, include_extras=True)[setting.name]
-        # these collect what each of them is given
-        if tyro.conf.UseAppendAction not in getattr(kind, "__metadata__", ()):
-            raise TurngymError(
-                f"{option} is given {given[option]} times, and only the last would be read; valid: once, with all of "
-                f"its values: {option} A B"
-            )
+        raise TurngymError(
+            f"{option} is given {given[option]} times, and only the last would be read; valid: once, with all of its "
+            f"values: {option} A B"
+        )
 
 
 def flag(key: str) -> str:

@@ -174,7 +174,8 @@ class Verb(Generic[T]):
                     taken.append(rest.pop(0))
             known = found.get((kind, setting.path))
             if known is not None and not setting.many:
-                raise TurngymError(f"{option} is given twice ({' '.join([*known[2], *taken])}); valid: once")
+                values = " ".join([*known[2], *taken])
+                raise TurngymError(f"{option} is given twice{f' ({values})' if values else ''}; valid: once")
             found[kind, setting.path] = (option, setting, [*known[2], *taken] if known else taken, off)
         given: dict[Any, dict[str, Any]] = {}
         for (kind, path), (option, setting, words, off) in found.items():

@@ -11,7 +11,7 @@ from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.prompt_templates import NAMES, PromptTemplates, read_templates
 from turngym.core.errors import AgentError
 from turngym.core.files import FILE as SUMS
-from turngym.core.settings import from_table
+from turngym.core.spec import read
 from turngym.core.task import plain_id
 from turngym.core.user_files import read_text
 
@@ -102,7 +102,7 @@ class ChatSettings:
             raise AgentError(f"{path} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise AgentError(f"{path} is a {type(values).__name__}; it must be an object of settings")
-        return from_table(cls, values, str(path))
+        return read(cls, values, str(path))
 
 
 def describe(settings: ChatSettings) -> str:

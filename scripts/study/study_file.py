@@ -39,8 +39,8 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
-from turngym.core.settings import SettingsError, from_table, read_toml
-from turngym.core.spec import flat
+from turngym.core.settings import SettingsError, read_toml
+from turngym.core.spec import flat, read
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
@@ -266,7 +266,7 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
         seeds=seeds,
         baseline=baseline,
         train=train,
-        evaluate=from_table(Evaluate, _table(table, "evaluate", where), f"{where}: evaluate"),
+        evaluate=read(Evaluate, _table(table, "evaluate", where), f"{where}: evaluate"),
         methods=methods,
         starts=starts,
         tables=tables,
