@@ -624,7 +624,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SpecError as error:
         raise SpecError(f"{where}: {error}" if where else str(error)) from None
-    _check_numbers(found, where, cls)
+    _check_numbers(found, where, origins or {}, cls)
     return found
 
 
@@ -651,16 +651,16 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
     return found
 
 
-def _check_numbers(value: Any, where: str, cls: type[Any], path: str = "") -> None:
+def _check_numbers(value: Any, where: str, origins: Mapping[str, str], cls: type[Any], path: str = "") -> None:
     """Raises SpecError for a number that is infinite or not a number, or out of the range that a note gives it."""
     for field in fields_of(type(value)):
         here, item, limits = f"{path}{field.name}", getattr(value, field.name), _range_of(field.type, type(value))
         for one in item if isinstance(item, tuple) else (item,):
             if wanted := _refused(one, limits):
-                name = f"{where}: {short_name(cls, here)}" if where else short_name(cls, here)
+                name = f"{_said_by(origins, here, where)}: {short_name(cls, here)}"
                 raise SpecError(f"{name} is {brief(one, 40)}; valid: {wanted}")
             if isinstance(one, _tables_in(field.type)):
-                _check_numbers(one, where, cls, f"{here}.")
+                _check_numbers(one, where, origins, cls, f"{here}.")
 
 
 def _refused(value: Any, limits: Range | None) -> str:
