@@ -366,6 +366,8 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
                     part = _table_of(one, item, f"{where}: {below}") if one.tables else item
                     put(inner, one.path.removeprefix(f"{setting.path}."), part)
             yield name, setting, inner
+        elif value is None and not setting.optional:
+            continue  # in Python: as if it were not given
         elif setting.free:
             yield name, setting, _free(value, f"{where}: {name}")
         else:

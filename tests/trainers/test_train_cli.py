@@ -157,7 +157,7 @@ def test_a_resumed_run_is_evaluated_as_before_or_for_the_first_time(models: Path
     for changed, said in {
         ("--eval-samples", "2"): r"evaluation\.play\.samples: checkpoint 1, now 2",
         ("--eval-temperature", "0.1"): r"evaluation\.temperature: checkpoint 0\.85, now 0\.1",
-        ("--eval-limit", "2"): r"evaluation\.limit: checkpoint 1, now 2",
+        ("--eval-limit", "2"): r"limit: checkpoint 1, now 2",
         ("--panel", "alfworld-generated-unseen"): r"evaluation\.panel: checkpoint 'alfworld-generated-eval",
     }.items():
         with pytest.raises(TurngymError, match=said):
