@@ -128,6 +128,7 @@ class Verb(Generic[T]):
             print("\n".join(self._help(whole=HELP_ALL in argv)))
             raise SystemExit(0)
         argv, file = pop_option(argv, CONFIG)
+        # a verb of one type may have an option of its own that is called so
         show = self.spec is not None and PRINT in argv
         given = self._given([word for word in argv if not (show and word == PRINT)])
         layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -171,6 +172,7 @@ class Verb(Generic[T]):
                 taken = [value] if equals else []
                 most = 0 if equals else len(rest) if setting.many and not waits else 1
                 while len(taken) < most and rest and not is_option(rest[0]):
+                    # the next word may be one that stands by itself
                     if is_switch(setting) and (off or rest[0] not in (*ON, *OFF)):
                         break
                     taken.append(rest.pop(0))
