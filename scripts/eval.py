@@ -52,7 +52,7 @@ class EvalCall(Spec):
     """Check every task's hash against the panel before anything is played."""
 
 
-VERB = Verb(
+VERB: Verb[EvalCall] = Verb(
     name="turngym eval",
     about=(__doc__ or "").strip(),
     own=EvalCall,

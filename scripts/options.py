@@ -69,7 +69,8 @@ def read_options(
         about: what the help says above the options.
         below: a table whose values hold where neither the command line nor a file says otherwise.
     """
-    return Verb(name=prog, about=about or "", own=cls, below=below or {}).asked(argv).own
+    verb: Verb[T] = Verb(name=prog, about=about or "", own=cls, below=below or {})
+    return verb.asked(argv).own
 
 
 def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *, prog: str, about: str | None) -> int:
@@ -109,7 +110,8 @@ class Verb(Generic[T]):
     """The command, such as `turngym eval`."""
     about: str
     """What it does, in a line; examples may follow."""
-    own: type[T]
+    own: Any
+    """A class of settings, that of `T`."""
     spec: Any = None
     """The type of what is played; None where `own` has everything."""
     first: Sequence[str] = ()
@@ -130,6 +132,7 @@ class Verb(Generic[T]):
             print("\n".join(self._help(whole=HELP_ALL in argv)))
             raise SystemExit(0)
         argv, file = pop_option(argv, CONFIG)
+        # a verb of one type may have an option of its own that is called so
         show = self.spec is not None and PRINT in argv
         given = self.given([word for word in argv if not (show and word == PRINT)])
         layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -138,18 +141,18 @@ class Verb(Generic[T]):
             table = read_toml(file)
             refuse_credentials("", table)
             owned = {name: value for name, value in table.items() if self.spec is None or name in settings_of(self.own)}
-            mine.append(Layer(name=file, table=expand(self.own, owned, file), asked=True))  # type: ignore[type-var]
+            mine.append(Layer(name=file, table=expand(self.own, owned, file), asked=True))
             layers.append((file, {name: value for name, value in table.items() if name not in owned}))
         layers.append((COMMAND_LINE, given.get(self.spec, {})))
-        table = expand(self.own, given.get(self.own, {}), COMMAND_LINE)  # type: ignore[type-var]
-        layers_of_own = [*mine, Layer(name=COMMAND_LINE, table=table, asked=True)]
-        whole = merged([one.table for one in layers_of_own])
+        table = expand(self.own, given.get(self.own, {}), COMMAND_LINE)
+        mine.append(Layer(name=COMMAND_LINE, table=table, asked=True))
+        whole = merged([one.table for one in mine if not callable(one.table)])
         for one in settings_of(self.own).values():
             if _required(self.own, one) and at(whole, one.path) is None:
                 raise TurngymError(
                     f"{one.name.upper() if one.positional else self._option_of(self.own, one)} must be given"
                 )
-        own = resolve(self.own, layers_of_own).spec
+        own: T = resolve(self.own, mine).spec
         _keep_inputs(own)
         return Asked(own=own, layers=layers, show=show)
 
@@ -175,12 +178,14 @@ class Verb(Generic[T]):
                 taken = [value] if equals else []
                 most = 0 if equals else len(rest) if setting.many and not waits else 1
                 while len(taken) < most and rest and not is_option(rest[0]):
+                    # the next word may be one that stands by itself
                     if is_switch(setting) and (off or rest[0] not in (*ON, *OFF)):
                         break
                     taken.append(rest.pop(0))
             known = found.get((kind, setting.path))
             if known is not None and not setting.many:
-                raise TurngymError(f"{option} is given twice ({' '.join([*known[2], *taken])}); valid: once")
+                values = " ".join([*known[2], *taken])
+                raise TurngymError(f"{option} is given twice{f' ({values})' if values else ''}; valid: once")
             found[kind, setting.path] = (option, setting, [*known[2], *taken] if known else taken, off)
         given: dict[Any, dict[str, Any]] = {}
         for (kind, path), (option, setting, words, off) in found.items():
@@ -202,7 +207,7 @@ class Verb(Generic[T]):
                     setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
                         return kind, setting, word != name
-        known = sorted(f"--{one.replace('_', '-')}" for kind in kinds for one in short_names(kind))  # type: ignore[type-var]
+        known = sorted(f"--{one.replace('_', '-')}" for kind in kinds for one in short_names(kind))
         hint = did_you_mean(option, known, cutoff=0.5) or f" `{self.name} {self._all}` lists them."
         raise TurngymError(f"there is no option {option}.{hint}")
 

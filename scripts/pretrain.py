@@ -87,7 +87,8 @@ class AnyOptions:
         samples = max(self.eval_episodes // many, 1)
         more: dict[str, Any] = {"tasks": many, "samples": samples, "seed": asked.seed, "env_kwargs": kwargs}
         # where every task is played, drawing would only change their order
-        more |= {"draw": many < tasks, "progress": False, "threads": 1}
+        more |= {"draw": many < tasks, "progress": False}
+        more |= {"threads": 1} if agent.startswith("model:") else {}
         return score(play_episodes(asked.env_id, agent, **more).episodes)
 
 

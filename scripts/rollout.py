@@ -29,7 +29,7 @@ class RolloutCall(Spec):
     """Add to an existing trace; episodes that it holds (task, sample, seed) are not played again."""
 
 
-VERB = Verb(
+VERB: Verb[RolloutCall] = Verb(
     name="turngym rollout",
     about=(__doc__ or "").strip(),
     own=RolloutCall,

@@ -59,10 +59,10 @@ def test_the_file(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_task_that_is_not_there(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["trace", "picture", str(trace), "--out", str(tmp_path / "a.svg")]
-    assert main([*words, "--task", "none"]) == 2
+    assert main([*words, "--task", "nowhere"]) == 2
     assert main([*words, "--rows", "1"]) == 2
     said = capsys.readouterr().err
-    assert "has no episode of 'none', sample 0" in said
+    assert "has no episode of 'nowhere', sample 0" in said
     assert "--rows is 1; valid: at least 4" in said
 
 
