@@ -32,7 +32,7 @@ import words as word_counts
 
 from turngym.agents.resolve_play import play_asked
 from turngym.envs.panels import list_panels
-from turngym.scripts import bench, command_line, options
+from turngym.scripts import bench, options
 from turngym.scripts import main as command
 from turngym.scripts import serve as serve
 from turngym.scripts.study import main as study
@@ -248,15 +248,15 @@ class Parsed(BaseException):
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What the verb's own option parser has against `words`; None if it takes them, and reads all of them."""
-    real = command_line.checked
 
-    def dry(settings: Any, *more: Any) -> Any:
-        real(settings, *more)
+    def parsed(*_: Any, **__: Any) -> Any:
         raise Parsed
 
-    readers = [command_line, importlib.import_module("turngym.scripts.train")]
-    for module in readers:
-        monkeypatch.setattr(module, "checked", dry)
+    doors = [("turngym.scripts.train", "open_ranks"), ("turngym.scripts.serve_proxy", "serve")]
+    known = [(importlib.import_module(module), name) for module, name in doors]
+    real = [getattr(module, name) for module, name in known]
+    for module, name in known:
+        monkeypatch.setattr(module, name, parsed)
     asked = options.Verb.asked
 
     def typed(verb: Any, argv: Sequence[str]) -> Any:
@@ -273,8 +273,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     except SystemExit as end:
         return None if end.code in (0, None) else f"exit status {end.code}"
     finally:
-        for module in readers:
-            monkeypatch.setattr(module, "checked", real)
+        for (module, name), door in zip(known, real, strict=True):
+            monkeypatch.setattr(module, name, door)
         monkeypatch.setattr(options.Verb, "asked", asked)
     return None if status == 0 else f"status {status}"
 

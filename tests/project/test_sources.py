@@ -191,19 +191,20 @@ def test_functions_exist(name: str) -> None:
 @cache
 def train_options() -> dict[str, Any]:
     """`--name` -> type of every option of `turngym train`; `name` where only a file has it."""
-    from turngym.core.settings import settings_of
-    from turngym.scripts.command_line import flag
+    from turngym.core.spec import settings_of
     from turngym.trainers.algorithm import BUILT_IN
-    from turngym.trainers.train_config import config_class
+    from turngym.trainers.train_config import config_class, option_name
 
     found: dict[str, Any] = {"--algorithm": Literal[tuple(BUILT_IN)]}
     for algorithm in BUILT_IN:
-        for setting in settings_of(config_class(algorithm)):
-            name = setting.key if setting.in_file else flag(setting.key)
-            found[name] = setting.type
-            if setting.type is bool and not setting.in_file:
-                head, _, last = name.removeprefix("--").rpartition(".")
-                found[f"--{head}{'.' if head else ''}no-{last}"] = bool
+        cls = config_class(algorithm)
+        for path, setting in settings_of(cls).items():
+            for name in (option_name(cls, path), path.rpartition(".")[2], path.removeprefix("method.")):
+                option = f"--{name.replace('_', '-')}"
+                found[option] = found[name] = setting.type
+                if setting.type is bool:
+                    head, _, last = option.removeprefix("--").rpartition(".")
+                    found[f"--{head}{'.' if head else ''}no-{last}"] = bool
     return found
 
 

@@ -19,8 +19,8 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError
 from turngym.scripts import main
-from turngym.scripts.command_line import sft_argv
 from turngym.scripts.pretrain import pretrain
+from turngym.scripts.train_argv import sft_argv
 
 WORLD = load_world("alfworld-loops")
 

@@ -11,7 +11,7 @@ import pytest
 
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
-from turngym.trainers.train_config import keys_of, train_config
+from turngym.trainers.train_config import has_setting, train_config
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
@@ -34,13 +34,8 @@ def command(option: str) -> list[str]:
     return [name, *given]
 
 
-KEYS = {algorithm: {*keys_of(algorithm)} for algorithm in BUILT_IN}
-
-
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
-    # here without what they need beside them
-    monkeypatch.setattr("turngym.core.needed.needs_of", lambda cls: ())
     given: dict[str, list[list[str]]] = defaultdict(list)
     for option in OPTIONS:
         name = option.split()[0]
@@ -61,7 +56,6 @@ def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_file_takes_every_setting_that_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.core.needed.needs_of", lambda cls: ())
     for line in LINES:
         key = line.partition(" = ")[0]
         algorithm = owner(key)
@@ -74,4 +68,4 @@ def owner(name: str) -> str:
     """A built-in algorithm that has an option, or a setting of a file."""
     key = name.removeprefix("--").replace("-", "_")
     keys = (key, key.replace(".no_", "."))
-    return [algorithm for algorithm, known in KEYS.items() if known & {*keys}][-1]
+    return [algorithm for algorithm in BUILT_IN if any(has_setting(algorithm, one) for one in keys)][-1]
