@@ -173,7 +173,7 @@ class ChatConfig(Spec):
 
     def applied(self, settings: ChatSettings, env_id: str) -> ChatSettings:
         """`settings` with what is given here on top, for a student that plays `env_id`."""
-        given = {name: value for name, value in to_table(self).items() if value is not None}
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         if self.thinking is not None:
             given["thinking"] = self.thinking == "on"
         return replace(settings, **given | settings.memory_of(self.memory, self.prompts, env_id))
