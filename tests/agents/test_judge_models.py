@@ -23,6 +23,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
 from turngym.core.settings import SettingsError
+from turngym.core.spec import SpecError
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +323,7 @@ def test_a_judge_named_as_on_the_hub_has_the_settings_of_its_folder(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "turngym.json").write_text('{"max_contxt": 9}')
     monkeypatch.setattr(models, "model_folder", lambda named, weights=True: tmp_path)
-    with pytest.raises(SettingsError, match="max_contxt"):
+    with pytest.raises(SpecError, match="max_contxt"):
         made("model:some-org/judge")
 
 
