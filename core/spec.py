@@ -417,7 +417,7 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     base = _base_of(setting.tables[0])
     # a number stands for what its text does: `tasks = 20`
     number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
-    if isinstance(value, str) or number:
+    if isinstance(value, str | Path) or number:
         try:
             return base.table_of(str(value)) if issubclass(base, Spec) else _main_table(base, value)
         except SpecError as error:
