@@ -32,7 +32,7 @@ from turngym.trainers.panel_evaluation import eval_spec
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.student_sources import played_source
-from turngym.trainers.train_config import PlayConfig, train_config
+from turngym.trainers.train_config import train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +195,8 @@ def test_which_limit_an_evaluation_in_training_has() -> None:
 
     def made(panel: Panel, named: str | None, given: dict[str, Any], **run: Any) -> dict[str, Any]:
         info = of_run(**{"max_turns": 50, **run})
-        found = eval_spec(panel, PlayConfig(preset=named), given, info, ChatSettings(), None)
+        played = config(Path(), preset=named, panel=panel.full_name).rollouts
+        found = eval_spec(panel, played, given, info, ChatSettings(), None)
         return make_arguments(found.spec.play)
 
     default = made(panel, None, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -302,6 +303,8 @@ def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
     given = Layer(name="you", table=expand(Served, {"port": 3, "needed": "x"}, "you"), asked=True)
     assert resolve(Served, [given]).spec == Served(place=Place(host="there", port=3), needed=Extra(folder="x"))
     assert settings_of(Served)["place.host"].default == "there"
+    # a path stands for what its text does
+    assert expand(Served, {"needed": Path("x")}, "you") == expand(Served, {"needed": "x"}, "you")
     # of a table that is not there, what it must be given
     with pytest.raises(SpecError, match=r"needed\.folder must be given"):
         resolve(Served, [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import break_off, save_tiny, untimed, with_file
+from tiny_runs import break_off, save_tiny, untimed, with_file, with_options
 
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
@@ -15,6 +15,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.spec import SpecError
 from turngym.core.trace import read_trace
 from turngym.scripts import train
+from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.judge_votes import JudgedSource
 from turngym.trainers.metrics import known_metric
 from turngym.trainers.run import build_trainer
@@ -31,7 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
-    return ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON, *with_file(out.parent, more)]
+    words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON]
+    return with_options(words, *with_file(out.parent, more))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +76,8 @@ def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, 
     whole = untimed(tmp_path / "whole")
     assert untimed(tmp_path / "stopped") == whole
     assert [(row["judge/votes"], row["judge/votes_unread"]) for row in whole] == [(24, 24)] * 2
-    with pytest.raises(TurngymError, match=r"judge"):
-        train.main([*words, "--resume", "--judge-votes", "3"])
+    with pytest.raises(CheckpointError, match=r"judge_votes"):
+        train.main(with_options(words, "--resume", "--judge-votes", "3"))
 
 
 def test_recorded_episodes_are_judged_and_trained_on(model: Path, tmp_path: Path) -> None:
