@@ -41,7 +41,6 @@ from turngym.core.spec import (
     resolve,
     settings_of,
     short_name,
-    short_names,
     to_table,
 )
 from turngym.core.tables import table_text
@@ -211,7 +210,7 @@ class Verb(Generic[T]):
                     setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
                         return kind, setting, word != name
-        known = sorted(f"--{one.replace('_', '-')}" for kind in kinds for one in short_names(kind))
+        known = sorted({self._option_of(kind, one) for kind in kinds for one in settings_of(kind).values()})
         hint = did_you_mean(option, known, cutoff=0.5) or f" `{self.name} {self._all}` lists them."
         raise TurngymError(f"there is no option {option}.{hint}")
 

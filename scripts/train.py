@@ -37,6 +37,7 @@ try:
     from turngym.trainers.progress import updated
     from turngym.trainers.run import DEFAULT, run_training
     from turngym.trainers.train_config import (
+        Method,
         TrainConfig,
         config_class,
         option_name,
@@ -106,8 +107,8 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
         try:
             return require_setting(algorithm, name, where)
         except UnknownSettingError:
-            # not a SpecError, for which the switch `--no-NAME` would be tried
-            if said := who_reads(name):
+            # not a SpecError, for which the switch `--no-NAME` would be tried; the last part of a name may mean much
+            if ("." in name or name in Method.__struct_fields__) and (said := who_reads(name)):
                 option = f"--{name.replace('_', '-')}"
                 raise TurngymError(f"{algorithm} has no option {option}. {said}") from None
             raise

@@ -335,7 +335,7 @@ def advice(failed: RequestFailed, asked: Asked) -> str:
     if _OUTPUT.search(low):
         return "--max-new-tokens asks for fewer."
     if _ORDER.search(low):
-        return "--memory window:8 sends every prompt as one message, and --examples-as text examples inside it."
+        return "--memory window:8 sends every prompt as one message, and --examples.form text examples inside it."
     if asked.tools and "tool" in low:
         return "--channel text writes actions as text, which needs no tools."
     return ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.cores import available_cores
 from turngym.core.errors import TurngymError
-from turngym.core.spec import Range, refuse_unread
+from turngym.core.spec import Range, Unread, needing
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
@@ -97,6 +97,12 @@ class WorkerOptions:
     worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = 600.0
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (`retries`)."""
 
+    def unread(self) -> Unread:
+        if self.executor != "ray":
+            yield from needing("--executor ray", "ray_address", "worker_cpus", "worker_gpus")
+        if self.workers == 0:
+            yield from needing("--workers of 1 or more, or auto", "retries", "worker_timeout")
+
     @classmethod
     def of(cls, workers: int | Literal["auto"] | WorkerOptions) -> WorkerOptions:
         """`workers` itself, or the options of that number of processes on this machine."""
@@ -107,10 +113,6 @@ class WorkerOptions:
             raise TurngymError(f"--workers is {self.workers}; valid: 0 (this process) or more, or auto")
         if not self.step_timeout > 0:
             raise TurngymError(f"--step-timeout is {self.step_timeout:g}; valid: more than 0 seconds")
-        if self.executor != "ray":
-            refuse_unread(self, "--executor ray", "ray_address", "worker_cpus", "worker_gpus")
-        if self.workers == 0:
-            refuse_unread(self, "--workers of 1 or more, or auto", "retries", "worker_timeout")
         # all steps of a round may hang, which takes a worker two limits
         if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
             raise TurngymError(

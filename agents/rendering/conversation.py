@@ -174,7 +174,7 @@ def of_category(groups: Mapping[str, T], category: str) -> T:
     known = sorted(groups.keys() - {""})
     if known and category not in groups:
         raise AgentError(
-            f"--examples-for category: no example is of category {category!r}; there are {', '.join(known)}"
+            f"--examples.shown-for category: no example is of category {category!r}; there are {', '.join(known)}"
         )
     return groups[category if known else ""]
 

@@ -82,7 +82,7 @@ def read_examples(
     """
     if str(path).startswith(PREFIX):
         if form != "auto" or shown_for != "all":
-            raise AgentError(f"--examples {path}: skills have a form of their own; leave out --examples-as and -for")
+            raise AgentError(f"--examples {path}: skills have a form of their own; leave out --form and --shown-for")
         return Examples(skills=read_skills(str(path).removeprefix(PREFIX)))
     path = user_path(path)
     if shown_for == "category" and (form == "text" or path.suffix != TRACE):

@@ -128,7 +128,7 @@ class ChatRenderer:
         except RenderError as error:
             # Mistral's allows no message of the user after the result of a call
             raise RenderError(
-                f"examples cannot be shown as turns, show them as text (--examples-as text): {error}"
+                f"examples cannot be shown as turns, show them as text (--examples.form text): {error}"
             ) from error
 
     def open(self, system: str, observation: str, category: str = "") -> TokenHistory:

@@ -165,7 +165,7 @@ def test_every_family_shows_them_and_goes_on(name: str, channel: str) -> None:
     turns = (("A desk.", spoken.format("look")), ("A lamp.", spoken.format("use lamp")))
     shown = (Example(turns=turns, final="Light."),)
     if (name, channel) == ("mistral", "tool"):
-        with pytest.raises(RenderError, match=r"--examples-as text.* must alternate"):
+        with pytest.raises(RenderError, match=r"--examples.form text.* must alternate"):
             open_renderer(tokenizer, chat, tool, examples=shown)
         return
     renderer = open_renderer(tokenizer, chat, tool, examples=shown)

@@ -78,7 +78,7 @@ def test_the_whole_path_on_a_cpu_and_a_server_beside_it(
 
 
 def test_a_server_without_its_folder_and_a_gpu_that_is_not_there() -> None:
-    with pytest.raises(TurngymError, match=r"--policy-server 127\.0\.0\.1:1 needs --save"):
+    with pytest.raises(TurngymError, match=r"policy_server is '127\.0\.0\.1:1'; it needs --save"):
         main([*TINY, "--policy-server", "127.0.0.1:1"])
     if not torch.cuda.is_available():
         with pytest.raises(TurngymError, match="--device cuda: "):

@@ -39,7 +39,7 @@ STUDENT = str(turngym.load_world("alfworld").checkpoint("student"))
             "unknown agent '/no/folder'. A model in a folder is named as --agent model:/",
         ),
         ("rollout --agent Qwen/Qwen3-0.6B", "A model in a folder is named as --agent model:Qwen/Qwen3-0.6B."),
-        ("rollout --agent none.jsonl", "A trace is replayed as --agent replay:none.jsonl."),
+        ("rollout --agent none.jsonl", "there is no trace file none.jsonl"),
         ("rollout --agent searchin", "Did you mean 'searching'"),
     ],
 )
@@ -51,11 +51,9 @@ def test_a_wrong_word_names_the_right_one(words: str, said: str, capsys: pytest.
 @pytest.mark.parametrize(
     ("option", "meant"),
     [
-        ("--lr", "'--optimizer.lr'"),
         ("--learning_rate", "'--optimizer.lr'"),
         ("--group-size", "'--grpo.n'"),
         ("--batch-size", "'--episodes' or '--slots'"),
-        ("--kl-coef", "'--grpo.kl-coef'"),
         ("--beta", "'--grpo.kl-coef'"),
         ("--max-steps", "'--steps'"),
         ("--output-dir", "'--out'"),
@@ -69,7 +67,7 @@ def test_training_knows_what_other_libraries_call_its_settings(
     pytest.importorskip("torch")
     assert main(["train", "grpo", "--student", "s", "--out", "o", option, "1"]) == 2
     err = capsys.readouterr().err
-    assert f"grpo has no option {option.replace('_', '-')}." in err
+    assert f"no option {option}." in err
     assert meant is None or f". Did you mean {meant}?" in err
 
 
@@ -97,8 +95,8 @@ def test_a_name_of_the_field_is_sought_in_its_order() -> None:
         (lambda: gym.make("turngym/ALFWorld-v0", max_turn=5), "takes no argument 'max_turn'. Did you mean 'max_turns'"),
         (lambda: gym.make("turngym/Search-v0", horizon=5), "takes no argument 'horizon'. Did you mean 'max_turns'"),
         (lambda: turngym.train("opd", student=STUDENT, out=OUT), r"opd distills from a teacher.*in Python teacher="),
-        (lambda: turngym.train("grpo", student="s", out="o", lr=1), r"no setting lr\. Did you mean 'optimizer\.lr'"),
-        (lambda: turngym.train("grpo", student="s", out="o", group_size=1), r"Did you mean 'grpo\.n'"),
+        (lambda: turngym.train("grpo", student="s", out="o", lr="x"), r"lr is 'x'; valid: a number"),
+        (lambda: turngym.train("grpo", student="s", out="o", group_size=1), r"Did you mean 'n'"),
     ],
 )
 def test_python_is_told_in_python(call: Callable[[], Any], said: str) -> None:

@@ -81,7 +81,7 @@ def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
     recipe = replace(world.recipes["skilled"], start="alfworld/teacher", loop_after=5.0, loop_slips=0.25, mistakes=0.75)
     pretrain(world, recipe, tmp_path)
     config = tomllib.loads((tmp_path / "sft" / "config.toml").read_text())
-    assert config["sft"] == {
+    assert config["method"]["sft"] == {
         "weight": "episode_mean",
         "train_on": "both",
         "noise": [0.02, 0.4],
@@ -92,7 +92,8 @@ def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
         "hints": 0.0,
         "told": "",
     }
-    assert (config["seed"], config["expert"], config["max_turns"], config["threads"]) == (2, "searching", 4, 1)
+    assert (config["run"]["seed"], config["method"]["expert"]) == (2, "searching")
+    assert (config["run"]["max_turns"], config["models"]["threads"]) == (4, 1)
 
 
 def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:

@@ -98,9 +98,10 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
         folder = tmp_path / "run" / role
         assert f"{role} in {folder / 'model'}" in printed
         config = tomllib.loads((folder / "sft" / "config.toml").read_text())
-        assert (config["env"], config["split"], config["steps"], config["seed"]) == (LAMPS, "train", steps, 1)
-        assert json.loads(config["env_kwargs"]) == {"on_invalid": "noop"}
-        assert config["sft"]["mistakes"] == (0.5 if role == "teacher" else 0.0)
+        assert (config["play"]["env"], config["play"]["split"]) == (LAMPS, "train")
+        assert (config["run"]["steps"], config["run"]["seed"]) == (steps, 1)
+        assert config["play"]["env_kwargs"] == {"on_invalid": "noop"}
+        assert config["method"]["sft"]["mistakes"] == (0.5 if role == "teacher" else 0.0)
         losses = [row["loss"] for row in read_metrics(folder / "sft")]
         assert len(losses) == steps
         assert losses[-1] < (0.25 if role == "teacher" else 0.7) * losses[0]
@@ -113,6 +114,6 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
 
 def test_options_of_the_one_kind_are_not_for_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["pretrain", "--world", "alfworld", "--eval-split", "eval"]) != 0
-    assert "--eval-split eval needs an environment by its id as --world" in capsys.readouterr().err
+    assert "eval_split is 'eval'; it needs an environment by its id as --world" in capsys.readouterr().err
     assert main.main(["pretrain", "--world", LAMPS, "--role", "mixture", "--vocabulary-episodes", "8"]) != 0
     assert f"--role 'mixture': {LAMPS} has teacher, student" in capsys.readouterr().err
