@@ -174,7 +174,7 @@ def page(ran: list[Ran]) -> Iterator[str]:
         "What a newcomer types, and what this machine answered: SmolLM2-135M-Instruct on one thread of a CPU, in all "
         f"{total / 60:.0f} minutes of CPU time. `python3 scripts/bootstrap.py smollm2` makes `models/smollm2` and runs "
         "these commands as a test. Two games and two steps show how things work, not how good a model is; "
-        "[a real language model](real_model.md) has the figures.",
+        "[a real language model](research/real_model.md) has the figures.",
         120,
     )
     for one in ran:
