@@ -458,8 +458,8 @@ def test_the_readme_is_short() -> None:
 def test_the_lists_of_files_and_metrics_are_up_to_date() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert text == HOOKS.metrics_text(), "docs/metrics.md is not up to date: run `python docs/hooks.py`"
-    assert HOOKS.page_text("[a](docs/a.md#b) [c](CHANGELOG.md) [d](https://x.org)") == (
-        "[a](a.md#b) [c](changelog.md) [d](https://x.org)"
+    assert HOOKS.page_text("[a](docs/a.md#b) [c](CHANGELOG.md) [d](https://x.org) [e.py](scripts/e.py)") == (
+        "[a](a.md#b) [c](changelog.md) [d](https://x.org) `e.py`"
     )
 
 
