@@ -31,7 +31,7 @@ HAND = "--reading lenient --show-admissible on"
 FEW = "--limit 2 --samples 1 --max-new-tokens 32 --threads 1"
 SHORT = "--steps 2 --episodes 2 --threads 1 --lora.rank 8 --optimizer.lr 1e-3"
 GAME = """--env turngym/ALFWorld-v0 --split generated --env-kwargs '{"config": "small", "on_invalid": "noop"}'"""
-LONGEST, WIDTH = 10, 100
+LONGEST, WIDTH = 5, 100
 """Lines of one command's output that the page shows, the rest is counted; longer lines are wrapped."""
 
 
