@@ -33,8 +33,8 @@ of its own, and every batch has new lengths: with SmolLM2-135M's matrices a step
 tensor held. A pass through a model, whose layers are alike, needs fewer than 128.
 
 The third: on Hopper and Blackwell GPUs torch with cuDNN above 9.15 prefers cuDNN's attention, which makes and keeps a
-plan for every new length. While tokens are sampled, every token has a new length (docs/benchmarks.md, "On a GPU").
-https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+plan for every new length. While tokens are sampled, every token has a new length (docs/research/benchmarks.md, "On a
+GPU"). https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 """
 MOST_ADAPTERS = 8
 """Most adapters on top of each other; more is a circle, or a file that wants to be one."""

@@ -28,6 +28,7 @@ NOTEBOOKS = {
 _markdown: dict[str, str] = {}
 """Markdown of the pages of the site that is being built, by path."""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
+_TO_CODE = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)\s]+\.py\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -166,6 +167,8 @@ def public_names(room: str) -> list[str]:
 def page_text(text: str) -> str:
     """The Markdown of a file in the root, its links as they must read inside docs/."""
     pages = {**PAGES, "LICENSE": "license.md"}
+    # the site has no code: a link to it becomes its name
+    text = _TO_CODE.sub(r"`\1`", text)
     return _LINK.sub(lambda found: pages.get(found[1], found[1].removeprefix("docs/")), text)
 
 

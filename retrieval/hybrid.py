@@ -143,7 +143,8 @@ class CoverageReranker:
     The score of a pick is `1 / (constant + rank) + gain * covered`, where `covered` is the share of the query's terms
     that are in the passage and in no earlier pick, each weighted by `ln((n + 1) / (df + 0.5))` over the `n` hits (0 if
     that is negative). Multi-hop questions name things of several passages, but a plain ranking often finds the same
-    thing thrice. The two constants were chosen on the HotpotQA and 2Wiki questions that docs/benchmarks.md reports.
+    thing thrice. The two constants were chosen on the HotpotQA and 2Wiki questions of
+    docs/research/benchmarks.md.
     """
 
     def __init__(self, *, constant: float = 10.0, gain: float = 0.1) -> None:

@@ -380,8 +380,8 @@ class Algorithm:
     group: int = 1
     """Episodes per task: they are compared with each other."""
     prefix: Callable[[int, int], tuple[tuple[float, ...], ...]] | None = None
-    """How much of a demonstration the first episodes of each group begin with: (step, groups) to shares in [0, 1],
-    [groups][prefixed episodes per group]; steps are 1-based."""
+    """How much of a demonstration the first episodes of each group begin with: (step, groups) to shares in [0, 1], a
+    row for each group with a share for each prefixed episode; steps are 1-based."""
     prefix_unit: Literal["turns", "tokens"] = "turns"
     """What these are shares of: the demonstration's turns, or the ids of its responses."""
     select: EpisodeFilter | None = None

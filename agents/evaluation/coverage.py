@@ -1,7 +1,7 @@
 """How often do the intervals hold the truth? Simulated studies of a design of one's own, by the formulas that report.
 
 `measure` draws studies whose truth is known and asks the same functions that make every table: one evaluation, two
-runs, one method over its seeds, two methods over theirs. docs/intervals.md has what they gave.
+runs, one method over its seeds, two methods over theirs. docs/research/intervals.md has what they gave.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `over_seeds` is for one method, `rise` compares two. `spread_of` splits the variance of such a pilot into seeds, tasks,
 both together and sampling. `power` and `detectable` predict from it what another design would find out, and `cheapest`
-searches the least expensive one. docs/intervals.md has the formulas and what they cover, docs/study.md an example.
+searches the least expensive one. docs/research/intervals.md has the formulas and what they cover, docs/study.md an
+example.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which interval is reported, and by which formula; docs/intervals.md has what each covers.
+"""Which interval is reported, and by which formula; docs/research/intervals.md has what each covers.
 
 - one evaluation, for new tasks of the kind: Gaffke's bounds of the tasks' means (`clustered`)
 - the same where tasks share a scene, a world or a product: also t over the clusters' means (`clustered`, `clusters`)
@@ -92,7 +92,7 @@ def upper_bound(values: Sequence[float], tail: float = TAIL) -> float:
     `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
     z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - tail quantile of sum_i w_i z_i. It never
     falls when a value rises, and for zeros and ones it is the bound of Clopper and Pearson. Sources: Gaffke 2005,
-    Learned-Miller and Thomas 2019; docs/intervals.md#references has both in full.
+    Learned-Miller and Thomas 2019; docs/research/intervals.md#references has both in full.
     """
     places, counts = with_the_end(values)
     if len(places) == 1:

@@ -235,7 +235,7 @@ class ParallelRollout:
 
     Raises:
         ExecutorError: something that cannot be pickled, workers that die before they are ready, or a cancelled run.
-        Exceptions of a worker other than a failed environment or engine propagate; all workers are stopped then.
+        Exception: of a worker other than a failed environment or engine; all workers are stopped then.
     """
 
     def __init__(

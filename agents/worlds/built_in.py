@@ -141,7 +141,7 @@ WORLDS: Mapping[str, EmbeddedWorld] = {
 """The embedded worlds by their name on the command line."""
 
 SMOLLM2_SETTINGS = {
-    # the reverse KL makes this student worse (docs/real_model.md, "Which divergence")
+    # the reverse KL makes this student worse (docs/research/real_model.md, "Which divergence")
     "distill": {"form": "forward"},
     # an action has about 12; a response that runs on would be copied turn after turn
     "max_new_tokens": 32,
@@ -202,6 +202,6 @@ SHOP_SMOLLM2 = _of_smollm2(
     ),
 )
 REAL_WORLDS: Mapping[str, EmbeddedWorld] = {world.name: world for world in (HOUSEHOLD_SMOLLM2, SHOP_SMOLLM2)}
-"""Worlds of models that do not come along, by name: their adapters do (docs/real_model.md)."""
+"""Worlds of models that do not come along, by name: their adapters do (docs/research/real_model.md)."""
 ALL_WORLDS: Mapping[str, EmbeddedWorld] = {**WORLDS, **REAL_WORLDS}
 """Both, by name."""

@@ -3,7 +3,7 @@
 `built_in` lists the seven that are shipped. The models of the worlds with loops (`loop_recipes`) have seen players fall
 into loops. Models taught by an expert alone cannot tell how a player in a loop goes on, and disagree about it for ever.
 These are taught by mixtures of the same players in other shares: the history tells who is playing, and both go on alike
-(docs/worlds.md).
+(docs/research/worlds.md).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ REWARDED: Mapping[str, Mapping[str, Any]] = {
     "prm-rl": {},
 }
 """Algorithms that learn from rewards alone, and what else than a learning rate of 2e-4 they need in an embedded world:
-each batch is used four times, since rollouts cost more than updates (docs/learn.md)."""
+each batch is used four times, since rollouts cost more than updates (docs/research/learn.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ def test_the_card_of_a_checkpoint_says_what_it_is(name: str, role: str) -> None:
     assert f"turngym pretrain --world {name} --role {role} " in flowing
     assert f"ost {world.max_turns} turns" in flowing
     assert f"`{world.panel}`" in card
-    page = ROOT / re.findall(r"from `(docs/\w+\.md)`", flowing)[0]
+    page = ROOT / re.findall(r"from `(docs/[\w/]+\.md)`", flowing)[0]
     for figure in re.findall(r"\d+\.\d \[\d+\.\d, \d+\.\d\]", card):
         assert figure in page.read_text(encoding="utf-8"), f"{figure} is not on {page.name}"
 
@@ -194,7 +194,7 @@ def test_the_card_of_an_adapter_says_what_it_is(name: str, role: str) -> None:
     assert f"rank {config['r']}, all linear layers but the head" in card
     assert f"{size:,} bytes" in card
     figures = re.findall(r"\d+\.\d \[\d+\.\d, \d+\.\d\]", card)
-    page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "research" / "real_model.md").read_text(encoding="utf-8")
     assert figures
     assert all(figure in page for figure in figures)
 

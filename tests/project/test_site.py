@@ -57,7 +57,7 @@ def test_tables_fit_beside_the_lists_of_links(site: Path, browser: Browser, page
     assert [name for name in asked if not name.startswith(("file:", "data:", "blob:"))] == []
 
 
-@pytest.mark.parametrize("page", ["index", "getting_started", "real_model"])
+@pytest.mark.parametrize("page", ["index", "getting_started", "research/real_model"])
 def test_no_end_of_a_command_is_hidden(site: Path, browser: Browser, page: str) -> None:
     browser.open((site / f"{page}.html").as_uri())
     blocks = "[...document.querySelectorAll('.language-bash pre > code, .language-python pre > code')]"

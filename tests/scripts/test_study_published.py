@@ -1,4 +1,4 @@
-"""The rows of the studies that docs/worlds.md and docs/told.md show are those of their data files."""
+"""The rows of the studies that docs/research/worlds.md and docs/research/told.md show are those of their data files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from turngym.trainers.study.results import Rows, same_step, total_cost
 from turngym.trainers.study.tables import View, regime, signed
 
 DOCS = Path(__file__).parents[2] / "docs"
+RESEARCH = DOCS / "research"
 TOLD = DOCS / "data" / "told"
 NAMES = {"OPD": "opd", "TurnOPD": "turnopd", "TCOD": "tcod", "LoopStop": "loopstop", "always six turns": "six"}
 """Rows that the page calls otherwise."""
@@ -36,7 +37,7 @@ def shown(section: str) -> Iterator[dict[str, str]]:
     """The lines of the section's tables with a column Same-Step, by heading."""
     header: list[str] = []
     current = ""
-    for line in (DOCS / "worlds.md").read_text(encoding="utf-8").splitlines():
+    for line in (RESEARCH / "worlds.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             current = line.removeprefix("## ")
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
@@ -86,8 +87,8 @@ def at_equal_cpu(file: str, world: str) -> dict[str, str]:
 
 
 def told(columns: int) -> Iterator[list[str]]:
-    """The rows of methods in docs/told.md that have so many columns; the first names the method."""
-    for line in (DOCS / "told.md").read_text(encoding="utf-8").splitlines():
+    """The rows of methods in docs/research/told.md that have so many columns; the first names the method."""
+    for line in (RESEARCH / "told.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and len(cells) == columns:
             yield [cells[0].strip("`"), *cells[1:]]
@@ -154,7 +155,7 @@ def test_loopstops_page_shows_what_it_saves_in_smollm2s_shop() -> None:
     ours, opd = rows["loopstop"], rows["opd"]
     same, (total, base) = same_step(rows, "opd")[1]["loopstop"], (total_cost(ours), total_cost(opd))
     assert same.minus_base is not None
-    page = (DOCS / "loopstop.md").read_text(encoding="utf-8")
+    page = (RESEARCH / "loopstop.md").read_text(encoding="utf-8")
     cells = ["LoopStop", ", ".join(map(str, ours)), str(same.value), signed(same.minus_base), f"{total.turns:,.0f}"]
     cells += [f"{base.turns / total.turns:.2f}x", f"{base.cpu / total.cpu:.2f}x"]
     assert f"| `webshop-smollm2` | {' | '.join(cells)} |" in page

@@ -1,4 +1,4 @@
-"""Makes a small LoRA adapter of a trained model and its base: the shipped adapters of docs/real_model.md.
+"""Makes a small LoRA adapter of a trained model and its base: the shipped adapters of docs/research/real_model.md.
 
     python tests/tools/compress_adapter.py BASE MODEL OUT [RANK]
 

@@ -31,7 +31,7 @@ HAND = "--reading lenient --show-admissible on"
 FEW = "--limit 2 --samples 1 --max-new-tokens 32 --threads 1"
 SHORT = "--steps 2 --episodes 2 --threads 1 --lora.rank 8 --optimizer.lr 1e-3"
 GAME = """--env turngym/ALFWorld-v0 --split generated --env-kwargs '{"config": "small", "on_invalid": "noop"}'"""
-LONGEST, WIDTH = 10, 100
+LONGEST, WIDTH = 5, 100
 """Lines of one command's output that the page shows, the rest is counted; longer lines are wrapped."""
 
 
@@ -174,7 +174,7 @@ def page(ran: list[Ran]) -> Iterator[str]:
         "What a newcomer types, and what this machine answered: SmolLM2-135M-Instruct on one thread of a CPU, in all "
         f"{total / 60:.0f} minutes of CPU time. `python3 scripts/bootstrap.py smollm2` makes `models/smollm2` and runs "
         "these commands as a test. Two games and two steps show how things work, not how good a model is; "
-        "[a real language model](real_model.md) has the figures.",
+        "[a real language model](research/real_model.md) has the figures.",
         120,
     )
     for one in ran:

@@ -2,7 +2,7 @@
 
 The algorithm is ours. TurnOPD plays all episodes of a step to one depth, since deep turns carry little divergence. Many
 of these belong to episodes that loop. A loop is seen when it happens, so single episodes can be ended while all others
-go on; what that saves and where it fails is in docs/loopstop.md.
+go on; what that saves and where it fails is in docs/research/loopstop.md.
 
 Read next: trainers/algorithms/opd.py, core/episode.py.
 """

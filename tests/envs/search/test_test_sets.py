@@ -85,8 +85,8 @@ def test_other_files_are_refused(tmp_path: Path, name: str, count: int, said: st
 def test_the_commands_of_the_table_to_fill_name_panels_and_presets_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """docs/results.md: each command as it stands, for Search with three questions a set and a small corpus."""
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    """docs/research/to_fill.md: each command as it stands, for Search with three questions a set and a small corpus."""
+    page = (ROOT / "docs" / "research" / "to_fill.md").read_text(encoding="utf-8")
     block = re.search(r"## A table to fill\n.*?```bash\n(.*?)```\n(.*?)\n## ", page, re.DOTALL)
     assert block is not None
     lines = [shlex.split(line)[1:] for line in block[1].splitlines()]
