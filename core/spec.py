@@ -334,9 +334,9 @@ def find(cls: type[Spec], name: str, where: str) -> Setting:
         return settings_of(cls)[paths[0]]
     if paths:
         raise SpecError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
-    raise UnknownSettingError(
-        name, f"{where}: there is no setting {brief(name, 80)}.{did_you_mean(name, short_names(cls))}"
-    )
+    alike = [one for one in _by_ending(cls) if one.count(".") == name.count(".")]
+    hint = did_you_mean(name, alike if "." in name else short_names(cls))
+    raise UnknownSettingError(name, f"{where}: there is no setting {brief(name, 80)}.{hint}")
 
 
 def short_name(cls: type[Spec], path: str) -> str:
@@ -420,6 +420,10 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     if isinstance(value, setting.tables):
         return msgspec.to_builtins(value, enc_hook=plain_name)
     base = _base_of(setting.tables[0])
+    if len(setting.tables) == 1 and not _has_text(base, setting.name):
+        if value is None or isinstance(value, Mapping):
+            return value
+        raise SpecError(f"{where} is {brief(value, 80)}; valid: a table of settings")
     # a number stands for what its text does: `tasks = 20`
     number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
     if isinstance(value, str | Path) or number:
@@ -438,6 +442,14 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
         return {_main(setting.tables[0]): value}
     raise SpecError(f"{where} is {brief(value, 80)}; valid: a text, or a table of settings")
+
+
+def _has_text(cls: Any, name: str) -> bool:
+    """Whether a table called `name` may be written as one value: that of the field of its name, or the text of a kind."""
+    main = _main(cls)
+    own = getattr(cls, "table_of", None)
+    own_text = own is not None and own.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
+    return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
 
 
 def put(table: dict[str, Any], path: str, value: Any) -> None:

@@ -76,6 +76,12 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
     """Reads one of several types, which the first word names, and runs its function. Returns its exit status.
 
     The name of a type on a command line is that of its class in lower case with dashes: `export-prompts`.
+
+    Args:
+        verbs: type of settings -> the function that gets an object of it, and returns the exit status.
+        argv: the words behind the verb; the first one names the type.
+        prog: the command, such as `turngym trace`, for its help and errors.
+        about: what the help says above the verbs.
     """
     named = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in verbs}
     if not argv or argv[0] in (*HELP, HELP_ALL):

@@ -11,7 +11,7 @@ Examples:
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from turngym.core.errors import TurngymError
@@ -49,17 +49,13 @@ except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
 ALGORITHM = "--algorithm"
-FIRST = ("models.student", "method.teacher", "models.out", "play.env", "evaluation.panel", "run.steps")
-GROUPS: Mapping[str, str] = {
-    "method": "Algorithm",
-    "models": "Models and machine",
-    "run": "Run",
-    "play": "Environment",
-    "evaluation": "Evaluation",
-    "optimizer": "Optimizer",
-    "chat": "Chat",
-}
-"""Tables that --help lists; --help-all lists all."""
+FIRST = (
+    *("models.student", "method.teacher", "models.out", "play.env", "evaluation.panel", "run.steps"),
+    *("run.episodes", "run.max_turns", "method.temperature", "optimizer.lr", "lora.rank", "chat.max_new_tokens"),
+    *("play.split", "play.preset", "play.traces", "method.demonstrations", "method.expert", "method.judge"),
+    *("method.reward", "run.eval_every", "run.seed", "models.resume", "models.device"),
+)
+"""What most need, and --help shows beside the algorithm's own; --help-all shows all."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -139,20 +135,23 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
         yield from _algorithms(usage)
         return
     spec, verb, settings = find_algorithm(algorithm), _verb(algorithm), settings_of(config_class(algorithm))
-    yield f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
+    line = f"usage: turngym train {algorithm} --student FOLDER --out FOLDER [options]"
+    yield from textwrap.wrap(line, width(), subsequent_indent="  ", break_on_hyphens=False)
     yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
     first = [settings[path] for path in FIRST if path in settings]
-    yield from ("", *verb.section("First", first, whole=whole))
-    for group in [path for path in settings if "." not in path and path != "algorithm"]:
-        if group in GROUPS or whole:
-            inside = [one for path, one in settings.items() if f"{path}.".startswith(f"{group}.")]
-            shown = [one for one in inside if one not in first]
-            yield from ("", *verb.section(GROUPS.get(group, group.capitalize()), shown, whole=whole))
+    own = (f"method.{spec.table}", "method.distill", "method.lm_loss")
+    rest = {path: one for path, one in settings.items() if one not in first and path != "algorithm"}
+    yield from ("", *verb.section("What most need", first, whole=whole))
+    shown = [one for path, one in rest.items() if path.startswith(tuple(f"{table}." for table in own))]
+    yield from ("", *verb.section("Algorithm", shown, whole=whole))
+    for group in dict.fromkeys(path.partition(".")[0] for path in rest) if whole else ():
+        inside = [one for path, one in rest.items() if f"{path}.".startswith(f"{group}.") and one not in shown]
+        yield from ("", *verb.section(group.capitalize(), inside, whole=True))
     more = (
         f"{CONFIG} FILE reads settings from a TOML file, as the config.toml of another run; options override it. "
         f"{PRINT} shows all settings with where each comes from, and trains nothing. (on) is turned off by --no-NAME."
     )
-    yield from ("", *textwrap.wrap(more if whole else f"{HELP_ALL} explains every option. {more}", width()))
+    yield from ("", *textwrap.wrap(more if whole else f"{HELP_ALL} lists all options. {more}", width()))
 
 
 def _algorithms(usage: str) -> Iterator[str]:

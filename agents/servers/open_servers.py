@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.play_spec import Servers
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
@@ -22,7 +21,7 @@ from turngym.agents.servers.server_connection import (
     model_config,
     text_part,
 )
-from turngym.agents.servers.server_options import Disk, ServersOf, Synced, TeacherServed
+from turngym.agents.servers.server_options import Addressed, Disk, Limits, ServersOf, Synced, TeacherServed
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.core.errors import ModelError
 from turngym.core.files import weights_hash
@@ -33,7 +32,7 @@ from turngym.core.spec import kind_of
 from turngym.core.user_files import json_file
 
 
-def eval_policy(options: Servers, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
+def eval_policy(options: Addressed, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
     """Servers that play with the weights of `folder`, which are not loaded here.
 
     Raises ServerError if a server has another model, vocabulary or weights.
@@ -205,7 +204,7 @@ def load_outside(folder: str) -> Any:
 
 
 @contextmanager
-def open_fleet(options: Servers | Synced | TeacherServed, urls: str) -> Iterator[Fleet]:
+def open_fleet(options: Limits, urls: str) -> Iterator[Fleet]:
     """Open connections to `urls`, separated by commas; closed if the body of the `with` statement fails."""
     settings = ServerSettings(parallel=options.server_parallel, deadline=options.server_deadline)
     named = [url.strip() for url in urls.split(",") if url.strip()]

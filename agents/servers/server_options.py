@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from msgspec import Meta
 
@@ -12,6 +12,27 @@ from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import KIND, Positive, Share, Spec
 
 Parallel = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Limits(Protocol):
+    """What every user of servers says of them."""
+
+    @property
+    def server_parallel(self) -> int:
+        """Most requests in flight on each server."""
+
+    @property
+    def server_deadline(self) -> float:
+        """Seconds for one response."""
+
+
+class Addressed(Limits, Protocol):
+    """Servers that somebody has started, and that play."""
+
+    @property
+    def policy_server(self) -> str:
+        """Their addresses, with commas in between."""
+
 
 # How new weights get to servers.
 

@@ -47,7 +47,7 @@ from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel
 from turngym.scripts.jobs import Job, shown
 from turngym.scripts.study.texts import TEXTS, text_path
-from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.run import check_run
 from turngym.trainers.study.records import RECORD, check_name
 from turngym.trainers.train_config import has_setting, require_setting, resolve_training, train_config
@@ -663,6 +663,10 @@ def _as_cell(study: Study, place: Place, method: Method, settings: dict[str, Any
 
 def _settings(study: Study, place: Place, method: Method, out: Path) -> dict[str, Any]:
     """Settings of `turngym train` for a method in a place, each layer on top of the one before."""
+    try:
+        find_algorithm(method.algorithm)
+    except TurngymError as error:
+        raise SettingsError(f"{method.where}: {error}") from error
     settings: dict[str, Any] = {"algorithm": method.algorithm, "tensorboard": False, "threads": 1}
     if place.world is not None:
         world = place.world

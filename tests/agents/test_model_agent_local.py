@@ -95,7 +95,7 @@ def test_a_model_folder_is_evaluated_as_it_was_trained(parts: Any, tmp_path: Pat
     assert [e.system for e in episodes] == ["play", "play"]
     assert max(t.response_length for e in episodes for t in e.turns) <= 4
     for wrong, why in (
-        ('{"sistem": ""}', "there is no setting sistem. Did you mean"),
+        ('{"sistem": ""}', "there is no setting 'sistem'. Did you mean"),
         ('{"memory": 3}', "memory is 3; valid: a text"),
         ('{"thinking": "on"}', "thinking is 'on'; valid: true or false"),
         ('{"history": "short"}', "history is 'short'; valid: template, append"),

@@ -89,7 +89,7 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
         (["--data", "DATA", "--power", "1"], "--power is 1"),
         (["--data", "DATA", "--difference", "0"], "--difference is 0"),
         (["--data", "DATA", "--methods", "opd", "opd"], "--methods names opd twice"),
-        (["--data", "DATA", "--episode-seconds", "3"], "--episode-seconds 3.0 needs --difference"),
+        (["--data", "DATA", "--episode-seconds", "3"], "episode_seconds is 3.0; it needs --difference"),
         (["--data", "DATA", "--methods", "opd", "p0.4-all"], "a pilot needs two of each"),
     ],
 )

@@ -236,9 +236,9 @@ class TurnOpdConfig:
     blend_end: float = 1.0
     """Share of training at which they are turn-level."""
     n_min: int = 8
-    """A turn is reliable when this many episodes reach it ..."""
+    """Fewest episodes that reach a reliable turn; `n_min_share` of them, if that is more."""
     n_min_share: Share = 0.15
-    """... or this share of the episodes, whichever is more."""
+    """Least share of the episodes that reach a reliable turn."""
     depth: DepthConfig = field(default_factory=DepthConfig)
 
     def __post_init__(self) -> None:
