@@ -275,7 +275,8 @@ def _noted_fields(cls: Any, uses: frozenset[str] | None) -> tuple[_Field, ...]:
             continue
         kind = hints[item.name]
         notes = list(_notes(kind))
-        flat = bool(item.metadata.get("flat"))
+        # a command line marks flat groups by an empty name (`tyro.conf.arg(name="")`)
+        flat = bool(item.metadata.get("flat")) or any(getattr(note, "name", None) == "" for note in notes)
         kind = _bare(kind)
         default = item.default
         if item.default_factory is not MISSING and _dataclass(kind) is None:
