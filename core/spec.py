@@ -26,7 +26,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -170,8 +170,13 @@ class Setting:
 
     @property
     def many(self) -> bool:
-        """Whether it holds any number of values."""
+        """Whether it holds several values."""
         return any(get_origin(one) is tuple for one in _members(self.type))
+
+    @property
+    def collects(self) -> bool:
+        """Whether it holds any number of values."""
+        return any(get_origin(one) is tuple and Ellipsis in get_args(one) for one in _members(self.type))
 
     @property
     def positional(self) -> bool:
@@ -552,18 +557,68 @@ class Resolved(Generic[T]):
 def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     """The value that the layers give together: each stands on top of those before it.
 
-    Tables are merged key by key. A table of another kind takes the place of the whole table below it. Raises SpecError,
-    which names the layer.
+    Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
+    reads (`unread`) is left out where nobody asked for it. Raises SpecError, which names the layer.
     """
     asked_for = merged([layer.table for layer in layers if layer.asked and not callable(layer.table)])
     made = [
         Layer(name=one.name, table=one.table(asked_for), asked=one.asked) if callable(one.table) else one
         for one in layers
     ]
-    table, origins = _merged(made)
-    asked = {layer.name for layer in layers if layer.asked}
-    _fit(cls, table, origins, asked)
+    found, asked = _resolved(cls, made), {layer.name for layer in layers if layer.asked}
+    idle = dict(unread(found.spec))
+    for path, needed in idle.items():
+        if (who := said_by(found.origins, path)) in asked:
+            said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
+            raise SpecError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
+    return _resolved(cls, [_without(one, idle) for one in made]) if idle else found
+
+
+def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
+    table, origins = _merged(layers)
+    _fit(cls, table, origins, {layer.name for layer in layers if layer.asked})
     return Resolved(spec=read(cls, table, "", origins), origins=origins)
+
+
+def _without(layer: Layer, paths: Collection[str]) -> Layer:
+    def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
+        return {
+            name: kept(value, f"{above}{name}.") if isinstance(value, Mapping) else value
+            for name, value in table.items()
+            if f"{above}{name}" not in paths
+        }
+
+    assert not callable(layer.table)
+    return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
+
+
+def unread(value: Any) -> Iterator[tuple[str, str]]:
+    """Yields (path, what is needed) of the settings in `value` that are not as by default and that nothing reads.
+
+    A class says it in a method `unread`, which yields (name or path below it, what is needed) for itself.
+    """
+    settings, given = settings_of(type(value)), flat(plain(value))
+    for path, needed in _idle(value, ""):
+        for one in given:
+            below = one == path or one.startswith(f"{path}.")
+            if below and one in settings and given[one] != plain(settings[one].default):
+                yield one, needed
+
+
+Unread = Iterator[tuple[str, str]]
+
+
+def needing(needed: str, *names: str) -> Unread:
+    """Settings that nothing reads without what is `needed`, for a method `unread`."""
+    yield from ((name, needed) for name in names)
+
+
+def _idle(value: Any, above: str) -> Iterator[tuple[str, str]]:
+    yield from ((f"{above}{name}", needed) for name, needed in (value.unread() if hasattr(value, "unread") else ()))
+    for field in fields_of(type(value)):
+        inner = getattr(value, field.name)
+        if isinstance(inner, _tables_in(field.type)):
+            yield from _idle(inner, f"{above}{field.name}.")
 
 
 def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

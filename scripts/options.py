@@ -122,6 +122,8 @@ class Verb(Generic[T]):
     """What a name means in a type; `find`, or what knows more."""
     named: Callable[[Any, str], str] = short_name
     """What a setting is called; any end of its path that means it is understood."""
+    last_counts: bool = False
+    """Whether an option may be given again, in the place of the value before: commands are built from parts."""
 
     def asked(self, argv: Sequence[str]) -> Asked[T]:
         """Reads a command line. Help is printed, and ends the process.
@@ -183,6 +185,8 @@ class Verb(Generic[T]):
                         break
                     taken.append(rest.pop(0))
             known = found.get((kind, setting.path))
+            if self.last_counts and not setting.collects:
+                known = None
             if known is not None and not setting.many:
                 values = " ".join([*known[2], *taken])
                 raise TurngymError(f"{option} is given twice{f' ({values})' if values else ''}; valid: once")

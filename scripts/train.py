@@ -113,7 +113,12 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
             raise
 
     return Verb(
-        name=f"turngym train {algorithm}", about="", own=config_class(algorithm), means=means, named=option_name
+        name=f"turngym train {algorithm}",
+        about="",
+        own=config_class(algorithm),
+        means=means,
+        named=option_name,
+        last_counts=True,
     )
 
 
@@ -142,8 +147,10 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
             inside = [one for path, one in settings.items() if f"{path}.".startswith(f"{group}.")]
             shown = [one for one in inside if one not in first]
             yield from ("", *verb.section(GROUPS.get(group, group.capitalize()), shown, whole=whole))
-    more = f"""{CONFIG} FILE reads settings from a TOML file, as the config.toml of another run; options override it.
-    {PRINT} shows all settings with where each comes from, and trains nothing. (on) is turned off by --no-NAME."""
+    more = (
+        f"{CONFIG} FILE reads settings from a TOML file, as the config.toml of another run; options override it. "
+        f"{PRINT} shows all settings with where each comes from, and trains nothing. (on) is turned off by --no-NAME."
+    )
     yield from ("", *textwrap.wrap(more if whole else f"{HELP_ALL} explains every option. {more}", width()))
 
 

@@ -62,7 +62,8 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
         return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
 
     slots = config.play.slots
-    if asked is None or (isinstance(asked, Player) and not asked.noise):
+    known = ("expert", *base.players)
+    if asked is None or (isinstance(asked, Player) and asked.name in known and not asked.noise):
         # the environment's expert, or another player that it knows by name
         name = config.expert if asked is None else asked.name
         agent = ExpertAgent(expert=named_player(name))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from turngym.core.errors import TurngymError
 from turngym.core.settings import Count, Length, Range, Seed
-from turngym.core.spec import Spec, fields_of, flat, refuse_unread, to_table
+from turngym.core.spec import Spec, Unread, fields_of, flat, needing, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -91,8 +91,10 @@ class DivergenceConfig(SupportConfig):
         super(DivergenceConfig, self).__post_init__()
         if not 0.0 <= self.beta <= 1.0:
             raise ConfigError(f"beta is {self.beta}; valid: 0 to 1")
+
+    def unread(self) -> Unread:
         if self.form not in ("jsd", "mixed"):
-            refuse_unread(self, "form jsd or mixed", "beta")
+            yield from needing("form jsd or mixed", "beta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +110,12 @@ class DistillConfig(DivergenceConfig):
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the surrogate (`form=sampled`)."""
 
-    def __post_init__(self) -> None:
-        super(DistillConfig, self).__post_init__()
+    def unread(self) -> Unread:
+        yield from super(DistillConfig, self).unread()
         if self.form == "sampled":
-            refuse_unread(self, "a form other than sampled", "top_k", "tail", "support", "importance")
+            yield from needing("a form other than sampled", "top_k", "tail", "support", "importance")
         else:
-            refuse_unread(self, "form sampled", "clip")
+            yield from needing("form sampled", "clip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +141,12 @@ class LmLossConfig:
 
     def __post_init__(self) -> None:
         _at_least("in_reward", self.in_reward, 0)
+
+    def unread(self) -> Unread:
         if not any(path.suffix == ".parquet" for path in self.files):
-            refuse_unread(self, "a parquet file", "column")
+            yield from needing("a parquet file", "column")
         if self.in_reward:
-            refuse_unread(self, "L_PT in the loss (no in_reward)", "coef")
+            yield from needing("L_PT in the loss (no in_reward)", "coef")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +216,10 @@ class LoopConfig:
     def __post_init__(self) -> None:
         for name in ("eval_every", "checkpoint_every"):
             _at_least(name, getattr(self, name), 0)
+
+    def unread(self) -> Unread:
         if not (self.wandb or self.trackio):
-            refuse_unread(self, "--wandb or --trackio", "log_project")
+            yield from needing("--wandb or --trackio", "log_project")
 
 
 # without slots, for a class that has two bases

@@ -12,7 +12,7 @@ What an algorithm does not read is no part of its `TrainConfig`: `config_class` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,6 @@ from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
-from turngym.core.redaction import brief
 from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import Signed
 from turngym.core.spec import (
@@ -41,14 +40,13 @@ from turngym.core.spec import (
     Spec,
     SpecError,
     UnknownSettingError,
+    Unread,
     at,
     expand,
     find,
-    flat,
     merged,
-    plain,
+    needing,
     resolve,
-    said_by,
     settings_of,
     short_name,
     to_table,
@@ -175,7 +173,7 @@ class ChatConfig(Spec):
 
     def applied(self, settings: ChatSettings, env_id: str) -> ChatSettings:
         """`settings` with what is given here on top, for a student that plays `env_id`."""
-        given = {name: value for name, value in to_table(self).items() if value is not None}
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         if self.thinking is not None:
             given["thinking"] = self.thinking == "on"
         return replace(settings, **given | settings.memory_of(self.memory, self.prompts, env_id))
@@ -199,9 +197,9 @@ class DemonstrationConfig(Spec):
     demonstration_fits: bool = True
     """Leave out demonstrations that, in the student's tokens, are longer than its context."""
 
-    def __post_init__(self) -> None:
-        if self.demonstrated_tasks and self.demonstrator is None:
-            raise ConfigError("demonstrated_tasks needs --demonstrations, without which nothing reads it")
+    def unread(self) -> Unread:
+        if self.demonstrator is None:
+            yield from needing("--demonstrations", "demonstrated_tasks")
 
 
 class FrozenConfig(Spec):
@@ -382,9 +380,8 @@ class TrainConfig(Spec, Learns):
             workers=self.workers,
         )
 
-    def unread(self) -> Iterator[tuple[str, str]]:
-        """Yields (path, what is needed) of settings that are not as by default and that nothing reads beside those of
-        another table."""
+    def unread(self) -> Unread:
+        """What depends on settings of another table."""
         if self.algorithm not in BUILT_IN:
             return  # what another package's algorithm reads is not known
         spec, own = find_algorithm(self.algorithm), self.own
@@ -403,11 +400,11 @@ class TrainConfig(Spec, Learns):
         ratio = "form" not in spec.reads or spec.table == "prm_opd" or form == "sampled"
         played, plays = not self.play.traces, f"method.{spec.table}"
         every: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
-            (replays, "--tcod.direction b2f", self._of("method.demonstrations")),
+            (replays, "--tcod.direction b2f", ("method.demonstrations",)),
             (
                 spec.table != "sft" or shown.demonstrator is not None,
                 "--demonstrations",
-                self._of("method.demonstrations"),
+                ("method.demonstrations",),
             ),
             (
                 spec.table != "sft" or expert_plays,
@@ -422,7 +419,7 @@ class TrainConfig(Spec, Learns):
             (
                 bool(frozen) or getattr(own, "reader", "") == "initial",
                 "a teacher, or a KL to the initial policy (kl_coef above 0)",
-                self._of("method.frozen"),
+                ("method.frozen",),
             ),
             (bool(self.part("staleness")), "--staleness", ("method.importance_cap",)),
             (ratio, "a loss with a probability ratio (form sampled)", ("method.dual_clip",)),
@@ -439,14 +436,9 @@ class TrainConfig(Spec, Learns):
             (bool(self.play.also), "--also", ("play.share",)),
             (self.evaluation is not None or not self.run.eval_every, "--panel", ("run.eval_every",)),
         )
-        settings, given = settings_of(type(self)), flat(to_table(self))
         for holds, needed, paths in every:
-            for path in () if holds else paths:
-                if path in settings and path in given and given[path] != plain(settings[path].default):
-                    yield path, needed
-
-    def _of(self, table: str) -> tuple[str, ...]:
-        return tuple(path for path in flat(to_table(self)) if path.startswith(f"{table}."))
+            if not holds:
+                yield from needing(needed, *paths)
 
 
 USUAL = Method()
@@ -512,26 +504,7 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
         shown = {"method": {"demonstrations": {"demonstrator": below.table.get("agent", {})}}}
         whole.insert(0, replace(below, table=shown))
     whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
-    asked = {one.name for one in whole if one.asked}
-    found = resolve(cls, whole)
-    idle = dict(found.spec.unread())
-    for path, needed in idle.items():
-        who = said_by(found.origins, path)
-        if who in asked:
-            raise SpecError(
-                f"{who}: {short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}; it needs {needed}, "
-                "without which nothing reads it"
-            )
-    # what nobody asked for is left out
-    return resolve(cls, [replace(one, table=_without(one.table, idle)) for one in whole]) if idle else found
-
-
-def _without(table: Any, paths: Collection[str], above: str = "") -> dict[str, Any]:
-    return {
-        name: _without(value, paths, f"{above}{name}.") if isinstance(value, Mapping) else value
-        for name, value in table.items()
-        if f"{above}{name}" not in paths
-    }
+    return resolve(cls, whole)
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:

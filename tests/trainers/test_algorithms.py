@@ -345,7 +345,7 @@ def test_signals_refuse_a_missing_or_broken_teacher() -> None:
     [
         (lambda: RunConfig(steps=0), "steps is 0; valid: at least 1"),
         (lambda: OptimizerConfig(lr=-1.0), "lr is -1.0"),
-        (lambda: DistillConfig(temperature=0.0), "distill temperature is 0.0"),
+        (lambda: DistillConfig(temperature=0.0), "temperature is 0.0"),
         (lambda: support_kl(DistillConfig(form="forward", tail="raw")), "tail is raw with form forward; valid: bin"),
         (lambda: DistillConfig(importance=(2.0, 10.0)), "0 < low <= 1 <= high"),
         (lambda: DistillConfig(top_k=0), "top_k is 0"),

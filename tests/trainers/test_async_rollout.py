@@ -14,11 +14,13 @@ from tiny_runs import untimed
 
 from turngym.core.episode import Episode
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import SpecError
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.metrics import SOME_METRICS
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig
+from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, WeightSnapshot, frozen_copy
+from turngym.trainers.train_config import train_config
 from turngym.trainers.train_loop import Trainer, TrainLoop
 
 torch.set_num_threads(1)
@@ -192,7 +194,6 @@ def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
 
 
 def test_settings_outside_their_range() -> None:
-    with pytest.raises(ConfigError, match="staleness is -1"):
-        AsyncConfig(staleness=-1)
-    with pytest.raises(ConfigError, match=r"importance_cap is 0\.5"):
-        AsyncConfig(importance_cap=0.5)
+    for given in ({"staleness": -1}, {"staleness": 1, "importance_cap": 0.5}):
+        with pytest.raises(SpecError, match=[*given][-1]):
+            train_config("grpo", {"student": "s", "out": "o", **given}, "test")

@@ -132,7 +132,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     words += ["--threads", "1", "--device", "cpu", "--eval-every", "0", "--judge", skills(told, "look around first")]
     assert main([*words, "--steps", "1"]) == 0
     kept = contents.kept(out)
-    assert kept == contents.of_files({"judge": f"skills:{told}"})
+    assert kept == contents.of_files({"method": {"judge": {"kind": "skills", "folder": str(told)}}})
     assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
     cell = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0, "verb": "train", "settings": {}}
     assert make_record(SimpleNamespace(folder=out, **cell)).contents == kept
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     skills(told, "open every drawer first")
     assert main([*words, "--steps", "2", "--resume"]) != 0
     said = capsys.readouterr().err
-    assert f"content of judge: checkpoint '{kept['judge']}', now '" in said
+    assert f"content of method.judge.folder: checkpoint '{kept['method.judge.folder']}', now '" in said
     skills(told, "look around first")
     assert main([*words, "--steps", "2", "--resume"]) == 0
 

@@ -66,10 +66,10 @@ def test_the_environment_of_a_run_reaches_its_curriculum(env, caps, direction):
 @pytest.mark.parametrize(
     ("algorithm", "given", "said"),
     [
-        ("tcod", {"schedule": {"k_start": 9}}, "tcod.schedule.k_start is 9"),
-        ("tcod", {"schedule": {"k_max": 9}}, "tcod.schedule.k_max is 9"),
-        ("turnopd", {"depth": {"h_max": 9}}, "turnopd.depth.h_max is 9"),
-        ("turnopd", {"depth": {"h_min": 9}}, "turnopd.depth.h_min is 9"),
+        ("tcod", {"schedule": {"k_start": 9}}, "k_start is 9"),
+        ("tcod", {"schedule": {"k_max": 9}}, "k_max is 9"),
+        ("turnopd", {"depth": {"h_max": 9}}, "h_max is 9"),
+        ("turnopd", {"depth": {"h_min": 9}}, "h_min is 9"),
     ],
 )
 def test_a_depth_beyond_the_end_of_episodes_is_refused(algorithm, given, said):

@@ -184,8 +184,8 @@ def test_fixed_depth_stays():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"h_min": 0}, r"0\.\.50"),
-        ({"h_min": 9, "h_max": 8}, r"9\.\.8"),
+        ({"h_min": 0}, "h_min is 0"),
+        ({"h_min": 9, "h_max": 8}, "h_max 8"),
         ({"probe_interval": 0}, "probe_interval 0"),
         ({"warmup": -1}, "warmup -1"),
         ({"min_successes": 0}, "min_successes 0"),

@@ -19,6 +19,7 @@ from turngym.agents.models import file_hashes, load_model
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError
 from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.core.spec import SpecError
 from turngym.scripts.main import main
 from turngym.scripts.model import average
 from turngym.scripts.train import parse
@@ -30,8 +31,9 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
-from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
+from turngym.trainers.run_config import CriticConfig, OptimizerConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
+from turngym.trainers.train_config import train_config
 
 pytest.importorskip("peft")
 torch.set_num_threads(1)
@@ -413,8 +415,8 @@ def test_autocast_copies_no_input_of_an_adapter_to_float32() -> None:
 
 
 def test_what_cannot_be_adapted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="lora rank is -1"):
-        LoraConfig(rank=-1)
+    with pytest.raises(SpecError, match=r"rank is -1"):
+        train_config("opd", {"student": "s", "out": "o", "lora": {"rank": -1}}, "test")
     with pytest.raises(ModelError, match=r"--lora\.targets no_such_layer: .*no_such_layer"):
         student(targets=("no_such_layer",))
     monkeypatch.setitem(sys.modules, "peft", None)

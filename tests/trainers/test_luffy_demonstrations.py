@@ -18,6 +18,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.settings import read_toml
+from turngym.core.spec import at
 from turngym.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train
 from turngym.scripts.train import help_lines
@@ -110,14 +111,14 @@ def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None
     words = command(tmp_path / "run", "luffy", *TOKENS, *shown)
     train.main(words)
     config = read_toml(tmp_path / "run" / "config.toml")
-    assert (config["luffy"]["prefix"]["unit"], config["demonstrations"]) == ("tokens", f"model:{TEACHER}")
-    assert "demonstrator" in config
+    assert at(config, "method.luffy.prefix.unit") == "tokens"
+    assert at(config, "method.demonstrations.demonstrator.folder") == str(TEACHER)
     more = ["--resume", "--steps", "2"]
     with pytest.raises(TurngymError, match=r"algorithm\.prefix\.unit: checkpoint 'tokens', now 'turns'"):
         train.main([*command(tmp_path / "run", "luffy", *HALF, *shown), *more])
-    with pytest.raises(TurngymError, match=r"collect\.demonstrations: checkpoint 'model:\w+', now 'expert'"):
+    with pytest.raises(TurngymError, match=r"collect\.weights: checkpoint '\w+', now '\(absent\)'"):
         train.main([*words, *more, "--demonstrations", "expert"])
-    with pytest.raises(TurngymError, match=r"collect\.demonstrator\.temperature"):
+    with pytest.raises(TurngymError, match=r"collect\.temperature"):
         train.main([*command(tmp_path / "run", "luffy", *TOKENS, *shown, "demonstrator.temperature = 0.1"), *more])
     with pytest.raises(TurngymError, match=r"collect\.demonstration_success"):
         train.main([*words, *more, "--demonstration-success"])
@@ -136,7 +137,11 @@ def endpoint(**faults: Any) -> Iterator[Any]:
 
 def test_an_endpoint_demonstrates_with_its_thoughts(tmp_path: Path) -> None:
     with endpoint() as fake:
-        asked = ("--demonstrations", "openai:tiny", f"demonstrator = {{base_url = '{fake.url}', temperature = 0.3}}")
+        asked = (
+            "--demonstrations",
+            "openai:tiny",
+            f"demonstrator = {{endpoint = {{base_url = '{fake.url}'}}, temperature = 0.3}}",
+        )
         _, found = collected(command(tmp_path / "run", "luffy", *asked, *HALF))
         assert {body["temperature"] for body in fake.requests} == {0.3}
     first = next(e for e in found if e.meta.get("demonstration") == "used").turns[0]
@@ -160,7 +165,7 @@ def test_an_endpoint_that_fails_leaves_its_attempts_to_the_student(tmp_path: Pat
         asked = (
             "--demonstrations",
             "openai:tiny",
-            f"demonstrator = {{base_url = '{fake.url}', request_retries = 0, handshake = false}}",
+            f"demonstrator = {{endpoint = {{base_url = '{fake.url}', request_retries = 0, handshake = false}}}}",
         )
         words = command(tmp_path / "run", "luffy", *asked)
         train.main(words)
@@ -291,8 +296,7 @@ def test_help_names_the_options_where_they_are_used() -> None:
     for algorithm, used in (("luffy", True), ("tcod", True), ("sft", True), ("grpo", False)):
         assert any(line.strip().startswith("--demonstrations") for line in help_lines(algorithm, "")) == used
     whole = [line.strip() for line in help_lines("luffy", "", whole=True)]
-    assert any(line.startswith("demonstrator.base_url") for line in whole)
-    assert not any("demonstrator." in line for line in help_lines("luffy", ""))
+    assert any(line.startswith("--base-url") for line in whole)
 
 
 def test_a_trace_with_a_begun_response_that_is_too_long_is_damage(tmp_path: Path, recorded: Path) -> None:

@@ -131,7 +131,7 @@ def test_the_name_is_in_the_configuration_and_a_resumed_run_must_share_it(studen
     out = tmp_path / "run"
     words = command(student, out, "grpo", "--grpo.n", "4")
     train.main([*words, *THRIFT])
-    assert read_toml(out / "config.toml")["reward"] == "own_rewards:thrift"
+    assert read_toml(out / "config.toml")["method"]["reward"] == "own_rewards:thrift"
     state = json.loads(next(out.glob("checkpoints/step_*/state.json")).read_text())
     assert state["fingerprint"]["run.reward"] == "own_rewards:thrift"
     with pytest.raises(TurngymError, match=r"run\.reward: checkpoint 'own_rewards:thrift', now None"):
@@ -140,7 +140,7 @@ def test_the_name_is_in_the_configuration_and_a_resumed_run_must_share_it(studen
 
 def test_two_rewards_at_once_are_refused(student: Path, tmp_path: Path) -> None:
     words = command(student, tmp_path / "run", "grpo", "--grpo.reward", "success", *THRIFT)
-    with pytest.raises(TurngymError, match=r"--grpo.reward is success"):
+    with pytest.raises(TurngymError, match=r"grpo\.reward is success"):
         build_trainer(train.parse(words))
 
 

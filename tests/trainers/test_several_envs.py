@@ -228,7 +228,7 @@ def test_the_order_of_arguments_makes_no_other_run() -> None:
         further_env(",".join(["turngym/Search-v0", *order])).rollouts(config).play.env_kwargs
         for order in (words, words[::-1])
     ]
-    assert said == ['{"a": 3, "b": 2, "config": 1, "d": 5, "e": 4, "topk": 0}'] * 2
+    assert said == [{"a": 3, "b": 2, "config": 1, "d": 5, "e": 4, "topk": 0}] * 2
 
 
 def test_an_environment_has_its_own_arguments(models: Path, tmp_path: Path) -> None:

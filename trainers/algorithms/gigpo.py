@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
@@ -229,10 +229,12 @@ class GigpoConfig:
                 f"similarity is {self.similarity} with anchor={self.anchor}; valid: above 0 to 1, and 1 for states, "
                 "which are equal or not"
             )
+
+    def unread(self) -> Unread:
         if not self.kl_coef:
-            refuse_unread(self, "kl_coef above 0", "kl")
+            yield from needing("kl_coef above 0", "kl")
         if not self.w_step:
-            refuse_unread(self, "w_step above 0", "gamma", "anchor", "similarity")
+            yield from needing("w_step above 0", "gamma", "anchor", "similarity")
 
 
 def build(config: GigpoConfig, context: BuildContext) -> Algorithm:

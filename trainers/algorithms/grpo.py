@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
@@ -55,8 +55,10 @@ class GrpoConfig:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
         if self.refill < 0:
             raise ConfigError(f"refill is {self.refill}; valid: at least 0 rounds")
+
+    def unread(self) -> Unread:
         if not self.kl_coef:
-            refuse_unread(self, "kl_coef above 0", "kl")
+            yield from needing("kl_coef above 0", "kl")
 
 
 def build(config: GrpoConfig, context: BuildContext) -> Algorithm:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
@@ -49,8 +49,10 @@ class GrpoKdConfig:
     def __post_init__(self) -> None:
         if self.n < 2:
             raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+
+    def unread(self) -> Unread:
         if not self.kl_coef:
-            refuse_unread(self, "kl_coef above 0", "kl")
+            yield from needing("kl_coef above 0", "kl")
 
 
 def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] = ()) -> Algorithm:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turngym.core.settings import Range
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
@@ -211,12 +211,14 @@ class PrefixSchedule:
             raise ConfigError(f"prefix ratios are {self.low} to {self.high}; valid: 0 <= low <= high <= 1")
         if self.count < 1 or self.steps < 1:
             raise ConfigError(f"prefix count is {self.count} and steps {self.steps}; both must be at least 1")
+
+    def unread(self) -> Unread:
         if self.strategy in ("random", "fixed"):
-            refuse_unread(self, "strategy linear, linear_max or reverse_linear", "steps")
+            yield from needing("strategy linear, linear_max or reverse_linear", "steps")
         else:
-            refuse_unread(self, "strategy random or fixed", "low")
+            yield from needing("strategy random or fixed", "low")
         if self.strategy in ("linear", "fixed"):
-            refuse_unread(self, "strategy random, linear_max or reverse_linear", "share", "seed")
+            yield from needing("strategy random, linear_max or reverse_linear", "share", "seed")
 
     def __call__(self, step: int, groups: int) -> tuple[tuple[float, ...], ...]:
         """Returns the ratios [groups][count] of `step` (1-based)."""
@@ -289,13 +291,15 @@ class LuffyConfig:
             )
         if not self.a > 0 or not self.e > 0:
             raise ConfigError(f"a is {self.a} and e is {self.e}; both must be above 0")
+
+    def unread(self) -> Unread:
         shapes = (self.shape, self.on_shape)
         if "p_div_p_a" not in shapes:
-            refuse_unread(self, "shape or on_shape p_div_p_a", "a")
+            yield from needing("shape or on_shape p_div_p_a", "a")
         if "pow" not in shapes:
-            refuse_unread(self, "shape or on_shape pow", "e")
+            yield from needing("shape or on_shape pow", "e")
         if self.shape != "logp" and "p_logp" not in shapes:
-            refuse_unread(self, "shape logp or p_logp, or on_shape p_logp", "w")
+            yield from needing("shape logp or p_logp, or on_shape p_logp", "w")
 
 
 def build(config: LuffyConfig, context: BuildContext) -> Algorithm:

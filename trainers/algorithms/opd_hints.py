@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.protocols import Position
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
@@ -52,8 +52,10 @@ class OpdHintsConfig:
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and not 0.001 <= self.reject_below < 1.0:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
+
+    def unread(self) -> Unread:
         if self.form != "sampled":
-            refuse_unread(self, "form sampled", "clip")
+            yield from needing("form sampled", "clip")
 
 
 def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.core.settings import Share
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
@@ -61,10 +61,12 @@ class PpoKdConfig:
             raise ConfigError("teacher_coef and env_coef are both 0; one of them must reward something")
         if self.advantage == "minillm" and not self.teacher_coef:
             raise ConfigError("teacher_coef is 0; MiniLLM's returns are of the teacher's log-likelihood")
+
+    def unread(self) -> Unread:
         if self.advantage != "gae":
-            refuse_unread(self, "advantage gae", "lam", "bootstrap", "critic")
+            yield from needing("advantage gae", "lam", "bootstrap", "critic")
         if not self.teacher_coef:
-            refuse_unread(self, "teacher_coef above 0", "student_entropy")
+            yield from needing("teacher_coef above 0", "student_entropy")
 
 
 def build(

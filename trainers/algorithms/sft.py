@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from turngym.agents.playing.scripted import LOOPING
 from turngym.core.episode import Origin
 from turngym.core.settings import Range, Share
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.run_config import ConfigError, fingerprint
@@ -51,12 +51,14 @@ class SftConfig:
     def __post_init__(self) -> None:
         if self.noise[0] > self.noise[1]:
             raise ConfigError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
+
+    def unread(self) -> Unread:
         if not self.noise[1]:
-            refuse_unread(self, "noise", "mistakes")
+            yield from needing("noise", "mistakes")
         if self.kinds == {"expert"}:
-            refuse_unread(self, "a player in players beside expert", "noise")
+            yield from needing("a player in players beside expert", "noise")
         if self.kinds.isdisjoint(LOOPING):
-            refuse_unread(self, f"one of {', '.join(LOOPING)} in players", "loop_after", "loop_slips")
+            yield from needing(f"one of {', '.join(LOOPING)} in players", "loop_after", "loop_slips")
 
     @property
     def kinds(self) -> set[str]:

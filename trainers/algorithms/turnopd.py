@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.settings import Share
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -69,7 +69,7 @@ class DepthConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.h_min <= self.h_max:
-            raise ValueError(f"depth range is {self.h_min}..{self.h_max} turns; valid is 1 <= h_min <= h_max")
+            raise ValueError(f"h_min is {self.h_min} and h_max {self.h_max}; valid: 1 <= h_min <= h_max")
         if self.probe_interval < 1 or self.warmup < 0 or self.min_successes < 1:
             raise ValueError(
                 f"probe_interval {self.probe_interval}, warmup {self.warmup}, min_successes {self.min_successes}; "
@@ -244,12 +244,14 @@ class TurnOpdConfig:
     def __post_init__(self) -> None:
         if not self.blend_start <= self.blend_end:
             raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
+
+    def unread(self) -> Unread:
         if not self.adaptive_depth:
-            refuse_unread(self, "adaptive_depth", "depth")
+            yield from needing("adaptive_depth", "depth")
         if self.weight != "blend":
-            refuse_unread(self, "weight blend", "blend_start", "blend_end")
+            yield from needing("weight blend", "blend_start", "blend_end")
         if self.weight == "trajectory":
-            refuse_unread(self, "weight blend or turn", "n_min", "n_min_share")
+            yield from needing("weight blend or turn", "n_min", "n_min_share")
 
 
 def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
