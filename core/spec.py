@@ -551,7 +551,7 @@ class Resolved(Generic[T]):
 
     def to_toml(self) -> str:
         """The value as TOML, with the origin of each line as a comment."""
-        return to_toml(to_table(self.spec), self.origins)  # type: ignore[arg-type]
+        return to_toml(to_table(self.spec), self.origins)
 
 
 def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -890,8 +890,8 @@ def refuse_unread(settings: Any, needed: str, *names: str) -> None:
             raise SpecError(f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it")
 
 
-def to_table(spec: Spec) -> dict[str, Any]:
-    """A value as a nested table of plain values, defaults included."""
+def to_table(spec: Any) -> dict[str, Any]:
+    """A Spec or a dataclass as a nested table of plain values, defaults included."""
     found: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
     return found
 

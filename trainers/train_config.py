@@ -49,7 +49,6 @@ from turngym.core.spec import (
     resolve,
     settings_of,
     short_name,
-    to_table,
 )
 from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
 from turngym.trainers.lora import LoraConfig

@@ -450,7 +450,7 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         ("starts.warm = { algorithm = 'sft', stepps = 3 }", "warm in alfworld-loops: there is no setting stepps"),
         ("starts.warm.algorithm = 'sftt'", "starts.warm: "),
         ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
-        ("evaluate.time = 3", "evaluate: there is no setting time"),
+        ("evaluate.time = 3", "evaluate: there is no setting 'time'"),
         ("evaluate.samples = 0", "evaluate: samples is 0"),
         ("evaluate = { times = 2, average = true }", "evaluate.average needs 4 evaluations"),
         ("nonsense", "--set 'nonsense' is not TOML"),

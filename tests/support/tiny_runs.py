@@ -50,18 +50,6 @@ def with_file(folder: Path, words: Sequence[str]) -> list[str]:
     return [*rest, "--config", str(path)]
 
 
-def with_options(words: Sequence[str], *more: str) -> list[str]:
-    """`words` and `more`; an option that both give has the value of `more`, because an option may be given once."""
-    given = {word for word in more if word.startswith("--")}
-    kept, keep = list[str](), True
-    for word in words:
-        if word.startswith("--"):
-            keep = word not in given
-        if keep:
-            kept.append(word)
-    return [*kept, *more]
-
-
 def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     """Words of `turngym train` on generated games, for the models of the fixture `models`; `more` counts first."""
     words = ["--algorithm", algorithm, "--student", str(models / "student"), "--out", str(out)]
@@ -70,7 +58,7 @@ def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     words += ["--episodes", "4", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
     # recorded episodes that are imitated end where they end
     words += [] if algorithm == "sft" and "--traces" in more else ["--max-turns", "3"]
-    return with_options([*words, "--threads", "1", "--device", "cpu"], *with_file(out.parent, more))
+    return [*words, "--threads", "1", "--device", "cpu", *with_file(out.parent, more)]
 
 
 def untimed(run: Path, kind: str = "") -> list[dict[str, Any]]:

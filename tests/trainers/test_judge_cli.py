@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import break_off, save_tiny, untimed, with_file, with_options
+from tiny_runs import break_off, save_tiny, untimed, with_file
 
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *COMMON]
-    return with_options(words, *with_file(out.parent, more))
+    return [*words, *with_file(out.parent, more)]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, 
     assert untimed(tmp_path / "stopped") == whole
     assert [(row["judge/votes"], row["judge/votes_unread"]) for row in whole] == [(24, 24)] * 2
     with pytest.raises(CheckpointError, match=r"judge_votes"):
-        train.main(with_options(words, "--resume", "--judge-votes", "3"))
+        train.main([*words, "--resume", "--judge-votes", "3"])
 
 
 def test_recorded_episodes_are_judged_and_trained_on(model: Path, tmp_path: Path) -> None:

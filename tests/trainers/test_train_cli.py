@@ -269,7 +269,7 @@ def test_a_resumed_run_keeps_who_shows_and_who_is_compared(models: Path, tmp_pat
         (["--sft.hints", "0.5"], r"algorithm\.hints: checkpoint 0\.0, now 0\.5"),
         (["--expert", "searching"], r"collect\.expert: checkpoint 'expert', now 'searching'"),
         (
-            ["--traces", "shown.jsonl", "--sft.noise", "0", "0"],
+            ["--traces", "shown.jsonl", "--sft.noise", "0", "0", "--max-turns", "none"],
             r"collect\.traces: checkpoint \[\], now \['shown\.jsonl'\]",
         ),
         (["--dtype", "bfloat16"], r"models\.dtype: checkpoint 'float32', now 'bfloat16'"),
