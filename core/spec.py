@@ -445,7 +445,7 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
 
 
 def _has_text(cls: Any, name: str) -> bool:
-    """Whether a table called `name` may be written as one value: that of the field of its name, or the text of a kind."""
+    """Whether a table called `name` may be written as one value: that of the field of its name, or a kind's text."""
     main = _main(cls)
     own = getattr(cls, "table_of", None)
     own_text = own is not None and own.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]

@@ -379,7 +379,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "noise": ({"agent": "random", "noise": 0.5}, "noise is a setting of agent = player or own; agent is random"),
     "dtype": (
         {"agent": f"model:{STUDENT}", "policy_server": "http://a:1", "dtype": "bfloat16"},
-        "policy_server is a setting of agent.engine = servers; agent.engine is local",
+        "dtype is a setting of agent.engine = local; agent.engine is servers",
     ),
     "prompts": (
         {"agent": f"model:{STUDENT}", "memory": "all", "prompts": "own"},

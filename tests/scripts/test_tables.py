@@ -125,7 +125,7 @@ def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.Captur
         ({"rollout_dtype": "float8"}, "rollout_dtype is 'float8'"),
         ({"panel": "alfworld-quickstart", "eval_limit": -5}, "eval_limit is -5"),
         ({"autocast": "nope"}, "autocast is 'nope'"),
-        ({"nonsense": 3}, "no setting nonsense"),
+        ({"nonsense": 3}, "no setting 'nonsense'"),
     ):
         with pytest.raises(TurngymError, match=said):
             plan.of_run(table)

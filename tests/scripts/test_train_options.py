@@ -216,7 +216,7 @@ def test_a_run_is_repeated_from_its_folder(models: Path, tmp_path: Path) -> None
         ("train", "opd --algorithm grpo", r"opd and --algorithm grpo are two algorithms; valid: one"),
         ("eval", "--config a.toml --config b.toml", r"--config is given 2 times"),
         ("plan", "--config a.toml --config b.toml", r"--config is given 2 times"),
-        ("eval", "--preset list --preset verl-agent", r"--preset is given 2 times"),
+        ("eval", "--preset list --preset verl-agent", r"--preset is given twice"),
     ],
 )
 def test_what_is_given_once_is_refused_twice(
