@@ -15,8 +15,8 @@ from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
-from turngym.core.settings import SettingsError, read_toml
-from turngym.core.spec import at
+from turngym.core.settings import read_toml
+from turngym.core.spec import SettingsError, at
 from turngym.core.user_files import library_path, user_path
 from turngym.retrieval.precision import cast_parameters
 

@@ -23,8 +23,8 @@ from turngym.core.spec import (
     KIND,
     Layer,
     Resolved,
+    SettingsError,
     Spec,
-    SpecError,
     at,
     expand,
     flat,
@@ -88,17 +88,19 @@ def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What people ask for as a partial table of whole paths. Arguments of gym.make that every environment has may stand
     among `env_kwargs`, as in a call of `gym.make`.
 
-    Raises SpecError for settings that do not exist, and for one that is given twice.
+    Raises SettingsError for settings that do not exist, and for one that is given twice.
     """
     found = _unsaid(expand(EvalSpec, table, where))
     play = found.get("play", {})
     kwargs = play.get("env_kwargs", {})
     if "channel" in kwargs:
-        raise SpecError(f"{where}: env_kwargs has channel, which is the agent's: how actions are written (--channel)")
+        raise SettingsError(
+            f"{where}: env_kwargs has channel, which is the agent's: how actions are written (--channel)"
+        )
     homes = {**{name: f"play.env.{name}" for name in ENVIRONMENT}, "data": "compute.data"}
     for name in [name for name in kwargs if name in homes]:
         if at(found, homes[name]) is not None:
-            raise SpecError(f"{where}: {name} is given by itself and among env_kwargs; valid: once")
+            raise SettingsError(f"{where}: {name} is given by itself and among env_kwargs; valid: once")
         put(found, homes[name], kwargs.pop(name))
     return found
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from turngym.core.errors import TurngymError
 from turngym.core.spec import MOST as MOST
-from turngym.core.spec import Range, to_toml
+from turngym.core.spec import Range, SettingsError, to_toml
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
 
@@ -22,10 +21,6 @@ PROVENANCE = "provenance"
 RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
 """First line of a configuration that can only be read with this in mind."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class SettingsError(TurngymError, ValueError):
-    """A setting does not exist, or its value has the wrong type."""
 
 
 Seed = Annotated[int, Range(most=math.inf)]

@@ -104,11 +104,11 @@ MOST = 10**9
 """The largest whole number that a setting without a note may have: what counts something that is made."""
 
 
-class SpecError(TurngymError, ValueError):
+class SettingsError(TurngymError, ValueError):
     """A setting that does not exist, or that cannot have its value."""
 
 
-class UnknownSettingError(SpecError):
+class UnknownSettingError(SettingsError):
     """A setting that does not exist. `name` is what it was called."""
 
     def __init__(self, name: str, said: str) -> None:
@@ -135,7 +135,9 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, metaclass=_KeywordsO
             return _main_table(cls, text)
         kind, colon, value = text.partition(":")
         if kind not in kinds:
-            raise SpecError(f"{brief(text, 80)} is not known; valid: {', '.join(kinds)}.{did_you_mean(kind, kinds)}")
+            raise SettingsError(
+                f"{brief(text, 80)} is not known; valid: {', '.join(kinds)}.{did_you_mean(kind, kinds)}"
+            )
         return {KIND: kind, **(_main_table(kinds[kind], value) if colon else {})}
 
 
@@ -306,7 +308,7 @@ def _main(cls: type[Any]) -> str:
 
 def _main_table(cls: Any, text: str) -> dict[str, Any]:
     if not _main(cls):
-        raise SpecError(f"{kind_of(cls)} takes no value; given is {brief(text, 80)}")
+        raise SettingsError(f"{kind_of(cls)} takes no value; given is {brief(text, 80)}")
     name = _main(cls)
     setting = settings_of(cls)[name]
     return {name: _table_of(setting, text, name) if setting.tables else read_word(setting, [text], name)}
@@ -327,13 +329,13 @@ def _by_ending(cls: Any) -> Mapping[str, tuple[str, ...]]:
 def find(cls: type[Spec], name: str, where: str) -> Setting:
     """The setting that `name` means: a path, or an end of one; of several the one with the fewest parts.
 
-    Raises SpecError for a name that means nothing, or several settings.
+    Raises SettingsError for a name that means nothing, or several settings.
     """
     paths = _by_ending(cls).get(name, ())
     if len(paths) == 1:
         return settings_of(cls)[paths[0]]
     if paths:
-        raise SpecError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
+        raise SettingsError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
     alike = [one for one in _by_ending(cls) if one.count(".") == name.count(".")]
     hint = did_you_mean(name, alike if "." in name else short_names(cls))
     raise UnknownSettingError(name, f"{where}: there is no setting {brief(name, 80)}.{hint}")
@@ -360,7 +362,7 @@ def short_names(cls: type[Spec]) -> list[str]:
 def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A partial table of whole paths from one that may use short names, and texts in place of tables.
 
-    Raises SpecError for a name that means nothing, and for a setting that is given twice.
+    Raises SettingsError for a name that means nothing, and for a setting that is given twice.
 
     Args:
         cls: the type that the table is a part of.
@@ -372,7 +374,7 @@ def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, A
     for name, setting, value in _named(cls, table, where, ""):
         path = setting.path
         if path in given:
-            raise SpecError(f"{where}: {path} is given as {given[path]} and as {name}; valid: once")
+            raise SettingsError(f"{where}: {path} is given as {given[path]} and as {name}; valid: once")
         given[path] = name
         put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value)
     return _with_kinds(cls, found)
@@ -412,7 +414,7 @@ def _free(value: Any, where: str) -> Any:
         # not msgspec's: a path may hold bytes that are no UTF-8
         return json_of(value)
     except ValueError as error:
-        raise SpecError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
+        raise SettingsError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
 
 
 def _table_of(setting: Setting, value: Any, where: str) -> Any:
@@ -423,14 +425,14 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     if len(setting.tables) == 1 and not _has_text(base, setting.name):
         if value is None or isinstance(value, Mapping):
             return value
-        raise SpecError(f"{where} is {brief(value, 80)}; valid: a table of settings")
+        raise SettingsError(f"{where} is {brief(value, 80)}; valid: a table of settings")
     # a number stands for what its text does: `tasks = 20`
     number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
     if isinstance(value, str | Path) or number:
         try:
             return base.table_of(str(value)) if issubclass(base, Spec) else _main_table(base, value)
-        except SpecError as error:
-            raise SpecError(f"{where}: {error}") from None
+        except SettingsError as error:
+            raise SettingsError(f"{where}: {error}") from None
     if value is None or isinstance(value, Mapping):
         return value
     # several values stand for the kind whose first field holds several: `tasks = ["a", "b"]`
@@ -441,12 +443,15 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     # a value of the first field that is no text: `workers = 2`
     if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
         return {_main(setting.tables[0]): value}
-    raise SpecError(f"{where} is {brief(value, 80)}; valid: a text, or a table of settings")
+    raise SettingsError(f"{where} is {brief(value, 80)}; valid: a text, or a table of settings")
 
 
 def _has_text(cls: Any, name: str) -> bool:
-    """Whether a table called `name` may be written as one value: that of the field of its name, or a kind's text."""
+    """Whether a table called `name` may be written as one value: that of the field of its name, or of one that must be
+    given, or a text of its own."""
     main = _main(cls)
+    if main in _needed(cls):
+        return True
     own = getattr(cls, "table_of", None)
     own_text = own is not None and own.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
     return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
@@ -501,12 +506,12 @@ def at(table: Any, path: str) -> Any:
 
 
 def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
-    """The value that words of a command line stand for. Raises SpecError.
+    """The value that words of a command line stand for. Raises SettingsError.
 
     A list takes any number of words, every other setting one.
     """
     if not setting.many and len(words) != 1:
-        raise SpecError(f"{where} needs {'one value' if len(words) else 'a value'}; it is given {len(words)}")
+        raise SettingsError(f"{where} needs {'one value' if len(words) else 'a value'}; it is given {len(words)}")
     if setting.tables:
         return words[0]
     if setting.optional and list(words) == [NONE]:
@@ -521,10 +526,10 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
         found = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         shown = " ".join(words)
-        raise SpecError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
+        raise SettingsError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
     for one in found if isinstance(found, tuple) else (found,):
         if wanted := _refused(one, setting.range):
-            raise SpecError(f"{where} is {brief(one, 40)}; valid: {wanted}")
+            raise SettingsError(f"{where} is {brief(one, 40)}; valid: {wanted}")
     return found
 
 
@@ -570,7 +575,7 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     """The value that the layers give together: each stands on top of those before it.
 
     Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
-    reads (`unread`) is left out where nobody asked for it. Raises SpecError, which names the layer.
+    reads (`unread`) is left out where nobody asked for it. Raises SettingsError, which names the layer.
     """
     asked_for = merged([layer.table for layer in layers if layer.asked and not callable(layer.table)])
     made = [
@@ -582,7 +587,7 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     for path, needed in idle.items():
         if (who := said_by(found.origins, path)) in asked:
             said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
-            raise SpecError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
+            raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
     return _resolved(cls, [_without(one, idle) for one in made]) if idle else found
 
 
@@ -721,7 +726,7 @@ def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
 
 
 def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[str, str] | None = None) -> T:
-    """The value of a whole table. Raises SpecError: what, which value, whose, what would be valid.
+    """The value of a whole table. Raises SettingsError: what, which value, whose, what would be valid.
 
     Args:
         cls: its type.
@@ -733,12 +738,12 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         table = _without_none(cls, table)
         found = msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
-        raise SpecError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}" if where else str(error)) from None
+        raise SettingsError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}" if where else str(error)) from None
     for path, value, valid in _wrong_numbers(found):
         name = short_name(cls, path) if path in settings_of(cls) else path  # type: ignore[arg-type]
-        raise SpecError(f"{said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
+        raise SettingsError(f"{said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
     return found
 
 
@@ -896,10 +901,12 @@ def choices_of(kind: Any) -> list[str]:
 
 
 def refuse_unread(settings: Any, needed: str, *names: str) -> None:
-    """Raises SpecError for the first of `names` that is not as by default: nothing reads it without `needed`."""
+    """Raises SettingsError for the first of `names` that is not as by default: nothing reads it without `needed`."""
     for field in fields_of(type(settings)):
         if field.name in names and (value := getattr(settings, field.name)) != field.default:
-            raise SpecError(f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it")
+            raise SettingsError(
+                f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it"
+            )
 
 
 def to_table(spec: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import (
     Layer,
     Setting,
-    SpecError,
+    SettingsError,
     at,
     choices_of,
     expand,
@@ -212,7 +212,7 @@ class Verb(Generic[T]):
         on = re.sub(r"^no_|(?<=\.)no_(?=[^.]+$)", "", name, count=1)
         for kind in kinds:
             for word in (name, on):
-                with suppress(SpecError):
+                with suppress(SettingsError):
                     setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
                         return kind, setting, word != name

@@ -19,8 +19,8 @@ from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.provenance import FILE
-from turngym.core.settings import SettingsError, read_toml
-from turngym.core.spec import at, read
+from turngym.core.settings import read_toml
+from turngym.core.spec import SettingsError, at, read
 from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
 from turngym.envs.channels import split_thought

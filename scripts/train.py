@@ -103,7 +103,7 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
         try:
             return require_setting(algorithm, name, where)
         except UnknownSettingError:
-            # not a SpecError, for which the switch `--no-NAME` would be tried; the last part of a name may mean much
+            # not a SettingsError, for which the switch `--no-NAME` would be tried
             if ("." in name or name in Method.__struct_fields__) and (said := who_reads(name)):
                 option = f"--{name.replace('_', '-')}"
                 raise TurngymError(f"{algorithm} has no option {option}. {said}") from None

@@ -37,8 +37,8 @@ from turngym.core.spec import (
     Positive,
     Resolved,
     Setting,
+    SettingsError,
     Spec,
-    SpecError,
     UnknownSettingError,
     Unread,
     at,
@@ -491,7 +491,7 @@ def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], *
 def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainConfig]:
     """The run that the layers give together; their tables may have short names.
 
-    Raises SpecError for a setting that does not exist, has a value that it cannot have, or would not be read.
+    Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
     cls = config_class(algorithm)
     whole = [replace(one, table=expanded(algorithm, one.table, one.name)) for one in layers]
@@ -507,7 +507,7 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A partial table of whole paths. Raises SpecError, which says whose an unknown setting is."""
+    """A partial table of whole paths. Raises SettingsError, which says whose an unknown setting is."""
     asked = {name: value for name, value in table.items() if name != "algorithm"}
     refuse_credentials("", asked)
     try:
@@ -516,12 +516,12 @@ def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, 
         return expand(config_class(algorithm), asked, where)
     except UnknownSettingError as error:
         if said := who_reads(error.name):
-            raise SpecError(f"{where}: there is no setting {error.name}. {said}") from None
+            raise SettingsError(f"{where}: there is no setting {error.name}. {said}") from None
         raise
 
 
 def require_setting(algorithm: str, name: str, where: str) -> Setting:
-    """The setting that `name` means in a run with `algorithm`. Raises SpecError where it means none.
+    """The setting that `name` means in a run with `algorithm`. Raises SettingsError where it means none.
 
     A name means the same in every algorithm: where one lacks `temperature`, no other temperature is meant.
     """
@@ -540,7 +540,7 @@ def _meant(name: str) -> str | None:
     """The path of what `name` means where all settings of `Method` exist; None where it means nothing there."""
     try:
         return find(TrainConfig, name, "").path
-    except SpecError:
+    except SettingsError:
         return None
 
 
@@ -554,7 +554,7 @@ def has_setting(algorithm: str, name: str) -> bool:
     cls = config_class(algorithm)
     try:
         return require_setting(algorithm, name, "").path in settings_of(cls)
-    except SpecError:
+    except SettingsError:
         return False
 
 

@@ -57,7 +57,7 @@ def evaluate(
             temperature, max_turns, env_kwargs, slots, workers, ...
 
     Raises:
-        SpecError: a setting that does not exist, or that cannot have its value.
+        SettingsError: a setting that does not exist, or that cannot have its value.
         TurngymError: an unknown panel or agent, tasks that are not the panel's, a folder that holds another
             evaluation, or one that another process is writing to.
     """

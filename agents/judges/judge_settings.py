@@ -145,5 +145,5 @@ class _Alone(Spec):
 
 
 def judge_of(text: str, **settings: Any) -> AnyJudge:
-    """The judge that a text names, with settings of its kind. Raises SpecError for one that its kind does not have."""
+    """The judge that a text names, with settings of its kind. Raises SettingsError for one that its kind lacks."""
     return read(_Alone, {"judge": {**Judge.table_of(text), **settings}}, f"judge {text}").judge

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import AgentError, did_you_mean
-from turngym.core.settings import SettingsError, read_toml
+from turngym.core.settings import read_toml
+from turngym.core.spec import SettingsError
 from turngym.core.task import content_hash
 from turngym.core.user_files import read_text, user_path
 

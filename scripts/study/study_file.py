@@ -39,8 +39,8 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
-from turngym.core.settings import SettingsError, read_toml
-from turngym.core.spec import Layer, flat, read, to_table
+from turngym.core.settings import read_toml
+from turngym.core.spec import Layer, SettingsError, flat, read, to_table
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
@@ -50,7 +50,7 @@ from turngym.scripts.study.texts import TEXTS, text_path
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.run import check_run
 from turngym.trainers.study.records import RECORD, check_name
-from turngym.trainers.train_config import has_setting, require_setting, resolve_training, train_config
+from turngym.trainers.train_config import expanded, has_setting, require_setting, resolve_training, train_config
 
 # What a file says, table by table.
 
@@ -274,9 +274,9 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     trained = [method for method in (*methods.values(), *starts.values()) if not method.agent]
     algorithms = dict.fromkeys([*(method.algorithm for method in trained), *BUILT_IN])
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
-        for key in flat(settings):
-            if not any(has_setting(one, key) for one in algorithms):
-                require_setting(next(iter(algorithms)), key, f"{where}: {name}")
+        for key, value in flat(settings).items():
+            reader = next((one for one in algorithms if has_setting(one, key)), next(iter(algorithms)))
+            expanded(reader, {key: value}, f"{where}: {name}")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
     # where no method begins with a start it does not run, but its settings must exist all the same

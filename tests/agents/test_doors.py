@@ -23,7 +23,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import Sampling
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 from turngym.core.trace import read_trace
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel, make_panel
@@ -203,7 +203,7 @@ def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, ma
     assert again.spec.chat == ModelChat(channel="tool", system="Go.")
     with pytest.raises(AgentError, match="noise, device: settings of agents"):
         play_episodes(agent=ExpertAgent(), noise=0.5, device="cpu", channel="text")
-    with pytest.raises(SpecError, match=r"no setting 'temprature'\. Did you mean 'temperature'"):
+    with pytest.raises(SettingsError, match=r"no setting 'temprature'\. Did you mean 'temperature'"):
         resolve_agent({"agent": "random", "temprature": 1.0})
 
 

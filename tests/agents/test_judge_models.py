@@ -22,7 +22,7 @@ from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +231,7 @@ def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
     with pytest.raises(TurngymError, match=r"--judge 'http://127\.0\.0\.1:0' has a port"):
         HttpJudge(options=judge_of("http://127.0.0.1:0"))
     for name in ("judge_votes", "judge_parallel", "judge_tries"):
-        with pytest.raises(SpecError, match=rf"{name} is 0; .*at least 1"):
+        with pytest.raises(SettingsError, match=rf"{name} is 0; .*at least 1"):
             judge_of("http://127.0.0.1:1/v1", **{name: 0})
 
 
@@ -251,7 +251,7 @@ def test_sampling_defaults_are_the_documented_ones(voter: Voter) -> None:
     ],
 )
 def test_a_judge_has_the_settings_of_its_kind_alone(name: str, setting: str, owners: str) -> None:
-    with pytest.raises(SpecError, match=f"{setting} is a setting of judge = {owners};"):
+    with pytest.raises(SettingsError, match=f"{setting} is a setting of judge = {owners};"):
         judge_of(name, **{setting: 1})
 
 
@@ -337,7 +337,7 @@ def test_a_judge_named_as_on_the_hub_has_the_settings_of_its_folder(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "turngym.json").write_text('{"max_contxt": 9}')
     monkeypatch.setattr(models, "model_folder", lambda named, weights=True: tmp_path)
-    with pytest.raises(SpecError, match="max_contxt"):
+    with pytest.raises(SettingsError, match="max_contxt"):
         made(judge_of("model:some-org/judge"))
 
 
@@ -346,7 +346,7 @@ def test_judges_that_are_not_there(outside: None) -> None:
         made(judge_of("exprt"))
     with pytest.raises(PluginError, match="outside_judge has no 'Longest'"):
         made(judge_of("outside_judge:Longest"))
-    with pytest.raises(SpecError, match="judge_repeats is 0"):
+    with pytest.raises(SettingsError, match="judge_repeats is 0"):
         judge_of("expert", judge_repeats=0)
 
 

@@ -22,7 +22,7 @@ from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.spec import (
     Resolved,
-    SpecError,
+    SettingsError,
     at,
     choices_of,
     diff,
@@ -413,7 +413,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_settings_of_another_kind_are_refused_in_one_line(kind: str) -> None:
     asked, said = REFUSED[kind]
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SettingsError) as caught:
         resolve_play([("the words", {"panel": PANEL, **asked})], usual=USUAL)
     text = str(caught.value)
     assert said in text
@@ -424,7 +424,7 @@ def test_settings_of_another_kind_are_refused_in_one_line(kind: str) -> None:
 def test_who_says_a_setting_of_another_kind() -> None:
     """The file is named, not the command line that chose the kind."""
     layers = [("a.toml", {"panel": PANEL, "temperature": 0.5}), ("command line", {"agent": "expert"})]
-    with pytest.raises(SpecError, match=r"^a\.toml: temperature is a setting of"):
+    with pytest.raises(SettingsError, match=r"^a\.toml: temperature is a setting of"):
         resolve_play(layers, usual=USUAL)
     # what a preset or a folder says beside another kind is nobody's mistake
     found = resolve_play([("command line", {"panel": PANEL, "preset": "react"})], usual=USUAL).spec

@@ -16,7 +16,7 @@ from turngym.agents.evaluation.published import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError, ScoreError
 from turngym.agents.play_spec import Published, Whole
 from turngym.agents.resolve_play import resolve_play
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 from turngym.envs.panels import load_panel
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.scripts.main import main
@@ -31,7 +31,7 @@ def test_words_of_sampling() -> None:
     known = [sampling(text) for text in ("panel", "published", "published:140")]
     assert known == [Whole(), Published(harness=128), Published(harness=140)]
     for text in ("publishd", "published:", "published:0", "published:-3", "published:99999", "panel:3"):
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(SettingsError) as caught:
             sampling(text)
         assert "sampling" in str(caught.value) or "harness" in str(caught.value)
 

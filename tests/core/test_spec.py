@@ -20,8 +20,8 @@ from turngym.core.spec import (
     Positional,
     Positive,
     Range,
+    SettingsError,
     Spec,
-    SpecError,
     diff,
     expand,
     find,
@@ -108,9 +108,9 @@ def test_settings_have_paths_and_short_names() -> None:
     assert short_name(Run, "judge.address") == "address"
     # of several the path with the fewest parts; judge.folder and second.folder have as many
     assert find(Run, "env.turns", "test") is find(Run, "turns", "test") is settings["env.turns"]
-    with pytest.raises(SpecError, match=r"test: folder means judge\.folder or second\.folder"):
+    with pytest.raises(SettingsError, match=r"test: folder means judge\.folder or second\.folder"):
         find(Run, "folder", "test")
-    with pytest.raises(SpecError, match=r"test: there is no setting 'turms'\. Did you mean 'turns'"):
+    with pytest.raises(SettingsError, match=r"test: there is no setting 'turms'\. Did you mean 'turns'"):
         find(Run, "turms", "test")
 
 
@@ -135,9 +135,9 @@ def test_what_people_write_becomes_whole_paths() -> None:
         ("judge", "rules:x", "rules takes no value"),
         ("more", "{", "t: more is '{'; valid: a table, or a JSON object"),
     ):
-        with pytest.raises(SpecError, match=said):
+        with pytest.raises(SettingsError, match=said):
             expand(Run, {name: value}, "t")
-    with pytest.raises(SpecError, match=r"t: env\.turns is given as turns and as env\.turns"):
+    with pytest.raises(SettingsError, match=r"t: env\.turns is given as turns and as env\.turns"):
         expand(Run, {"turns": 3, "env.turns": 4}, "t")
 
 
@@ -171,7 +171,7 @@ def test_words_of_a_command_line(name: str, words: list[str], value: Any) -> Non
     ],
 )
 def test_words_that_cannot_be(name: str, words: list[str], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(SettingsError, match=said) as caught:
         read_word(settings_of(Run)[name], words, "--x")
     assert "\n" not in str(caught.value)
 
@@ -206,11 +206,11 @@ def test_what_another_kind_has_is_left_out_unless_it_was_asked_for() -> None:
     quiet = Layer(name="preset", table={"judge": {"votes": 2}})
     assert resolve(Run, [base, quiet, chosen]).spec.judge == Rules()
     asked = Layer(name="you", table={"judge": {"votes": 2}}, asked=True)
-    with pytest.raises(SpecError, match=r"you: votes is a setting of judge = model or url; judge is rules"):
+    with pytest.raises(SettingsError, match=r"you: votes is a setting of judge = model or url; judge is rules"):
         resolve(Run, [base, asked])
     file = Layer(name="a.toml", table={"judge": {"deadline": 2.0}}, asked=True)
     model = Layer(name="you", table={"judge": {"kind": "model", "folder": "x"}}, asked=True)
-    with pytest.raises(SpecError, match=r"a\.toml: deadline is a setting of judge = url; judge is model"):
+    with pytest.raises(SettingsError, match=r"a\.toml: deadline is a setting of judge = url; judge is model"):
         resolve(Run, [base, file, model])
 
 
@@ -234,7 +234,7 @@ def test_what_another_kind_has_is_left_out_unless_it_was_asked_for() -> None:
     ],
 )
 def test_values_that_cannot_be_are_one_line(table: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(SettingsError, match=said) as caught:
         read(Run, table, "f")
     assert "\n" not in str(caught.value)
 
@@ -306,7 +306,7 @@ def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
     # a path stands for what its text does
     assert expand(Served, {"needed": Path("x")}, "you") == expand(Served, {"needed": "x"}, "you")
     # of a table that is not there, what it must be given
-    with pytest.raises(SpecError, match=r"needed\.folder must be given"):
+    with pytest.raises(SettingsError, match=r"needed\.folder must be given"):
         resolve(Served, [])
 
 
@@ -321,24 +321,24 @@ def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
     ],
 )
 def test_notes_give_numbers_a_range_also_in_a_union(name: str, word: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SettingsError, match=said):
         read_word(settings_of(Served)[name], [word], "--x")
     table: dict[str, Any] = {"needed": {"folder": "x"}}
     put(table, name, float(word) if "share" in name else int(word))
-    with pytest.raises(SpecError, match=f"f: {name.removeprefix('place.')} is .*{said}"):
+    with pytest.raises(SettingsError, match=f"f: {name.removeprefix('place.')} is .*{said}"):
         read(Served, table, "f")
 
 
 def test_a_setting_may_be_a_word_and_needs_what_reads_it() -> None:
     assert [one.name for one in settings_of(Served).values() if one.positional] == ["name"]
     refuse_unread(Place(), "--host", "port", "share")
-    with pytest.raises(SpecError, match=r"^loud is True; it needs --x, "):
+    with pytest.raises(SettingsError, match=r"^loud is True; it needs --x, "):
         refuse_unread(made({"loud": True}), "--x", "loud")
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SettingsError) as caught:
         refuse_unread(made({"names": ["https://me:secret@host/", "word " * 99]}), "--x", "names")
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 130
-    with pytest.raises(SpecError, match=r"^share is 0\.7; it needs --host"):
+    with pytest.raises(SettingsError, match=r"^share is 0\.7; it needs --host"):
         refuse_unread(Place(share=0.7), "--host", "port", "share")
 
 

@@ -22,7 +22,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_build_inspect_verify(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "index"
     build = ["index", "build", "--corpus", str(corpus), "--out", str(out), "--kind", "dense"]
-    assert main([*build, "--factory", "IVF4,Flat", "--parameters", "nprobe", "4"]) == 0
+    assert main([*build, "--factory", "IVF4,Flat", "--parameters", '{"nprobe": 4}']) == 0
     assert "nprobe=4" in capsys.readouterr().out
     assert main(["index", "verify", str(out)]) == 0
     assert "files are as built" in capsys.readouterr().out

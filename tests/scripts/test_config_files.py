@@ -17,7 +17,7 @@ from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import write_config
 from turngym.core.settings import read_toml
-from turngym.core.spec import SpecError, diff, expand, read
+from turngym.core.spec import SettingsError, diff, expand, read
 from turngym.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout
@@ -83,7 +83,7 @@ def test_an_evaluation_leaves_its_settings_and_takes_them(capsys: pytest.Capture
     assert list(diff(found, spec_of(Path("one/trace.jsonl")))) == ["play.samples"]
     assert (found.play.samples, found.play.env.max_turns) == (3, 2)
     path.write_text('panel = "alfworld-quickstart"\nslts = 3\n')
-    with pytest.raises(SpecError, match=r"there is no setting 'slts'\. Did you mean 'slots'"):
+    with pytest.raises(SettingsError, match=r"there is no setting 'slts'\. Did you mean 'slots'"):
         evaluation.main(["--config", str(path)])
 
 

@@ -16,7 +16,7 @@ import turngym.scripts
 from turngym.core import spec
 from turngym.core.errors import TurngymError
 from turngym.core.settings import Range, read_toml
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 from turngym.scripts import eval, rollout, serve_proxy, train
 from turngym.scripts.main import main
 from turngym.trainers.algorithm import BUILT_IN
@@ -172,13 +172,13 @@ def test_a_command_ends_in_one_line(words: list[str], said: str, tmp_path: Path,
 
 def test_a_file_and_python_have_the_same_ranges(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('student = "x"\nout = "y"\nseed = -1\n')
-    with pytest.raises(SpecError, match=r"c\.toml: seed is -1; valid: at least 0"):
+    with pytest.raises(SettingsError, match=r"c\.toml: seed is -1; valid: at least 0"):
         train.parse(["opd", "--config", str(tmp_path / "c.toml")])
-    with pytest.raises(SpecError, match=r"options: eps is nan; valid: at least 0"):
+    with pytest.raises(SettingsError, match=r"options: eps is nan; valid: at least 0"):
         train_config("opd", {"student": "x", "out": "y", "optimizer": {"eps": math.nan}}, "options")
     assert read_toml(tmp_path / "c.toml")["seed"] == -1
 
 
 def test_a_range_has_its_lower_end_first() -> None:
-    with pytest.raises(SpecError, match=r"noise is 0\.5 to 0\.1"):
+    with pytest.raises(SettingsError, match=r"noise is 0\.5 to 0\.1"):
         train_config("sft", {"student": "x", "out": "y", "sft": {"noise": [0.5, 0.1]}}, "options")

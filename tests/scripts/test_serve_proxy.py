@@ -26,7 +26,7 @@ from proxy_run import options, play  # noqa: E402
 from turngym.agents.judges.judge_settings import Auto, UrlJudge  # noqa: E402
 from turngym.agents.proxy.turn_records import read_records  # noqa: E402
 from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.core.spec import SpecError  # noqa: E402
+from turngym.core.spec import SettingsError  # noqa: E402
 from turngym.core.trace import read_trace  # noqa: E402
 from turngym.scripts import trace  # noqa: E402
 from turngym.scripts.serve_proxy import serve  # noqa: E402
@@ -68,7 +68,7 @@ def test_staleness_reaches_the_loss_and_the_buffer(tmp_path: Path) -> None:
     assert training.trainer.algorithm is training.algorithm
     training.stop()
     service.close()
-    with pytest.raises(SpecError, match=r"staleness is -1; .*at least 0"):
+    with pytest.raises(SettingsError, match=r"staleness is -1; .*at least 0"):
         options(tmp_path, staleness=-1)
 
 

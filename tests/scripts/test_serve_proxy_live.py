@@ -21,7 +21,7 @@ from sglang_model import ModelServer  # noqa: E402
 
 from turngym.agents.models import load_model  # noqa: E402
 from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.core.spec import SpecError  # noqa: E402
+from turngym.core.spec import SettingsError  # noqa: E402
 from turngym.trainers.live.run import build  # noqa: E402
 from turngym.trainers.scorer import LocalScorer  # noqa: E402
 
@@ -137,7 +137,7 @@ def test_auto_takes_a_process_on_the_cpu_and_recording_needs_no_copy(tmp_path: P
 
 
 def test_a_wait_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"swap_wait is -1\.0"):
+    with pytest.raises(SettingsError, match=r"swap_wait is -1\.0"):
         proxy_run.options(tmp_path, swap_wait=-1.0)
 
 

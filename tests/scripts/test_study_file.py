@@ -11,7 +11,7 @@ import pytest
 
 from turngym.agents.worlds.built_in import WORLDS
 from turngym.core.errors import TurngymError
-from turngym.core.settings import SettingsError
+from turngym.core.spec import SettingsError
 from turngym.scripts.main import main
 from turngym.scripts.study.study_file import Cell, built_in, cells_of, read_study_file
 from turngym.trainers.algorithm import FixedDepth
@@ -221,7 +221,7 @@ def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
     assert (found["turnopd"]["turnopd"]["n_min"], found["depth"]["turnopd"]) == (3, {"weight": "trajectory"})
     assert (found["grpo"]["grpo"]["kl"], "distill" in found["grpo"], "grpo" in found["opd"]) == ("k1", False, False)
     # what a method says itself must be read
-    with pytest.raises(SettingsError, match=r"mine\.toml, sampled in alfworld: --distill\.top-k 3 needs "):
+    with pytest.raises(SettingsError, match=r"mine\.toml, sampled in alfworld: top_k is 3; it needs "):
         cells(tmp_path, text, "methods.sampled.distill.top_k = 3")
 
 

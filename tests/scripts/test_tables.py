@@ -118,7 +118,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
 def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     for table, said in (
-        ({"lora": 3}, "lora is 3"),
+        ({"optimizer": 3}, "optimizer is 3"),
         ({"steps": "x"}, "steps is 'x'"),
         ({"episodes": "64"}, "episodes is '64'"),
         ({"panel": 3}, "panel is 3"),
@@ -134,9 +134,9 @@ def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.Captur
     assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, plan.Workload().turns, 400)
     more = {"panel": "alfworld-quickstart", "also": ["turngym/WebShop-v0,panel=webshop-quickstart"], "eval_limit": 5}
     assert plan.of_run(more).work.eval_episodes == 2 * 5 * 4
-    (tmp_path / "config.toml").write_text("lora = 3\n")
+    (tmp_path / "config.toml").write_text("optimizer = 3\n")
     assert main(["plan", "--config", str(tmp_path / "config.toml")]) == 2
-    assert "config.toml: lora is 3" in capsys.readouterr().err
+    assert "config.toml: optimizer is 3" in capsys.readouterr().err
 
 
 def test_plan_knows_models_by_their_names_and_says_what_a_whole_run_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.saved_model import save_model
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.core.errors import TurngymError
-from turngym.core.settings import SettingsError, read_toml
-from turngym.core.spec import at
+from turngym.core.settings import read_toml
+from turngym.core.spec import SettingsError, at
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.scripts import train
 from turngym.scripts.main import main

@@ -14,7 +14,7 @@ from tiny_runs import untimed
 
 from turngym.core.episode import Episode
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.metrics import SOME_METRICS
@@ -195,5 +195,5 @@ def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
 
 def test_settings_outside_their_range() -> None:
     for given in ({"staleness": -1}, {"staleness": 1, "importance_cap": 0.5}):
-        with pytest.raises(SpecError, match=[*given][-1]):
+        with pytest.raises(SettingsError, match=[*given][-1]):
             train_config("grpo", {"student": "s", "out": "o", **given}, "test")

@@ -19,7 +19,7 @@ from turngym.agents.models import file_hashes, load_model
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError
 from turngym.core.protocols import GenerateRequest, Sampling
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 from turngym.scripts.main import main
 from turngym.scripts.model import average
 from turngym.scripts.train import parse
@@ -415,7 +415,7 @@ def test_autocast_copies_no_input_of_an_adapter_to_float32() -> None:
 
 
 def test_what_cannot_be_adapted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecError, match=r"rank is -1"):
+    with pytest.raises(SettingsError, match=r"rank is -1"):
         train_config("opd", {"student": "s", "out": "o", "lora": {"rank": -1}}, "test")
     with pytest.raises(ModelError, match=r"--lora\.targets no_such_layer: .*no_such_layer"):
         student(targets=("no_such_layer",))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tiny_runs import command, save_tiny
 
-from turngym.core.spec import Setting, SpecError, fields_of, flat, kind_of, settings_of, to_table
+from turngym.core.spec import Setting, SettingsError, fields_of, flat, kind_of, settings_of, to_table
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.ranks import SINGLE
@@ -168,7 +168,7 @@ def test_what_an_algorithm_does_not_read_is_no_setting_of_it_anywhere() -> None:
         foreign = {one for one in names if not has_setting(name, one)}
         assert not foreign & table["method"].keys(), "config.toml has what nothing reads"
         for key in sorted(foreign):
-            with pytest.raises(SpecError, match=rf"there is no setting {key}\. It belongs to "):
+            with pytest.raises(SettingsError, match=rf"there is no setting {key}\. It belongs to "):
                 train_config(name, {"student": "s", "out": "o", key: {}}, "test")
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import untimed
 
-from turngym.core.spec import SpecError, read
+from turngym.core.spec import SettingsError, read
 from turngym.trainers import train_loop
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError
@@ -237,7 +237,7 @@ def test_what_a_run_goes_on_with(tmp_path: Path) -> None:
     begun(tmp_path / "on", "on")
     assert with_saved_settings(RunConfig(), tmp_path / "on").packing == "on"
     assert with_saved_settings(RunConfig(packing="off"), tmp_path / "on").packing == "off"
-    with pytest.raises(SpecError, match="valid: auto, on, off"):
+    with pytest.raises(SettingsError, match="valid: auto, on, off"):
         read(RunConfig, {"packing": "yes"}, "test")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from turngym.core.spec import SpecError
+from turngym.core.spec import SettingsError
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.train_config import has_setting, train_config
@@ -77,7 +77,7 @@ def known(read: Callable[[], Any]) -> None:
     try:
         read()
         said = "nothing reads it"
-    except SpecError as error:
+    except SettingsError as error:
         said = str(error)
     assert re.search("nothing reads it|is a setting of", said), said
 

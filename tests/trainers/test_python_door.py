@@ -18,7 +18,7 @@ from tiny_runs import columns, command, untimed
 
 from turngym.core.errors import TurngymError
 from turngym.core.settings import read_toml
-from turngym.core.spec import SpecError, at, settings_of
+from turngym.core.spec import SettingsError, at, settings_of
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, OptimizerConfig, RunConfig, Targets, train
 from turngym.trainers.algorithm import BUILT_IN, TokenLosses, checked_targets, find_algorithm
@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
         ),
         ({"student": "s", "out": "o", "steps": True}, "steps is True; valid: a whole number"),
     ):
-        with pytest.raises(SpecError, match=text):
+        with pytest.raises(SettingsError, match=text):
             train("opd", **settings)
 
 

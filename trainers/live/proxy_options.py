@@ -14,7 +14,17 @@ from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.core.errors import did_you_mean
-from turngym.core.spec import Count, Layer, NotNegative, Number, Range, Spec, expand, refuse_unread, resolve
+from turngym.core.spec import (
+    Count,
+    Layer,
+    NotNegative,
+    Number,
+    Range,
+    Spec,
+    expand,
+    refuse_unread,
+    resolve,
+)
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig
 from turngym.trainers.train_config import Learns, Method, with_method
@@ -127,7 +137,7 @@ def proxy_class(algorithm: str | None) -> type[Any]:
 def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> AnyProxy:
     """The settings of a proxy from tables with short names, and who gives them, the last one on top.
 
-    Raises SpecError for a setting that does not exist, that cannot have its value, or that nothing would read.
+    Raises SettingsError for a setting that does not exist, that cannot have its value, or that nothing would read.
 
     Args:
         algorithm: what is trained; None: nothing.
