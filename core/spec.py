@@ -614,7 +614,8 @@ def unread(value: Any) -> Iterator[tuple[str, str]]:
 
     A class says it in a method `unread`, which yields (name or path below it, what is needed) for itself.
     """
-    settings, given = settings_of(type(value)), flat(plain(value))
+    kind: Any = type(value)
+    settings, given = settings_of(kind), flat(plain(value))
     for path, needed in _idle(value, ""):
         for one in given:
             below = one == path or one.startswith(f"{path}.")

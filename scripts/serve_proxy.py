@@ -60,7 +60,7 @@ def parse(argv: Sequence[str]) -> AnyProxy:
     if not trains and named is not None:
         raise TurngymError(f"--algorithm {named} with --no-train: nothing learns; leave one of them out")
     chosen = algorithm if trains else None
-    verb = Verb(name="turngym serve proxy", about=__doc__ or "", own=proxy_class(chosen))
+    verb: Verb[Any] = Verb(name="turngym serve proxy", about=__doc__ or "", own=proxy_class(chosen))
     if any(word in (*HELP, HELP_ALL) for word in words):
         verb.asked(words)
     layers = [] if file is None else [(file, table)]

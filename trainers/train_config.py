@@ -494,7 +494,7 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
     Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
     cls = config_class(algorithm)
-    whole = [replace(one, table=expanded(algorithm, one.table, one.name)) for one in layers]
+    whole = [replace(one, table=expanded(algorithm, one.table, one.name)) for one in layers if not callable(one.table)]
     # how a model that demonstrates was trained to be spoken to
     given = merged([one.table for one in whole if isinstance(one.table, Mapping)])
     if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
@@ -575,7 +575,7 @@ def option_name(cls: type[Any], path: str) -> str:
 def who_reads(name: str) -> str:
     """Says which built-in algorithms have the setting or table `name`; "" where none has."""
     readers = [one for one in BUILT_IN if has_setting(one, name)]
-    if not readers:
+    if len(readers) in (0, len(BUILT_IN)):
         return ""
     others = [one for one in BUILT_IN if one not in readers]
     return f"It belongs to {', '.join(readers) if len(readers) <= len(others) else 'all but ' + ', '.join(others)}."

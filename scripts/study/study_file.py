@@ -276,7 +276,8 @@ def _study(table: Mapping[str, Any], where: str, worlds: set[str]) -> Study:
     for name, settings in (("train", train), *((f"worlds.{place.name}", place.settings) for place in places)):
         for key, value in flat(settings).items():
             reader = next((one for one in algorithms if has_setting(one, key)), next(iter(algorithms)))
-            expanded(reader, {key: value}, f"{where}: {name}")
+            if not require_setting(reader, key, f"{where}: {name}").free:
+                expanded(reader, {key: value}, f"{where}: {name}")
     # settings are checked cell by cell: a mistake in the last method must not wait for the runs of the others
     cells = cells_of(study, Path())
     # where no method begins with a start it does not run, but its settings must exist all the same
