@@ -101,11 +101,11 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
         ({"student": "s", "out": "o", "grpo": {"n": 2}}, r"no setting grpo\. It belongs to grpo\."),
         (
             {"student": "s", "out": "o", "optimizer": "fast"},
-            "lr is 'fast'; valid: a number",
+            "optimizer is 'fast'; valid: a table of settings",
         ),
         (
             {"student": "s", "out": "o", "optimizer": RunConfig()},
-            "optimizer is .*RunConfig.*; valid: a text, or a table of settings",
+            "optimizer is .*RunConfig.*; valid: a table of settings",
         ),
         ({"student": "s", "out": "o", "steps": True}, "steps is True; valid: a whole number"),
     ):
