@@ -15,6 +15,18 @@ from hypothesis import HealthCheck, settings
 from machine import computed_on
 
 ROOT = Path(__file__).resolve().parents[1]
+SMOKE = frozenset(
+    {
+        *("core/test_spec.py", "core/test_whole_files.py"),
+        *("envs/test_guard.py", "envs/test_channels.py", "envs/test_reading.py", "envs/test_panels.py"),
+        *("envs/test_text_env.py", "agents/test_scores.py", "agents/test_rollout.py"),
+        *("trainers/test_batch.py", "trainers/test_returns.py", "trainers/test_group_advantages.py"),
+        *("trainers/test_policy_gradient.py", "trainers/test_reverse_kl.py", "trainers/test_token_weights.py"),
+        *("trainers/test_token_losses.py", "trainers/test_targets.py", "trainers/test_depth.py"),
+        *("trainers/test_rloo.py", "trainers/test_options_arrive.py", "scripts/test_needed.py"),
+    }
+)
+"""Files of tests that find most mistakes in a minute: `pytest -m smoke`."""
 
 
 def pytest_configure() -> None:
@@ -28,6 +40,22 @@ def pytest_configure() -> None:
     os.environ["TURNGYM_OFFLINE"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To read the files of all tests takes as long as the smoke tests themselves."""
+    smoke = config.getoption("markexpr") == "smoke" and collection_path.name.startswith("test_")
+    return True if smoke and _in_tests(collection_path) not in SMOKE else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _in_tests(item.path) in SMOKE:
+            item.add_marker("smoke")
+
+
+def _in_tests(path: Path) -> str:
+    return path.relative_to(ROOT / "tests").as_posix() if path.is_relative_to(ROOT / "tests") else ""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,9 @@
-"""Prints the size and shape of the rooms, as a table: `python tests/support/house.py` in a checkout."""
+"""Prints the size and shape of the rooms, as a table: `python tests/support/house.py`; of named modules their tests."""
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -58,6 +60,16 @@ def figures() -> dict[str, int | str]:
     return {**found, **{f"files reached from {name}": len(reached(edges, start)) for name, start in STARTS.items()}}
 
 
+def tests_of(module: str) -> list[str]:
+    """The files of tests that import a module of ours (`trainers/losses.py`), and those of mutants that change it."""
+    dotted = f"turngym.{module.removesuffix('.py').replace('/', '.')}"
+    names = re.compile(rf"(?:from|import) {re.escape(dotted)}\b|{re.escape(module)}")
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [path.relative_to(ROOT).as_posix() for path in files if names.search(path.read_text(encoding="utf-8"))]
+
+
 if __name__ == "__main__":
-    for name, value in figures().items():
+    if len(sys.argv) > 1:
+        print("\n".join(f"{module}: {' '.join(tests_of(module))}" for module in sys.argv[1:]))
+    for name, value in figures().items() if len(sys.argv) == 1 else ():
         print(f"| {name:<36} | {value:>9} |" if isinstance(value, str) else f"| {name:<36} | {value:>9,} |")
