@@ -33,6 +33,7 @@ def turns_of(episode: Episode) -> list[tuple[object, ...]]:
 def assert_same_episodes(theirs: Path, result: object) -> None:
     """The trace `theirs` holds the episodes of `result`: same tasks, turns, verdicts, rewards, ends; any order."""
     from turngym.agents.evaluation.compare import rescore
+    from turngym.core.spec import diff
 
     again = rescore(theirs)
     ours = {e.task.task_id: e for e in result.episodes}  # type: ignore[attr-defined]
@@ -44,8 +45,7 @@ def assert_same_episodes(theirs: Path, result: object) -> None:
         assert ends[0] == ends[1]
         assert (episode.system, episode.final_observation) == (one.system, one.final_observation)
     assert again.scores == result.scores  # type: ignore[attr-defined]
-    settings = ("panel", "panel_sha256", "tasks", "limit", "samples", "seed", "make", "channel")
-    assert [again.settings[n] for n in settings] == [result.settings[n] for n in settings]  # type: ignore[attr-defined]
+    assert not diff(again.spec.play, result.spec.play)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", name="assert_same_episodes")

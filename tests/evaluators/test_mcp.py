@@ -98,7 +98,7 @@ def test_a_process_is_an_episode_and_scores_as_turngym_eval_does(played: SimpleN
             (t.action, t.verdict, t.reward) for t in ours.turns
         ]
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert (written["agent"], written["tasks"], written["limit"]) == ("mcp", 3, 3)
+    assert (written["agent"], len(written["episodes"]), again.missing) == ("mcp", 3, 3)
     assert written["scores"] == json.loads(json.dumps(again.scores.to_json()))
 
 
