@@ -80,7 +80,7 @@ def test_the_command_scores_as_turngym_eval_does(
     log = read_eval_log(str(file))
     assert (log.status, log.eval.task) == ("success", "turngym/alfworld")
     assert log.eval.metadata is not None
-    assert log.eval.metadata["panel_sha256"] == played.result.spec.play.tasks.sha256
+    assert log.eval.metadata["spec"]["play"]["tasks"]["sha256"] == played.result.spec.play.tasks.sha256
     overall = played.result.scores.overall
     assert 0 < overall.avg.mean < 1
     assert metric(log, "mean") == pytest.approx(overall.avg.mean)
