@@ -28,7 +28,7 @@ from turngym.core.cores import POOLS
 from turngym.core.redaction import excerpt
 from turngym.core.secrets import key_of
 from turngym.core.settings import Above0, Length, Port, Processes, Range, Share, Threads
-from turngym.core.spec import KIND, Positional, Spec, kind_of, refuse_unread
+from turngym.core.spec import KIND, Positional, Spec, Unread, kind_of, needing
 from turngym.core.supervised import say
 
 TAIL = 25
@@ -204,9 +204,9 @@ class ServePolicy:
     more: tuple[str, ...] = ()
     """Further arguments of the server, as they stand: --more=--chunked-prefill-size --more=2048."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.device == "cpu":
-            refuse_unread(self, "a GPU (--device cuda)", "sleeps")
+            yield from needing("a GPU (--device cuda)", "sleeps")
 
     @property
     def program(self) -> str:

@@ -615,12 +615,12 @@ def unread(value: Any) -> Iterator[tuple[str, str]]:
     A class says it in a method `unread`, which yields (name or path below it, what is needed) for itself.
     """
     kind: Any = type(value)
-    settings, given = settings_of(kind), flat(plain(value))
+    usual = {path: plain(one.default) for path, one in settings_of(kind).items() if not one.tables}
+    now = {path: at(plain(value), path) for path in usual}
     for path, needed in _idle(value, ""):
-        for one in given:
-            below = one == path or one.startswith(f"{path}.")
-            if below and one in settings and given[one] != plain(settings[one].default):
-                yield one, needed
+        below = [one for one in usual if f"{one}.".startswith(f"{path}.")]
+        # None also of what the kinds that are chosen do not have
+        yield from ((one, needed) for one in below if now[one] is not None and now[one] != usual[one])
 
 
 Unread = Iterator[tuple[str, str]]
@@ -899,15 +899,6 @@ def choices_of(kind: Any) -> list[str]:
         elif isinstance(one, type) and issubclass(one, Enum):
             found += [str(item.value) for item in one]
     return list(dict.fromkeys(found))
-
-
-def refuse_unread(settings: Any, needed: str, *names: str) -> None:
-    """Raises SettingsError for the first of `names` that is not as by default: nothing reads it without `needed`."""
-    for field in fields_of(type(settings)):
-        if field.name in names and (value := getattr(settings, field.name)) != field.default:
-            raise SettingsError(
-                f"{field.name} is {brief(value, 60)}; it needs {needed}, without which nothing reads it"
-            )
 
 
 def to_table(spec: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Policy
 from turngym.core.settings import Count, Length, Processes
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.core.tables import print_table
 from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
@@ -82,9 +82,9 @@ class GpuBench:
     json: Path | None = None
     """Also write all figures here."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.save is None:
-            refuse_unread(self, "--save, the folder with the weights that it has", "policy_server")
+            yield from needing("--save, the folder with the weights that it has", "policy_server")
 
     @property
     def on_cpu(self) -> bool:

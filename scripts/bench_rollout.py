@@ -30,7 +30,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.protocols import Sampling
 from turngym.core.settings import Count, Range, Seed, Threads
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.options import read_options
@@ -476,12 +476,12 @@ class RolloutBench:
     """Seed of the weights and the observations."""
     play: PlayBench = field(default_factory=PlayBench)
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if not self.models:
-            refuse_unread(self, "--models", "system", "observation", "response", "seed")
+            yield from needing("--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
             named = (item.name for item in fields(PlayBench) if item.name != "episodes")
-            refuse_unread(self.play, "--episodes of 1 or more", *named)
+            yield from needing("--episodes of 1 or more", *(f"play.{one}" for one in named))
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from turngym.core.files import locked_file
 from turngym.core.settings import Length
-from turngym.core.spec import Positional, refuse_unread
+from turngym.core.spec import Positional, Unread, needing
 from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import build_folder, real_folder
@@ -39,17 +39,17 @@ class Build:
     force: bool = False
     """Replace the folder if it exists, once the new index is complete."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         encoder = self.plan.encoder
         if self.plan.kind == "bm25":
             vectors = ("encoder", "style", "passage_model", "device", "dtype", "dim", "factory", "parameters")
-            refuse_unread(self.plan, "--kind dense or hybrid", *vectors, "shard_rows")
+            yield from needing("--kind dense or hybrid", *(f"plan.{one}" for one in vectors), "plan.shard_rows")
         if encoder == "hashing" or not is_built_in(encoder):
-            refuse_unread(self.plan, "--encoder hf:MODEL", "style", "passage_model", "dtype")
+            yield from needing("--encoder hf:MODEL", "plan.style", "plan.passage_model", "plan.dtype")
         if encoder == "hashing":
-            refuse_unread(self.plan, "an --encoder that is a model", "device")
+            yield from needing("an --encoder that is a model", "plan.device")
         else:
-            refuse_unread(self.plan, "--encoder hashing", "dim")
+            yield from needing("--encoder hashing", "plan.dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
 from turngym.core.settings import Length, Seed
-from turngym.core.spec import Positional, refuse_unread
+from turngym.core.spec import Positional, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, read_text
@@ -63,13 +63,13 @@ class ExportPrompts:
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.panel is not None:
-            refuse_unread(self, "--env (a panel has its own)", "env_kwargs")
+            yield from needing("--env (a panel has its own)", "env_kwargs")
         if self.form == "tasks":
-            refuse_unread(self, "--form search-r1", "prompt")
+            yield from needing("--form search-r1", "prompt")
         if self.form == "search-r1":
-            refuse_unread(self, "--form tasks", "channel", "seed")
+            yield from needing("--form tasks", "channel", "seed")
 
 
 def export_prompts(command: ExportPrompts) -> int:
@@ -189,9 +189,9 @@ class ExportGames:
     limit: Length | None = None
     """Only the first so many games."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.panel is not None:
-            refuse_unread(self, "the games of the environment (no panel)", "env_kwargs")
+            yield from needing("the games of the environment (no panel)", "env_kwargs")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.settings import Count, Range, read_toml
-from turngym.core.spec import at, flat, kind_of, plain, refuse_unread
+from turngym.core.spec import Unread, at, flat, kind_of, needing, plain
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
@@ -56,13 +56,13 @@ class PlanOptions:
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
     work: Workload = field(default_factory=Workload)
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.steps is None:
-            refuse_unread(self, "--steps", "eval_every")
+            yield from needing("--steps", "eval_every")
         if self.teacher is None:
-            refuse_unread(self.work, "a --teacher", "teacher_dtype", "shard_teacher")
+            yield from needing("a --teacher", "work.teacher_dtype", "work.shard_teacher")
         if self.work.engine == "local":
-            refuse_unread(self.work, "--engine sglang or vllm", "engine_memory")
+            yield from needing("--engine sglang or vllm", "work.engine_memory")
 
 
 def plan_table(options: PlanOptions) -> Table:

@@ -19,7 +19,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.settings import Count, Length, Range, Seed
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
@@ -113,10 +113,12 @@ class Pretrain:
     """Continue an interrupted run."""
     any: AnyOptions = field(default_factory=AnyOptions)
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if "/" not in self.world:
             names = (item.name for item in fields(AnyOptions))
-            refuse_unread(self.any, "an environment by its id as --world (an embedded one has its own)", *names)
+            yield from needing(
+                "an environment by its id as --world (an embedded one has its own)", *(f"any.{one}" for one in names)
+            )
 
 
 def main(argv: Sequence[str]) -> int:

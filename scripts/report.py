@@ -32,7 +32,7 @@ from turngym.agents.evaluation.seeds import Difference, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
-from turngym.core.spec import Positional, refuse_unread
+from turngym.core.spec import Positional, Unread, needing
 from turngym.core.tables import Table, markdown
 from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (
@@ -530,10 +530,10 @@ class Options:
     title: str | None = None
     """Heading of the page; by default the runs and what they played."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         # --no-figure is kept without --out, too: none is drawn then
         if self.out is None:
-            refuse_unread(self, "--out", "latex")
+            yield from needing("--out", "latex")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, retrieval_front
 from turngym.core.errors import RetrievalError
 from turngym.core.settings import Count, Processes, Threads
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.retrieval.wire import ServerSettings
 from turngym.scripts.options import read_options
 
@@ -59,12 +59,12 @@ class ServeRetrieval:
     and loads the encoder; 0 searches in this process alone."""
     settings: ServerSettings = field(default_factory=ServerSettings)
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         # an index of words has no encoder
         if self.index.startswith("bm25:"):
-            refuse_unread(self, "an index of vectors", "encoder")
+            yield from needing("an index of vectors", "encoder")
             if self.rerank is None or not self.rerank.model.startswith("hf:"):
-                refuse_unread(self, "an index of vectors, or --rerank hf:FOLDER", "device")
+                yield from needing("an index of vectors, or --rerank hf:FOLDER", "device")
 
 
 def main(argv: Sequence[str]) -> int:

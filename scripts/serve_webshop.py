@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from turngym.agents.serving import DrainingServer, Listen, page_front
 from turngym.core.settings import Above0, Count, Seed, Threads
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.scripts.options import read_options
 
 
@@ -50,9 +50,9 @@ class ServeWebshop:
     threads: Threads = 8
     """Requests in work at the same time."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.profile == "embedded":
-            refuse_unread(self, "the --profile of a shop that has files", "data")
+            yield from needing("the --profile of a shop that has files", "data")
 
 
 def main(argv: Sequence[str]) -> int:

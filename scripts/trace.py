@@ -28,7 +28,7 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief, excerpt
 from turngym.core.settings import Length, Port
-from turngym.core.spec import Positional, read, refuse_unread, to_table
+from turngym.core.spec import Positional, Unread, needing, read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import (
@@ -339,11 +339,11 @@ class Print:
     width: Length = 2000
     """Longest text printed of one observation or response, in characters."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if not self.prompt:
-            refuse_unread(self, "--prompt", "tokenizer")
+            yield from needing("--prompt", "tokenizer")
         if not self.prompt and not self.turns:
-            refuse_unread(self, "--turns or --prompt", "width")
+            yield from needing("--turns or --prompt", "width")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,11 @@ class SimulatedStudy:
     shared: float = 0.2
     """Share of the variance between tasks that is between clusters, where there are any."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if not self.clusters:
-            refuse_unread(self, "--clusters", "shared")
+            yield from needing("--clusters", "shared")
+
+    def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0)):
             if getattr(self, name) < least:
                 raise TurngymError(f"--{name} {getattr(self, name)}: at least {least}")

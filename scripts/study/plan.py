@@ -44,7 +44,7 @@ from turngym.agents.evaluation.seeds import (
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.settings import Count, Range, Share
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.core.tables import Table, print_table
 from turngym.scripts.options import read_options
 from turngym.trainers.study.records import read_records
@@ -84,13 +84,15 @@ class StudyPlanOptions:
     most_tasks: Count = 1000
     """Most tasks that --difference considers."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.data is None:
-            refuse_unread(self, "--data", "methods")
+            yield from needing("--data", "methods")
         else:
-            refuse_unread(self, "evaluations as the pilot (no --data)", "first", "second")
+            yield from needing("evaluations as the pilot (no --data)", "first", "second")
         if self.difference is None:
-            refuse_unread(self, "--difference", "train_hours", "episode_seconds", "most_seeds", "most_tasks")
+            yield from needing("--difference", "train_hours", "episode_seconds", "most_seeds", "most_tasks")
+
+    def __post_init__(self) -> None:
         if not 0 < self.power < 1:
             raise TurngymError(f"--power is {self.power}; valid: between 0 and 1")
         if self.difference is not None and not 0 < self.difference < 100:

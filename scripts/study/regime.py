@@ -22,7 +22,7 @@ from turngym.agents.worlds import load_world
 from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
 from turngym.core.settings import Count, Length, Seed
-from turngym.core.spec import refuse_unread
+from turngym.core.spec import Unread, needing
 from turngym.core.tables import markdown
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import named_path
@@ -73,9 +73,9 @@ class RegimeOptions:
     out: Path | None = None
     """Folder for regime.md and regime.json; by default the table is only printed."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if not self.world:
-            refuse_unread(self, "--world", "student", "teacher", "episodes", "max_turns", "seed")
+            yield from needing("--world", "student", "teacher", "episodes", "max_turns", "seed")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -25,7 +25,7 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
 from turngym.core.settings import Threads, read_toml
-from turngym.core.spec import Positional, flat, refuse_unread, to_toml
+from turngym.core.spec import Positional, Unread, flat, needing, to_toml
 from turngym.core.tables import atomic_write, write_json
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
@@ -76,11 +76,11 @@ class RunOptions:
     print: bool = False
     """Print the commands of the cells, and run nothing."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.print:
-            refuse_unread(self, "to run (no --print)", "parallel", "executor", "ray_address", "pack")
+            yield from needing("to run (no --print)", "parallel", "executor", "ray_address", "pack")
         if self.executor != "ray":
-            refuse_unread(self, "--executor ray", "ray_address")
+            yield from needing("--executor ray", "ray_address")
 
 
 def main(argv: Sequence[str]) -> int:

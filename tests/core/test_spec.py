@@ -22,13 +22,14 @@ from turngym.core.spec import (
     Range,
     SettingsError,
     Spec,
+    Unread,
     diff,
     expand,
     find,
+    needing,
     put,
     read,
     read_word,
-    refuse_unread,
     resolve,
     settings_of,
     sha256_of,
@@ -329,17 +330,46 @@ def test_notes_give_numbers_a_range_also_in_a_union(name: str, word: str, said: 
         read(Served, table, "f")
 
 
-def test_a_setting_may_be_a_word_and_needs_what_reads_it() -> None:
+def test_a_setting_may_be_a_word() -> None:
     assert [one.name for one in settings_of(Served).values() if one.positional] == ["name"]
-    refuse_unread(Place(), "--host", "port", "share")
-    with pytest.raises(SettingsError, match=r"^loud is True; it needs --x, "):
-        refuse_unread(made({"loud": True}), "--x", "loud")
+
+
+class Needy(Spec):
+    host: str = ""
+    port: int = 1
+    names: tuple[str, ...] = ()
+
+    def unread(self) -> Unread:
+        if not self.host:
+            yield from needing("--host", "port", "names")
+
+
+class Above(Spec):
+    on: bool = True
+    needy: Needy = Needy()
+
+    def unread(self) -> Unread:
+        if not self.on:
+            yield from needing("--on", "needy")
+
+
+def test_what_nothing_reads_is_refused_where_it_is_asked_for_and_else_left_out() -> None:
+    def found(asked: bool, **table: Any) -> Above:
+        return resolve(Above, [Layer(name="you", table=table, asked=asked)]).spec
+
+    assert found(True, needy={"host": "a", "port": 2}).needy.port == 2
+    # a default that is given changes nothing
+    assert found(True, needy={"port": 1}) == Above()
+    with pytest.raises(SettingsError, match=r"^you: port is 2; it needs --host, without which nothing reads it$"):
+        found(True, needy={"port": 2})
+    assert found(False, needy={"port": 2}) == Above()
+    # the class of a table may say it of the whole table
+    with pytest.raises(SettingsError, match=r"^you: host is 'a'; it needs --on"):
+        found(True, on=False, needy={"host": "a"})
     with pytest.raises(SettingsError) as caught:
-        refuse_unread(made({"names": ["https://me:secret@host/", "word " * 99]}), "--x", "names")
+        found(True, needy={"names": ["https://me:secret@host/", "word " * 99]})
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 130
-    with pytest.raises(SettingsError, match=r"^share is 0\.7; it needs --host"):
-        refuse_unread(Place(share=0.7), "--host", "port", "share")
 
 
 @given(runs)

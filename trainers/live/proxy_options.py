@@ -21,8 +21,9 @@ from turngym.core.spec import (
     Number,
     Range,
     Spec,
+    Unread,
     expand,
-    refuse_unread,
+    needing,
     resolve,
 )
 from turngym.trainers.lora import LoraConfig
@@ -108,11 +109,11 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     lora: LoraConfig | None = None
     """Adapters learn in place of the weights; what answers gets them merged in."""
 
-    def __post_init__(self) -> None:
+    def unread(self) -> Unread:
         if self.staleness is None:
-            refuse_unread(self, "--staleness", "importance_cap")
+            yield from needing("--staleness", "importance_cap")
         if not isinstance(self.engine, Here):
-            refuse_unread(self, "a model that answers here (no --policy-server)", "swap_wait")
+            yield from needing("a model that answers here (no --policy-server)", "swap_wait")
 
     @property
     def loop(self) -> RunConfig:
