@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from turngym.scripts.study.show import write_tables
 from turngym.trainers.study.records import read_records
 
 pytestmark = pytest.mark.long
+STUDENT = Path(__file__).parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 PLAYED = """
 world = "alfworld"
 seeds = [0, 1]
@@ -108,7 +110,9 @@ def test_a_ray_cluster_plays_the_same_cells_and_a_failed_one_stops_no_other(
     file = tmp_path / "played.toml"
     file.write_text(PLAYED)
     here = run_study(file, tmp_path / "here")
-    file.write_text(PLAYED + '[methods.broken]\nagent = "model:nowhere/model"\n')
+    shutil.copytree(STUDENT, tmp_path / "broken")
+    os.truncate(tmp_path / "broken" / "model.safetensors", 4000)
+    file.write_text(PLAYED + f'[methods.broken]\nagent = "model:{tmp_path / "broken"}"\n')
     capsys.readouterr()
     with pytest.raises(TurngymError, match=r"^failed: alfworld/broken-seed0; .*; failed: "):
         run_study(file, tmp_path / "there", executor="ray")
