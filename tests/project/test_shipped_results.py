@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,10 @@ def are_the_same(files: list[Path]) -> None:
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
     old = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4", "NPY_DISABLE_CPU_FEATURES": " ".join(found)}
     children = [numbers_of(files, words) for words in (*machines, machines[0] | old)]
-    (first, *others), of_old = (lines := [child.communicate()[0].splitlines() for child in children])[:-1], lines[-1]
+    # together: a child whose pipe is full waits
+    with ThreadPoolExecutor(len(children)) as pool:
+        *same, of_old = pool.map(lambda child: child.communicate()[0].splitlines(), children)
+    first, *others = same
     assert [child.returncode for child in children] == [0] * len(children)
     assert len(first) > len(files)
     if "openblas" in first[0] and platform.machine() in ("x86_64", "AMD64"):
