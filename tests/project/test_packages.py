@@ -164,6 +164,13 @@ def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path)
         assert subprocess.run([python, *command], cwd=tmp_path, capture_output=True, env=env).returncode == 0
 
 
+def test_every_file_names_the_version() -> None:
+    models = tomllib.loads((MODELS / "pyproject.toml").read_text(encoding="utf-8"))
+    assert models["project"]["version"] == turngym.__version__
+    assert project()["project"]["optional-dependencies"]["worlds"] == [f"turngym-worlds=={turngym.__version__}"]
+    assert f"version: {turngym.__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.long
 def test_models_of_other_worlds_are_a_wheel_of_their_own(wheel: Path, tmp_path: Path) -> None:
     shipped = {path.relative_to(MODELS).as_posix() for path in MODELS.glob("*/*/*")}
@@ -172,9 +179,6 @@ def test_models_of_other_worlds_are_a_wheel_of_their_own(wheel: Path, tmp_path: 
     assert {name for name in packed if "dist-info" not in name} == {
         name for name in shipped if not name.startswith("alfworld/")
     }
-    version = tomllib.loads((MODELS / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert version == turngym.__version__
-    assert project()["project"]["optional-dependencies"]["worlds"] == [f"turngym-worlds=={version}"]
     code = "import turngym; print(turngym.load_world('search').checkpoint('teacher').parent.parent.name)"
     for wheels, said in (((wheel,), "turngym[worlds]"), ((wheel, models), "turngym_worlds")):
         python = clean_venv(tmp_path / f"venv{len(wheels)}", *wheels)
