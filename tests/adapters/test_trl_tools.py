@@ -24,7 +24,7 @@ def test_the_tool_is_described_as_the_environment_describes_it(tools: SessionPoo
     from transformers.utils import get_json_schema
 
     playing = adapter.environment_factory(tools)()
-    assert get_json_schema(playing.alfworld_step) == tools.tool.schema()
+    assert get_json_schema(playing.alfworld_step) == tools.tool.schemas()[0]
 
 
 def test_a_won_episode_is_worth_what_the_environment_says(tools: SessionPool, recorded: list[Episode]) -> None:

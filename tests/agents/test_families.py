@@ -19,7 +19,7 @@ from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.guard import ActionGuard
 from turngym.envs.tool_calls import CALL_ID
@@ -118,7 +118,7 @@ def test_which_templates_keep_thoughts_around_tool_results(name: str) -> None:
 def test_whatever_is_sampled_stays_and_the_next_prompt_is_the_template_s(name: str) -> None:
     renderer, channel, _ = opened(name)
     call = renderer.template.fit(channel.format("look"))
-    other = renderer.template.fit(channel.dialect.write("alfworld_stop", "action", "x"))
+    other = renderer.template.fit(channel.dialect.write("alfworld_stop", {"action": "x"}))
     strange = [f"Let me see. {call}", call + "\n" + channel.format("inventory"), "I give up", call[:-3] + "?"]
     for response in (other, *strange):
         played(renderer, [call, response, call])
@@ -215,13 +215,13 @@ def followed(name: str) -> bool:
     guard = ActionGuard(DoorEnv(), channel=channel)
     observation, _ = guard.reset(options={"task": "doors/1"})
     thread = renderer.open("Play.", observation)
-    renderer.write(thread, renderer.template.fit(channel.dialect.write("dor", "action", "open door 1")))
-    refusal, _, _, _, info = guard.step(channel.dialect.write("dor", "action", "open door 1"))
+    renderer.write(thread, renderer.template.fit(channel.dialect.write("dor", {"action": "open door 1"})))
+    refusal, _, _, _, info = guard.step(channel.dialect.write("dor", {"action": "open door 1"}))
     assert (info["verdict"], "<" in refusal) == ("malformed", False)
     renderer.observe(thread, refusal)
     shown = renderer.template.decode(thread.buffer.view().tolist())
     named = "the tool is door" in shown
-    right = channel.dialect.write(refusal.partition("the tool is ")[2].split(".")[0], "action", "open door 1")
+    right = channel.dialect.write(refusal.partition("the tool is ")[2].split(".")[0], {"action": "open door 1"})
     return named and bool(guard.step(right)[4]["success"])
 
 

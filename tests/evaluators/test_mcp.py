@@ -292,7 +292,7 @@ def test_over_http_a_key_says_whose_episode_it_is(tmp_path: Path) -> None:
 
 def test_search_answers_with_a_tool_of_its_own(tmp_path: Path) -> None:
     episodes = open_episodes(tmp_path, "search-quickstart", limit=1, named=False)
-    assert [name for name, _, _ in episodes.schemas()] == ["begin", "search", "answer"]
+    assert [tool.name for tool in episodes.tools()] == ["begin", "search", "answer"]
     begun = episodes.call("begin", {})
     assert "call the tool answer" in begun
     assert "Doc 1" in episodes.call("search", {"query": begun.partition("Question: ")[2].partition("\n")[0]})
