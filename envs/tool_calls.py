@@ -262,6 +262,18 @@ DEEPEST = 32
 """Most lists and objects inside each other in an argument."""
 
 
+class Bare(Untyped):
+    """A value without the marks of a string: a number, a truth value, or a string whose marks a model forgot."""
+
+    __slots__ = ()
+
+    @property
+    def typed(self) -> Any:
+        """What a chat template is given for it, so that it writes it as it was."""
+        found = read_json(self)
+        return str(self) if found is None or found[1] < len(self) else found[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls(_Marked):
     """FunctionGemma, Gemma 4: a name and arguments in braces; strings stand between two equal marks."""
@@ -292,7 +304,7 @@ class GemmaCalls(_Marked):
         bare = _GEMMA_BARE.match(text, start)
         # the pattern matches nothing at all, too
         assert bare is not None
-        return Untyped(bare[0].strip()), bare.end()
+        return Bare(bare[0].strip()), bare.end()
 
     def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
         inside = self._inside(text, start)
