@@ -13,16 +13,18 @@ import pytest
 from conftest import DoorEnv
 from families import FAMILIES, family_tokenizer
 
+from turngym.agents.playing.agent import system_message
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
-from turngym.core.tools import ToolSpec
+from turngym.core.tools import ToolSpec, tool_call
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.guard import ActionGuard
 from turngym.envs.tool_calls import CALL_ID
+from turngym.scripts.examples.oven import OvenEnv
 
 TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)
@@ -245,3 +247,39 @@ def test_the_table_of_families_says_what_is_measured() -> None:
     rows = [row(name) for name in FAMILIES]
     missing = [line for line in rows if line not in page]
     assert not missing, "\n".join(rows)
+
+
+TYPED = (
+    tool_call("read_recipe", dish="cake"),
+    tool_call("heat", degrees=180, fan=True),
+    tool_call("heat", degrees=-20),
+    tool_call("bake", dish="cake"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_typed_calls_of_several_tools_are_written_and_kept_as_the_template_has_them(name: str) -> None:
+    tools, tokenizer = OvenEnv.tool, family_tokenizer(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chat = complete_settings(ChatSettings(channel="tool"), tokenizer, tools)
+    renderer, channel = open_renderer(tokenizer, chat, tools), make_channel(chat.channel, tools)
+    assert isinstance(channel, ToolChannel)
+    assert channel.dialect.name == FAMILIES[name]
+    assert renderer.describes_tool
+    responses = [renderer.template.fit(channel.format(action)) for action in TYPED]
+    assert [channel.parse(response).action for response in responses] == list(TYPED)
+    # an int and a truth value stand in the history as they were sampled
+    assert len(played(renderer, responses).segments) == 1
+
+
+def test_who_has_no_functions_is_told_the_tools_in_words() -> None:
+    tools, guard = OvenEnv.tool, ActionGuard(OvenEnv())
+    for name, told in (("phi3", True), ("qwen3", False)):
+        renderer = open_renderer(family_tokenizer(name), ChatSettings(channel="tool:hermes"), tools)
+        channel = make_channel("tool:hermes", tools)
+        assert (tools.said in system_message(guard, channel, renderer)) == told
+        # an endpoint gets them beside its messages
+        assert tools.said not in system_message(guard, channel, None)
+    for channel in (None, make_channel("text", tools)):
+        assert tools.said in system_message(guard, channel, None)
