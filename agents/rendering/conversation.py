@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.core.episode import Span, Turn
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
-from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
+from turngym.envs.tool_calls import CALL_ID, THINK, Bare, Call, Dialect, Thoughts
 
 Message = dict[str, Any]
 T = TypeVar("T")
@@ -96,6 +96,7 @@ class StructuredAnswers:
             except (ValueError, RecursionError):
                 arguments = {}
         arguments = arguments if isinstance(arguments, dict) else {}
+        arguments = {name: value.typed if isinstance(value, Bare) else value for name, value in arguments.items()}
         shown = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
         return {"type": "function", "id": call.id or CALL_ID, "function": {"name": call.name, "arguments": shown}}
 

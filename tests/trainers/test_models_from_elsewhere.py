@@ -144,7 +144,7 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     from turngym.agents.models import load_tokenizer
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
-    from turngym.core.task import ToolSpec
+    from turngym.core.tools import ToolSpec
     from turngym.envs.alfworld.priors import SMALL, vocabulary
 
     words = [*vocabulary(SMALL), "<action>", "</action>", "Do the task."]
