@@ -369,13 +369,13 @@ def _training(methods: Sequence[Method]) -> list[Part]:
     ]
     study, notes = records_of(methods)
     # brings what only training needs
-    from turngym.trainers.study.tables import TABLES, notes_of, tables_of
+    from turngym.trainers.study.tables import caption, notes_of, tables_of
 
     for title, table in tables_of(study).items():
         world, _, name = title.rpartition(": ")
         # as the files of a study are called
         parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
-        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {TABLES[name].about}"]
+        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {caption(name, study)}"]
     notes = [*notes, *notes_of(study)]
     parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
     places = {method.name: method.place for method in methods}

@@ -34,10 +34,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(model: Path, out: Path, algorithm: str, **more: Any) -> dict[str, Any]:
     reads = find_algorithm(algorithm).reads
     table: dict[str, Any] = {"algorithm": algorithm, "student": str(model), "out": str(out), **ALFWORLD}
-    table |= {"teacher": str(model)} if {"teacher", "distill"} <= reads and "told" not in more else {}
+    table |= {"teacher": str(model)} if "teacher" in reads else {}
     table |= {"lm_loss": TEXT} if "text" in reads else {}
     table |= {"judge": "episode"} if algorithm == "opid" else {}
-    return table | {name: value for name, value in more.items() if name != "told"}
+    return table | more
 
 
 def weights(models: list[Any]) -> int:
@@ -60,6 +60,7 @@ KL = {"grpo": {"kl_coef": 0.1}}
         ("grpo", KL),
         ("grpo", {**KL, "dtype": "bfloat16"}),
         ("opd", {"staleness": 1}),
+        ("opd-hints", {"teacher": "none"}),
         ("ppo", {"ppo": {"critic": {"kind": "head"}}}),
     ],
 )
