@@ -191,15 +191,15 @@ def ahead_seconds(found: Estimate) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
-    table = None if file is None else read_toml(file)
-    run = {} if table is None else plain(of_run(table, str(file)))
+    asked = None if file is None else read_toml(file)
+    run = {} if asked is None else plain(of_run(asked, str(file)))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
         options = replace(options, gpus=(1,))
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
     print_table(traffic_table(options), "what each GPU receives in a step")
-    print("\n".join([*notes(options), *([] if table is None else notes_of_run(table, str(file)))]))
+    print("\n".join([*notes(options), *([] if asked is None else notes_of_run(asked, str(file)))]))
     return 0 if any(row[6] == "yes" for row in table[1]) else 1
 
 

@@ -658,11 +658,11 @@ def _write(options: Options, top: Head, made: Sequence[Section], *, summary: boo
     drawn: dict[str, list[str]] = {}
     failed: list[str] = []
 
-    def written(part: Part) -> Part:
+    def written(part: Part, caption: str) -> Part:
         if isinstance(part, tuple):
             write_table(part[1], folder / "data" / f"{part[0]}.csv")
             if options.latex:
-                write_table(part[1], folder / "tables" / f"{part[0]}.tex")
+                write_table(part[1], folder / "tables" / f"{part[0]}.tex", caption)
         elif isinstance(part, Figure):
             try:
                 drawn[part.name] = write_figure(part, folder, draw=options.figure)
@@ -671,7 +671,15 @@ def _write(options: Options, top: Head, made: Sequence[Section], *, summary: boo
                 return replace(part, panels=(), missing=(*part.missing, str(error)))
         return part
 
-    made = [replace(section, parts=tuple(map(written, section.parts))) for section in made]
+    def said(section: Section, number: int) -> str:
+        """The paragraph below a part, else the section's title."""
+        below = section.parts[number + 1 : number + 2]
+        return below[0] if below and isinstance(below[0], str) else section.title
+
+    made = [
+        replace(section, parts=tuple(written(part, said(section, n)) for n, part in enumerate(section.parts)))
+        for section in made
+    ]
     text = as_markdown(top, made, drawn=options.figure)
     if summary:
         text += "\n![Accuracy, depth, categories](report.png)\n"

@@ -120,10 +120,10 @@ def csv_text(table: Table) -> str:
     return page.getvalue()
 
 
-def write_table(table: Table, path: Path) -> None:
-    """Writes a table as CSV, or as LaTeX where `path` ends in .tex: the same cells."""
+def write_table(table: Table, path: Path, caption: str = "") -> None:
+    """Writes a table as CSV, or as LaTeX with its `caption` where `path` ends in .tex: the same cells."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_page(path, latex(table) if path.suffix == ".tex" else csv_text(table))
+    write_page(path, latex(table, caption, path.stem) if path.suffix == ".tex" else csv_text(table))
 
 
 @contextmanager

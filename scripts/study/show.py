@@ -75,7 +75,7 @@ def write_tables(study: Records, out: str | Path) -> str:
         name = title.rpartition(": ")[2]
         stem = title.replace(": ", "-").replace("/", "-")
         for kind in ("csv", "tex"):
-            write_table(table, out / f"{stem}.{kind}")
+            write_table(table, out / f"{stem}.{kind}", caption(name, study))
         parts += [f"## {title}", markdown(table)]
         if name not in explained:
             parts.append(caption(name, study))

@@ -256,7 +256,8 @@ def test_seeds_of_a_method_are_one_row(tmp_path: Path, capsys: Any, monkeypatch:
     study = ("overview", "accuracy", "averages", "cost", "categories")
     for name in (*(f"training-{name}" for name in study), "paired", "success", "behavior", "training", "settings"):
         latex = (tmp_path / "out" / "tables" / f"{name}.tex").read_text()
-        assert latex.startswith(r"\begin{tabular}{l")
+        assert rf"\label{{tab:{name}}}" in latex
+        assert r"\begin{tabular}{l" in latex
         assert latex.count("toprule") == 1
         # the same digits everywhere
         page = html.unescape((tmp_path / "out" / "report.html").read_text())

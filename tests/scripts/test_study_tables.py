@@ -370,7 +370,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
     assert "host" not in row
     # the numbers are the same in LaTeX
     tex = (tmp_path / "first" / "house-overview.tex").read_text()
-    assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert "\\label{tab:house-overview}\n\\begin{tabular}{lrrrrr}\n\\toprule\n" in tex
+    assert "\\caption{Success in percent: mean of the last" in tex
     for row in csv.DictReader((tmp_path / "first" / "house-overview.csv").open()):
         assert all(f" {value}" in tex for name, value in row.items() if name != "method"), row
 
