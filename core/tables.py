@@ -56,13 +56,18 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def latex(table: Table) -> str:
-    """The table in LaTeX, for the package booktabs: a `tabular` alone, to be put into a `table`."""
+def latex(table: Table, caption: str, label: str) -> str:
+    """The table in LaTeX, for the package booktabs: a `table` with its caption (`code` between backticks) and label."""
     header, rows = table
+    said = re.sub(r"`([^`]+)`", r"\\texttt{\1}", _latex_text(" ".join(caption.split())))
     lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
     columns_ = "l" + "r" * (len(header) - 1)
     return "\n".join(
         [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{said}}}",
+            rf"\label{{tab:{label}}}",
             rf"\begin{{tabular}}{{{columns_}}}",
             r"\toprule",
             lines[0],
@@ -70,12 +75,19 @@ def latex(table: Table) -> str:
             *lines[1:],
             r"\bottomrule",
             r"\end{tabular}",
+            r"\end{table}",
             "",
         ]
     )
 
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "†": r"\dag{}",
+}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 

@@ -186,6 +186,13 @@ def without(observation: str, listing: str) -> str:
     return before + after if found else observation
 
 
+def require_memory(name: str) -> None:
+    """Raises TurngymError for a `name` that is none of a `Memory`'s."""
+    if name not in ("all", "react") and WINDOW.fullmatch(name) is None:
+        hint = did_you_mean(name, ("all", "window:2", "react", "verl-agent:2"))
+        raise TurngymError(f"memory {name!r} is unknown; valid: all, window:N, react, verl-agent:N.{hint}")
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Which part of an episode stands in the prompt of a turn. Raises TurngymError for a `name` that is none of these.
@@ -207,9 +214,7 @@ class Memory:
     """Templates of the memory `verl-agent:N`."""
 
     def __post_init__(self) -> None:
-        if self.name not in ("all", "react") and WINDOW.fullmatch(self.name) is None:
-            hint = did_you_mean(self.name, ("all", "window:2", "react", "verl-agent:2"))
-            raise TurngymError(f"memory {self.name!r} is unknown; valid: all, window:N, react, verl-agent:N.{hint}")
+        require_memory(self.name)
         if self.templated != (self.templates is not None):
             said = "needs templates" if self.templated else "takes no templates"
             raise TurngymError(

@@ -43,7 +43,7 @@ from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncConfig
 from turngym.trainers.scorer import load_student
-from turngym.trainers.teacher import check_teacher, open_scorer, open_teacher, scoring_of
+from turngym.trainers.teacher import check_teacher, open_reference, open_teacher, scoring_of
 from turngym.trainers.train_loop import Trainer
 
 SESSIONS = "sessions.jsonl"
@@ -260,9 +260,16 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
             "same"
         )
     teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), (model, tokenizer), **scoring)
-    reference = None
-    if algorithm.needs_reference:
-        reference = open_scorer(algorithm, config.student, vocab_size=vocab_size, **scoring)
+    reference = open_reference(
+        algorithm,
+        model,
+        config.student,
+        adapters=config.lora is not None,
+        renewed=bool(config.loop.reference_every),
+        own_dtype=config.dtype,
+        vocab_size=vocab_size,
+        **scoring,
+    )
     judge = make_session_judge(config, algorithm, renderer, max_context)
     checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
     step = 0 if checkpoint is None else read_state(checkpoint)["step"]
