@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import errno
 import json
 import os
 import re
@@ -173,6 +174,8 @@ OLD = 24 * 3600.0
 def written_whole(path: str | Path) -> Iterator[Path]:
     """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is where a file must be", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     # of its own: other processes and machines may be writing the same file
     scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
