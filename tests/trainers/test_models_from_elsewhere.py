@@ -220,7 +220,8 @@ def chat_tokenizer(controls: Sequence[str], letters: int = 1) -> Any:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|pad|>")
     tokenizer.chat_template = (
         "{%- for m in messages -%}{{- '<|assistant|>' if m.role == 'assistant' else '<|user|>' -}}"
-        "{{- m.content + '<|end|>' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+        "{{- m.content + '<|end|>' -}}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
     )
     return tokenizer
 
