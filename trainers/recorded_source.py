@@ -138,9 +138,11 @@ def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int,
     """The number of a turn whose ids the student's tokenizer reads otherwise, what was recorded and what is read; None
     where they agree, spaces apart."""
     template, controls = renderer.template, renderer.template.encoder.ids
+    size, ids = len(template.tokenizer), episode.segments[turn.segment]
+    # the observation with what the template writes around it, and the response
     prompt, response = (
-        [token for token in ids.tolist() if token < len(template.tokenizer)]
-        for ids in (episode.prompt_ids(turn), episode.response_ids(turn))
+        [token for token in ids[begin:end].tolist() if token < size]
+        for begin, end in ((turn.prompt_span[0], turn.response_span[0]), turn.response_span)
     )
     # a response without words says nothing of the letters; the observation before it does
     blank = not turn.response.strip()
@@ -152,7 +154,7 @@ def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int,
     if strange := [token for token in before if token in controls and controls[token] not in template.writes]:
         return turn.index, "a control token before its response", template.decode(strange)
     # and the one behind it must end an answer, or be part of one
-    last = response[-1:] if turn.finish != "length" else []
+    last = [] if turn.is_cut else response[-1:]
     if any(controls.get(token) not in (None, *template.spoken) and token not in renderer.stop_ids for token in last):
         return turn.index, "an end behind its response", template.decode(last)
     return None

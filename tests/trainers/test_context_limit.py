@@ -55,6 +55,7 @@ def test_what_models_know() -> None:
     dynamic = {"rope_type": "dynamic", "factor": 4.0, **THETA}
     assert position_limit(config("Llama", max_position_embeddings=64, rope_parameters=dynamic)) == 64
     assert position_limit(config("GPTBigCode", n_positions=256)) == 256
+    assert position_limit(config("Mpt", max_seq_len=300)) == 300
     assert position_limit(config("Gemma3", text_config={"max_position_embeddings": 700})) == 700
     assert position_limit(config("Mamba")) is None
 
