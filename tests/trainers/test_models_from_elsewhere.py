@@ -40,7 +40,6 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
 from turngym.trainers.recorded_source import check_tokenizer
 from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
-from turngym.trainers.train_loop import TrainError, check_ids
 
 torch.set_num_threads(1)
 
@@ -92,15 +91,6 @@ def test_a_proxy_draws_and_holds_what_its_teacher_scores(tmp_path: Path, capfd: 
     finally:
         training.stop()
         service.close()
-
-
-def test_an_id_of_the_padding_that_a_server_drew_is_named() -> None:
-    batch = pack(toy.demonstrations(2), origins=("demonstration",))
-    most = int(batch.label_N.max())
-    check_ids(batch, most + 1)
-    check_ids(batch, None)
-    with pytest.raises(TrainError, match=f"id {most} "):
-        check_ids(batch, most)
 
 
 def test_zero_clips_nothing_for_the_critic_too() -> None:
