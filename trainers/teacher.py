@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +14,7 @@ import numpy as np
 
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.models import find_model, load_model, model_config
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import teacher_scorer
 from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
@@ -135,6 +138,21 @@ def teachers_length(
     folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
     limits = [position_limit(model_config(find_model(one))) for one in folders if one is not None]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> ChatSettings:
+    """Returns `settings` with the limit of ids that the teachers have, and says so where it is less than the student's.
+
+    Args:
+        longest: most ids that every teacher can read (`teachers_length`).
+        settings: the student's; those that are saved with it stay.
+        model: the student.
+    """
+    own = settings.max_context or position_limit(model.config)
+    if longest is None or (own is not None and own <= longest):
+        return settings
+    print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
+    return replace(settings, max_context=longest)
 
 
 def further_teachers(

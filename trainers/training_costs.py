@@ -232,7 +232,11 @@ def shape_named(name: str) -> ModelShape:
 
 
 def shape_of(config: Any) -> ModelShape:
-    """The shape that a Hugging Face configuration describes. Raises ModelError where a size is missing."""
+    """The shape that a Hugging Face configuration describes, of a model that also reads images its language model's.
+
+    Raises ModelError where a size is missing.
+    """
+    config = config.get_text_config()
     try:
         heads = int(config.num_attention_heads)
         return ModelShape(
