@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import html
 import errno
+import html
 import json
 import os
 import re
