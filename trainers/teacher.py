@@ -142,12 +142,19 @@ def teachers_length(
 def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> ChatSettings:
     """Returns `settings` with the limit of ids that the teachers have, and says so where it is less than the student's.
 
+    Raises ConfigError for settings that go beyond the student's positions.
+
     Args:
         longest: most ids that every teacher can read (`teachers_length`).
         settings: the student's; those that are saved with it stay.
         model: the student.
     """
-    own = settings.max_context or position_limit(model.config)
+    known, wanted = position_limit(model.config), settings.max_context
+    if known is not None and wanted is not None and wanted > known:
+        raise ConfigError(
+            f"--max-context is {wanted}; valid: 1 to {known}, the positions that {type(model).__name__} knows"
+        )
+    own = wanted or known
     if longest is None or (own is not None and own <= longest):
         return settings
     print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
