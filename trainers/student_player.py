@@ -42,7 +42,7 @@ from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
-from turngym.trainers.train_config import RolloutConfig
+from turngym.trainers.train_config import ChatConfig, PlayConfig, RolloutConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,14 @@ class RunInfo:
     """What becomes of its hints."""
 
 
+def chat_settings(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
+    """How the student of `folder` is spoken to: as its turngym.json says, the preset on top, then what is given."""
+    settings, preset = ChatSettings.load(folder), find_preset(play.preset, play.env_id)
+    if preset is not None:
+        settings = preset.settings(settings, play.env_kwargs)
+    return chat.applied(settings, play.env_id)
+
+
 class StudentPlayer:
     """A student in training plays an environment: in this process, in workers, or on servers.
 
@@ -97,10 +105,7 @@ class StudentPlayer:
         self.preset = find_preset(play.preset, play.env_id)
         self.env_kwargs = dict(play.env_kwargs)
         """Arguments for gym.make that the settings give."""
-        settings = ChatSettings.load(run.folder)
-        if self.preset is not None:
-            settings = self.preset.settings(settings, self.env_kwargs)
-        self.settings = config.chat.applied(settings, play.env_id)
+        self.settings = chat_settings(config.chat, play, run.folder)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "

@@ -18,8 +18,9 @@ from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import Origin, Status
 from turngym.core.protocols import Sampling
 from turngym.core.task import Task, task_number
+from turngym.core.tools import ToolSet
 from turngym.envs.base import TextEnv
-from turngym.envs.channels import Channel
+from turngym.envs.channels import Channel, ToolChannel
 from turngym.envs.guard import ActionGuard
 
 
@@ -31,9 +32,14 @@ def reset_seed(task_id: str, seed: int) -> int:
 def system_message(env: ActionGuard | TextEnv, channel: Channel | None, renderer: ChatRenderer | None) -> str:
     """The default system message: the environment's instructions, and the channel's unless the chat template gives
     them."""
-    if channel is None or (renderer is not None and renderer.describes_tool):
+    if renderer is not None and renderer.describes_tool:
         return env.instructions
-    return f"{env.instructions}\n\n{channel.instructions(env.tool)}"
+    parts = [env.instructions]
+    # a text channel describes the tools itself; without a renderer, calls have them beside the messages
+    untold = channel is None or (isinstance(channel, ToolChannel) and renderer is not None)
+    if untold and isinstance(env.tool, ToolSet):
+        parts.append(f"An action is {env.tool.said}")
+    return "\n\n".join(parts if channel is None else (*parts, channel.instructions(env.tool)))
 
 
 def with_stops(sampling: Sampling, channel: Channel | None, renderer: ChatRenderer | None) -> Sampling:

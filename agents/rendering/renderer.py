@@ -40,7 +40,7 @@ from turngym.agents.rendering.text_encoder import CACHE
 from turngym.core.episode import Episode, Origin, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, make_channel, split_thought
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
 
@@ -86,7 +86,7 @@ class ChatRenderer:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        tool: ToolSpec | None = None,
+        tool: Tools | None = None,
         thinking: bool | None = None,
         observation_role: ObservationRole = "user",
         history: Literal["template", "append"] = "template",
@@ -338,7 +338,7 @@ def read_exactly(renderer: ChatRenderer, ids: Sequence[int], response: str) -> b
     return not set(said) & set(renderer.stop_ids) and renderer.template.answer_text(said) == response
 
 
-def said_in(channel: Channel, tool: ToolSpec, turn: Turn) -> str:
+def said_in(channel: Channel, tool: Tools, turn: Turn) -> str:
     """The response of `turn` in `channel`, its thought included; as it was written if the channel reads it."""
     read, thought = channel.parse(turn.response), split_thought(turn.response, tool.tags)[0]
     # a thought in the usual tags may not be a thought in this channel's style
@@ -364,7 +364,7 @@ class TextEpisodes:
 
     renderer: ChatRenderer
     channel: Channel
-    tool: ToolSpec
+    tool: Tools
     system: str | None = None
     max_context: int | None = None
 

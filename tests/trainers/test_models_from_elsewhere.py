@@ -26,7 +26,8 @@ from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.saved_model import save_model
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import ModelError, TurngymError
-from turngym.core.task import Task, ToolSpec, Verdict
+from turngym.core.task import Task, Verdict
+from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_episodes
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.envs.channels import make_channel

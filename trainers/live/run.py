@@ -48,7 +48,7 @@ from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,
     no_longer_than,
-    open_scorer,
+    open_reference,
     open_teacher,
     scoring_of,
     teachers_length,
@@ -316,9 +316,16 @@ def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
             "same"
         )
     teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), (model, tokenizer), **scoring)
-    reference = None
-    if algorithm.needs_reference:
-        reference = open_scorer(algorithm, config.student, vocab_size=vocab_size, **scoring)
+    reference = open_reference(
+        algorithm,
+        model,
+        config.student,
+        adapters=config.lora is not None,
+        renewed=bool(config.loop.reference_every),
+        own_dtype=config.dtype,
+        vocab_size=vocab_size,
+        **scoring,
+    )
     return Scores(
         algorithm=algorithm,
         teacher=teacher,
