@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure
 from turngym.agents.evaluation.seeds import (
     Design,
+    Parts,
     Price,
     Spread,
     TaskMeans,
@@ -24,11 +25,13 @@ from turngym.agents.evaluation.seeds import (
     degrees_of_two,
     detectable,
     differences,
+    half_of_arms,
     half_width,
     in_family,
     over_seeds,
     power,
     rise,
+    seed_apart,
     seed_spread,
     spread_of,
 )
@@ -61,19 +64,51 @@ def test_a_difference_over_seeds_by_hand() -> None:
     assert found.task_error == 0.0
     # pairs of runs: .75 > .25, .75 > .5, .25 = .25, .25 < .5; the same in b
     assert found.better == pytest.approx(2.5 / 4)
-    degrees = degrees_of_two([(0.03125, 1), (0.125, 1)])
-    # shares 1/5 and 4/5, half way to equal 7/20 and 13/20
-    assert degrees == pytest.approx(400 / (49 + 169))
-    assert (degrees_of_two([(0.0, 2), (0.0, 2)]), degrees_of_two([(0.5, 2), (0.0, 2)])) == (
-        pytest.approx(4),
-        pytest.approx(3.2),
-    )
-    assert degrees_of_two([(0.5, 4)]) == 4
+    # shares 1/5 and 4/5
+    assert degrees_of_two([0.03125, 0.125], 1) == pytest.approx(25 / (1 + 16))
+    # all of one of them: its own degrees; alike, or nothing: those of both
+    assert [degrees_of_two(apart, 2) for apart in ([0.5, 0.0], [0.5, 0.5], [0.0, 0.0])] == [2, 4, 4]
     many = [[{str(task): value for task in range(100)} for value in runs] for runs in ((0.375, 0.625), (0.4, 0.44))]
     wide = rise(*many)
-    degrees = degrees_of_two([(0.03125, 1), (0.0008, 1)])
+    degrees = degrees_of_two([0.03125, 0.0008], 1)
     half = t_quantile(0.975, degrees) * math.sqrt((0.03125 + 0.0008) / 2)
     assert (wide.low, wide.high) == pytest.approx((max(-1.0, -0.08 - half), min(1.0, -0.08 + half)))
+
+
+def test_methods_of_few_and_of_many_seeds_have_a_quantile_each() -> None:
+    """Two seeds .3 and .5, which vary by .02 / 2, and five that vary by .001 / 5, over tasks that differ by nothing."""
+    few = [{str(task): value for task in range(100)} for value in (0.3, 0.5)]
+    many = [{str(task): 0.6 + place * math.sqrt(0.0004) for task in range(100)} for place in (-2, -1, 0, 1, 2)]
+    half = math.sqrt(12.706204736**2 * 0.02 / 2 + 2.776445105**2 * 0.001 / 5)
+    parts = [Parts.of(np.array([[*run.values()] for run in runs])) for runs in (few, many)]
+    assert half_of_arms(parts, 0.0, 1.98, 0.025) == pytest.approx(half, rel=1e-6)
+    # what both have of chance counts with the tasks' quantile: 0 of two seeds, 21/25 of five
+    noisy = [replace(part, chance=0.0001) for part in parts]
+    squared = 12.706204736**2 * 0.02 / 2 + 2.776445105**2 * (0.001 / 5 - 0.000084) + 1.98**2 * (0.0003 - 0.000116)
+    assert half_of_arms(noisy, 0.0003, 1.98, 0.025) == pytest.approx(math.sqrt(squared), rel=1e-6)
+    # as many of both: one quantile for the sum, here of 2 (1.75 + 1)^2 / (1.75^2 + 1) degrees
+    same = [Parts(seeds=3, between_seeds=value, between_tasks=0.0, chance=0.00009) for value in (0.0007, 0.0004)]
+    degrees = 2 * 2.75**2 / (1.75**2 + 1)
+    squared = t_quantile(0.975, degrees) ** 2 * (0.0011 - 0.0001) + 1.98**2 * 0.0001
+    assert half_of_arms(same, 0.0, 1.98, 0.025) == pytest.approx(math.sqrt(squared), rel=1e-6)
+
+
+def test_a_seed_that_collapsed_lies_apart() -> None:
+    rng = np.random.default_rng(3)
+
+    def runs(*levels: float) -> list[TaskMeans]:
+        rates = np.array(levels)[:, None] + rng.normal(0, 0.1, 100)
+        return [{str(task): float(value) for task, value in enumerate(row)} for row in rng.binomial(4, rates) / 4]
+
+    assert seed_apart(runs(0.5, 0.52, 0.49, 0.1, 0.5)) == 3
+    assert seed_apart(runs(0.9, 0.5, 0.52, 0.49, 0.5)) == 0
+    assert seed_apart(runs(0.5, 0.6, 0.4, 0.3, 0.7)) is None
+    # seeds of one normal distribution, of chance alone, and two that differ: which of them would it be?
+    assert seed_apart(runs(0.5, 0.1)) is None
+    assert seed_apart([{"a": 0.5}, {"a": 0.5}, {"a": 0.1}]) is None
+    for count, spread in ((3, 0.0), (5, 0.0), (5, 0.08), (10, 0.08)):
+        found = [seed_apart(runs(*rng.normal(0.5, spread, count).clip(0.2, 0.8))) is not None for _ in range(400)]
+        assert fmean(found) <= 0.075, (count, spread)
 
 
 def test_tasks_and_seeds_in_any_order_give_the_same_numbers_to_the_last_bit() -> None:

@@ -110,7 +110,7 @@ def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
         config,
         context,
         name="agent-opsd",
-        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=config.told, change=change),
+        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
         token_loss=config.surrogate,
     )
 

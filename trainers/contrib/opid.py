@@ -57,7 +57,7 @@ def build(config: OpidConfig, context: BuildContext) -> Algorithm:
     yours may be a model), and there is one weight. The mean of a group is over episodes, there over turns, so that long
     ones count more. Its step advantage and its loss of distillation are 0 in all its scripts and left out.
     """
-    signal = GroupAdvantage(reward=config.reward, scale=config.scale)
+    signal = config.compared(config.scale)
     return told_group(
         config,
         context,

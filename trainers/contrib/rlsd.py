@@ -90,7 +90,7 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
         config,
         context,
         name="rlsd",
-        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=config.told, change=change),
+        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
         token_loss=config.surrogate,
     )
 

@@ -84,7 +84,7 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
         config,
         context,
         name="sdar",
-        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=config.told),
+        target_fn=WithTold(target_fn=config.compared(), told=config.told),
         token_loss=Gated(loss=config.surrogate, coef=config.coef, beta=config.beta),
     )
 

@@ -87,7 +87,7 @@ def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
         config,
         context,
         name="skill-sd",
-        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=config.told),
+        target_fn=WithTold(target_fn=config.compared(), told=config.told),
         token_loss=Distilled(loss=config.surrogate, coef=config.coef),
     )
 
