@@ -104,7 +104,7 @@ class GroupAdvantage:
     """Each episode's group-relative advantage on all of its tokens; `reward` names what an episode is worth.
 
     With `over` turns an episode counts in its group's mean and deviation as often as it has turns that are trained on,
-    as where every turn is a row of the batch. Source of that: [verl-agent]; docs/algorithms.md#group-relative-advantage.
+    as where every turn is a row of the batch (verl-agent). Source: docs/algorithms.md#group-relative-advantage.
     """
 
     reward: Reward = "return"

@@ -375,8 +375,8 @@ def clipped_objective(
 ) -> tuple[Tensor, Tensor]:
     """l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) of any ratio r: loss [N], and bool [N] where it is clipped.
 
-    With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached. A ratio at a bound is within it, though
-    it be rounded: one that was truncated there (`TruncatedImportance`) keeps its gradient.
+    With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached. A ratio at a bound is within it, also
+    where it is rounded: one that was truncated there (`TruncatedImportance`) keeps its gradient.
 
     Args:
         ratio_N: ratios [N] new / old, with gradient.

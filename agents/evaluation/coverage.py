@@ -41,7 +41,7 @@ class SimulatedStudy:
     second_spread: float | None = None
     """Standard deviation between training seeds of the second method; None: as of the first."""
     collapse: float = 0.0
-    """Probability that a training run collapses and loses 40 points, of both methods."""
+    """Probability that a training run of the second method collapses and loses 40 points."""
     correlation: float = 0.0
     """Correlation of the two methods' seeds: 1 where a seed that is good for one is as good for the other."""
     hard: float = 0.15
@@ -93,7 +93,7 @@ class SimulatedStudy:
             seed_S = spread * math.sqrt(1 - self.correlation) * rng.normal(0, 1, seeds)
             if self.correlation:
                 seed_S += spread * math.sqrt(self.correlation) * common
-            if self.collapse:
+            if self.collapse and not first:
                 seed_S -= COLLAPSE * (rng.random(seeds) < self.collapse)
             rate_N = self.rate + (not first) * self.difference + hard + self._tasks(rng, self.task_spread)
             rest_SN = rng.normal(0, self.both, (seeds, self.tasks))
@@ -116,20 +116,21 @@ class SimulatedStudy:
     def truth(self) -> tuple[float, float]:
         """Success of the first method and how much more the second has; rates that would leave [0, 1] are cut there."""
         if not self.clipped():
-            return self.rate - COLLAPSE * self.collapse, self.difference
+            return self.rate, self.difference - COLLAPSE * self.collapse
         rng = np.random.default_rng(0)
         # one task by itself has the same distribution, and seeds enough make the mean exact to 0.1 points
         many = replace(self, seeds=200, second_seeds=None, tasks=2000, clusters=0, family=1)
         means = np.mean([[rates.mean() for rates in many.rates(rng)] for _ in range(10)], 0)
-        alike = not self.difference and self.second_spread in (None, self.seed_spread)
+        alike = not (self.difference or self.collapse) and self.second_spread in (None, self.seed_spread)
         return float(means[0]), 0.0 if alike else float(means[1] - means[0])
 
     def clipped(self) -> bool:
         """Whether rates of a method come within three deviations of an end of the scale."""
         spread = max(self.seed_spread, self.second_spread or 0.0)
         reach = 3 * math.sqrt(spread**2 + self.hard**2 + self.task_spread**2 + self.both**2)
-        least = reach + COLLAPSE * (self.collapse > 0)
-        return not all(least < rate < 1 - reach for rate in (self.rate, self.rate + self.difference))
+        fall = COLLAPSE if self.collapse else 0.0
+        rates = self.rate, self.rate + self.difference, self.rate + self.difference - fall
+        return not all(reach < rate < 1 - reach for rate in rates)
 
 
 COLLAPSE = 0.4
@@ -184,7 +185,11 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
             kinds[REFERENCE] = (_t_over_seeds, difference, study)
         if family > 1:
             # the least of m p-values is told by Holm at 0.05 / m
-            kinds[f"the clearest of {family}, by Holm"] = (lambda runs: _clearest(runs, TAIL / family), difference, study)
+            kinds[f"the clearest of {family}, by Holm"] = (
+                lambda runs: _clearest(runs, TAIL / family),
+                difference,
+                study,
+            )
     for place, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
         rng = np.random.default_rng([seed, place])
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)

@@ -39,10 +39,15 @@ TaskMeans = Mapping[str, float]
 """Task id -> mean success of its samples in one run."""
 Clusters = Mapping[str, Hashable]
 """Task id -> what it shares with others: a scene, a world, a product."""
-PAIRED = 0.3
-"""Seeds count as paired where that makes the interval at most so wide as without. Recorded seeds of two methods
-correlate by 0.7 to 1.0 in search and the shop, by 0 in the household; always the shorter one would cover too little,
-and at 0.5 two seeds that have nothing to do with each other seem to pair up too often."""
+
+
+def paired_below(seeds: int) -> float:
+    """Seeds count as paired where that makes the interval at most so wide as without.
+
+    Recorded seeds of two methods correlate by 0.7 to 1.0 in search and the shop, by 0 in the household; always the
+    shorter one would cover too little, and two or three strangers seem to pair up often.
+    """
+    return 0.5 if seeds > 3 else 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +144,10 @@ def crossed_error(values: Sequence[Sequence[float]]) -> float:
 
 
 def crossed_difference(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) -> float:
-    """Half the width of the 95 % interval of after minus before, of at least two seeds each and two tasks, on any scale:
-    as `rise` has it, but for its bounds."""
+    """Half the width of the 95 % interval of after minus before on any scale, as `rise` has it but for its bounds.
+
+    Both are of at least two seeds and the same tasks, at least two.
+    """
     check_same_tasks([*before, *after])
     tasks = sorted(before[0])
     first, second = _matrix(before, tasks), _matrix(after, tasks)
@@ -224,7 +231,7 @@ def rise(
     """Mean of after minus before, paired by task, with its 95 % interval for new seeds and new tasks, within [-1, 1].
 
     m +- `half_of_arms`, and at least `difference_bounds` of the tasks' means. Where there are as many runs and pairing
-    them by seed makes the interval at most `PAIRED` times as wide, it is `crossed_half` of the differences. A single
+    them by seed makes the interval much shorter (`paired_below`), it is `crossed_half` of the differences. A single
     run says nothing of other seeds (`Difference.one_run_each`), unless that side is `fixed`, a player without training
     seeds.
 
@@ -295,7 +302,7 @@ def _half_of_two(
     if pair and len(first) == len(second):
         own = Parts.of(second - first)
         paired = crossed_half(own.between_seeds, own.seeds - 1, own.chance, over, quantile, own.seeds, tail)
-        if paired <= PAIRED * half:
+        if paired <= paired_below(own.seeds) * half:
             return paired, math.sqrt(max(own.between_seeds - own.chance, 0.0))
     return half, math.sqrt(max(apart - chance, 0.0))
 
@@ -402,7 +409,7 @@ class Spread:
     mean: float
     """The difference in the pilot."""
     paired: bool = False
-    """Whether the pilot's seeds pair up (`PAIRED`), so that a study's differences have S - 1 degrees of freedom."""
+    """Whether the pilot's seeds pair up (`paired_below`), so that a study's differences have S - 1 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,7 +434,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
     """The spread of `second` minus `first`, runs paired by seed, each task played `samples` times.
 
     Two-way analysis of variance, components below zero taken as zero; between seeds that of the differences where seeds
-    pair up (`PAIRED`), else the sum of both methods' own. A task's y successes of K samples vary by chance by an
+    pair up (`paired_below`), else the sum of both methods' own. A task's y successes of K samples vary by chance by an
     estimated y (1 - y) / (K - 1); with one sample chance cannot be told from `both` and counts there.
 
     Raises ScoreError with fewer than two seeds or two tasks, or where runs do not pair up.
@@ -453,7 +460,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         ),
     }
     reach = {way: t_quantile(1 - TAIL, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()}
-    paired = reach[True] < PAIRED * reach[False]
+    paired = reach[True] < paired_below(seeds) * reach[False]
     apart, within, degrees = ways[paired]
     return Spread(
         seed=seeds * max(0.0, apart - within),

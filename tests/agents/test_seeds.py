@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure
+from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure, shown_apart
 from turngym.agents.evaluation.seeds import (
     Design,
     Parts,
@@ -98,7 +98,8 @@ def test_a_seed_that_collapsed_lies_apart() -> None:
 
     def runs(*levels: float) -> list[TaskMeans]:
         rates = np.array(levels)[:, None] + rng.normal(0, 0.1, 100)
-        return [{str(task): float(value) for task, value in enumerate(row)} for row in rng.binomial(4, rates) / 4]
+        values = rng.binomial(4, rates.clip(0, 1)) / 4
+        return [{str(task): float(value) for task, value in enumerate(row)} for row in values]
 
     assert seed_apart(runs(0.5, 0.52, 0.49, 0.1, 0.5)) == 3
     assert seed_apart(runs(0.9, 0.5, 0.52, 0.49, 0.5)) == 0
@@ -250,9 +251,9 @@ def test_the_spread_of_a_pilot_by_hand() -> None:
     # differences 0.25 0 / 0.5 0.25: seeds 0.125 0.375, tasks 0.375 0.125, nothing beyond: variances 1/32 each
     found = spread_of(first, second, samples=1)
     assert (found.seed, found.task, found.both, found.sample, found.mean) == (0.03125, 0.03125, 0.0, 0.0, 0.25)
-    # seeds are not paired: chi-squared of two degrees has its 20 % quantile at 0.2231 times 2
+    # seeds are not paired, and all of it is of the second method: chi-squared of one degree has 20 % below 0.0642
     assert not found.paired
-    assert found.seed_high == pytest.approx(0.03125 / 0.22314355)
+    assert found.seed_high == pytest.approx(0.03125 / 0.06418475)
     # nothing is left for chance, whatever y (1 - y) says
     assert spread_of(first, second, samples=4).sample == 0.0
     # 0.5 0 / 0 0.5: the means are alike, all variance is what a seed does in a task
@@ -423,3 +424,23 @@ def test_coverage_is_counted_by_hand() -> None:
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
     with pytest.raises(TurngymError, match=r"--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)
+    with pytest.raises(TurngymError, match="--second-seeds 1"):
+        SimulatedStudy(second_seeds=1)
+
+
+def test_a_study_is_drawn_as_it_is_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    study = SimulatedStudy(seeds=2, second_seeds=5, family=3, seed_spread=0.0, second_spread=0.1, tasks=200)
+    first, *others = study.rates(rng)
+    assert (first.shape, [other.shape for other in others]) == ((2, 200), [(5, 200)] * 3)
+    assert first.mean(1).std() < 1e-12 < 0.02 < others[0].mean(1).std()
+    falls = SimulatedStudy(seeds=200, rate=0.7, collapse=0.25, seed_spread=0.0, hard=0.0, task_spread=0.0)
+    fallen = [(rates.mean(1) < 0.5).mean() for rates in falls.rates(rng)]
+    assert fallen[0] == 0 < 0.15 < fallen[1] < 0.35
+    assert falls.truth() == pytest.approx((0.7, -0.1), abs=0.01)
+    kinds = {one.name: one for one in measure(replace(study, tasks=40), 30)}
+    assert REFERENCE not in kinds
+    # nine chances to be wrong at a ninth of the level each
+    assert kinds["the clearest of 3, by Holm"].width > kinds["two methods over their seeds"].width
+    assert shown_apart(SimulatedStudy(seeds=5, rate=0.7, collapse=0.2, seed_spread=0.01, tasks=40), 30) > 0.3
+    assert shown_apart(SimulatedStudy(seeds=5, tasks=40), 30) < 0.2

@@ -211,6 +211,19 @@ def test_a_reader_must_be_there(method: Any, reader: str, kl_coef: float, needed
     assert method.build(config, BuildContext()).needs_reference is needed
 
 
+@pytest.mark.parametrize("method", [sdar, rlsd, skill_sd, opid, agent_opsd])
+def test_groups_may_be_over_turns_as_published(method: Any, group: list[Episode]) -> None:
+    """Worth 0 and 1 with two turns each, and a third attempt of one turn: means 2/5 of turns, 1/3 of episodes."""
+    episodes = [*group[:2], replace(group[2], group=7, success=False, episode_return=0.0)]
+    batch, scorers = pack(episodes), Scorers(student=Table(), reference=Table())
+    ways = []
+    for over in ("episodes", "turns"):
+        built = method.build(method.ALGORITHM.config(group_over=over, kl_coef=0.0), BuildContext())
+        ways.append(built.target_fn(batch, episodes, scorers).advantage_N)
+    np.testing.assert_allclose(ways[0][[0, 3]], np.array([-1 / 3, 2 / 3]) / (1 / 3) ** 0.5, rtol=1e-4)
+    np.testing.assert_allclose(ways[1][[0, 3]], np.array([-2 / 5, 3 / 5]) / 0.3**0.5, rtol=1e-4)
+
+
 def test_a_belief_of_three_turns(make_episode: Make) -> None:
     failed = make_episode([([9], [19])], number=1)
     episode = make_episode([([1], [10]), ([2], [11]), ([3], [12])], number=0, success=True)

@@ -13,7 +13,7 @@ from statistics import fmean
 import pytest
 import study_records
 
-from turngym.agents.evaluation.seeds import over_seeds
+from turngym.agents.evaluation.seeds import crossed_difference, over_seeds
 from turngym.core.errors import TurngymError
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
@@ -142,6 +142,27 @@ def test_the_tables_say_of_which_seeds_a_difference_is() -> None:
     assert tables.notes_of(Records(title="t", baseline="opd", records=[*OPD, *OURS])) == []
     none = replace(study, records=[opd[3], OURS[0]])
     assert tables.notes_of(none) == ["house: turnopd has seeds 0, opd 3: none in common, and no difference"]
+
+
+def test_a_seed_that_lies_apart_is_said_with_both_readings() -> None:
+    tasks = [f"{task}" for task in range(30)]
+
+    def run(method: str, seed: int, level: float) -> Record:
+        means = {task: level + place % 3 / 100 for place, task in enumerate(tasks)}
+        kinds = {"categories": dict.fromkeys(tasks, "place")}
+        return study_records.record(method, seed, [cost(0.0), cost(1.0)], [means, means], every=10, **kinds)
+
+    runs = [run("opd", seed, 0.5 + seed / 50) for seed in range(5)]
+    runs += [run("turnopd", seed, level) for seed, level in enumerate((0.5, 0.52, 0.51, 0.06, 0.53))]
+    study = Records(title="t", baseline="opd", records=runs)
+    note = next(note for note in tables.notes_of(study) if "apart" in note)
+    assert note.startswith("house: turnopd has seed 3 apart, at 7.0; 43.4 [")
+    assert "52.5 [" in note
+    assert "minus opd -11.6 [" in note
+    assert ", -2.5 [" in note
+    # without it, and where all vary, there is none
+    left = [one for one in runs if (one.method, one.seed) != ("turnopd", 3)]
+    assert not [note for note in tables.notes_of(replace(study, records=left)) if "apart" in note]
 
 
 @pytest.mark.parametrize("place", [1, -1])
@@ -385,7 +406,19 @@ def test_the_critic_and_held_out_text() -> None:
     lines = {line[0]: line for line in tables.heldout(view(rows))[1]}
     assert (lines["opd"][2], lines["opd"][3][:5], lines["opd"][4][:6]) == ("2.500", "1.750", "-0.750")
     assert lines["turnopd"][5:][0] == "opd"
+    # nothing is known of other seeds
+    assert all(cell.endswith("one run each") for cell in (lines["turnopd"][4], lines["turnopd"][6]))
     assert lines["turnopd"][6].startswith("+0.750")
+    runs = [(1.0, 2.5), (1.1, 2.6)], [(2.0, 3.0), (2.4, 3.4)]
+    text = [[dict(zip("01", end, strict=True)) for end in ends] for ends in runs]
+    both = [
+        replace(one, seed=seed, text=(text[0][0], text[place][seed]))
+        for place, one in enumerate((OPD[0], OURS[0]))
+        for seed in (0, 1)
+    ]
+    lines = {line[0]: line for line in tables.heldout(view(by_world(both)["house"]))[1]}
+    half = crossed_difference(text[0], text[1])
+    assert lines["turnopd"][6] == f"+0.900 [{0.9 - half:+.3f}, {0.9 + half:+.3f}]"
 
 
 def test_every_table_can_be_made_of_any_study() -> None:

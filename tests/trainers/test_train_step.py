@@ -240,7 +240,9 @@ def test_a_step_in_which_nothing_is_kept(
     assert row["cost/turns"] == turns
     assert row["cost/sampled"] == sum(t.response_length for e in [*ragged, failed] for t in e.turns) > 0
     assert row["tokens"] == 0
-    assert row["time/step_s"] == pytest.approx(sum(row[f"time/{phase}_s"] for phase in ("rollout", "teacher", "update")))
+    assert row["time/step_s"] == pytest.approx(
+        sum(row[f"time/{phase}_s"] for phase in ("rollout", "teacher", "update"))
+    )
     assert {f"time/{phase}_cpu_s" for phase in ("rollout", "teacher", "update")} < row.keys()
     now = ClockReading.now()
     bench.loop._skip((now, now), DepthPlan(cap=5), ragged)

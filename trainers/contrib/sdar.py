@@ -14,7 +14,6 @@ from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    GroupAdvantage,
     TokenLoss,
     TokenLosses,
     Tokens,
@@ -78,7 +77,7 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
     Source: [sdar]; docs/algorithms.md#sdar.
     Differs from the paper: its code was read, not its text. Its functions' own default of coef is 0.1; 0.01 is what all
     its scripts run. An invalid action costs what the environment says, there 0.1. Turns without a text have no second
-    term.
+    term. What the harness of all five does otherwise: `ToldGroupConfig`.
     """
     return told_group(
         config,

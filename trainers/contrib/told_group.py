@@ -78,7 +78,8 @@ class ToldGroupConfig:
 
     Differs from the papers, whose code builds on one harness: there every turn is a row, so a group's mean and
     deviation are over turns (`group_over` turns), and the penalty of an invalid action lowers its own row; here it
-    lowers the episode's return. There a dual clip of 3 is always on (`dual_clip = 3`); here where episodes may be stale.
+    lowers the episode's return. There a dual clip of 3 is always on (`dual_clip = 3`), here where episodes may be
+    stale.
     """
 
     n: int = 8

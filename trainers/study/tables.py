@@ -138,14 +138,19 @@ def _no_curve(world: str, rows: Rows) -> list[str]:
         for name, seeds in rows.items()
         if any(one.trained and len(one.evaluations) < EVALUATED for one in seeds.values())
     ]
-    return [f"{world}: evaluated once after the start, and not known at a cost before the end: {', '.join(few)}"] if few else []
+    return (
+        [f"{world}: evaluated once after the start, and not known at a cost before the end: {', '.join(few)}"]
+        if few
+        else []
+    )
 
 
 def _seeds_apart(world: str, rows: Rows, baseline: str) -> list[str]:
     """A line for each method of which a seed lies apart: both readings."""
     notes = []
     for name, one in seeds_apart(rows, baseline).items():
-        said = f"{world}: {name} has seed {one.seed} apart, at {100 * one.mean:.1f}; {one.value[0]}, {one.value[1]} without"
+        said = f"{world}: {name} has seed {one.seed} apart, at {100 * one.mean:.1f}; "
+        said += f"{one.value[0]}, {one.value[1]} without"
         if one.minus_base is not None:
             # a comparison made once more is no further claim that it is clear of zero
             with_it, without = (signed(found).removesuffix(" *") for found in one.minus_base)
@@ -488,8 +493,8 @@ TABLES: Mapping[str, NamedTable] = {
         make=overview,
         about="Success in percent: mean of the last four evaluations after the same number of steps, and what it is "
         "more than the baseline's, 95 % for new seeds and tasks. At equal CPU: the difference at the least CPU time "
-        "that any main method needed, if runs had a machine to themselves. Turns: played in training. `*`: clear of zero "
-        "among all of its column (Holm). "
+        "that any main method needed, if runs had a machine to themselves. Turns: played in training. `*`: clear of "
+        "zero among all of its column (Holm). "
         "`†`: one run each; it holds for these two runs and says nothing about other seeds.",
     ),
     "rises": NamedTable(
@@ -525,8 +530,8 @@ TABLES: Mapping[str, NamedTable] = {
     ),
     "cost": NamedTable(
         make=cost,
-        about="All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process. Speed-up: "
-        f"of the means, and its range over the seeds. {SHARED_CPU}",
+        about="All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process. "
+        f"Speed-up: of the means, and its range over the seeds. {SHARED_CPU}",
     ),
     "to-target": NamedTable(
         make=to_target,
