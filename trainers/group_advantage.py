@@ -103,8 +103,8 @@ GroupOver = Literal["episodes", "turns"]
 class GroupAdvantage:
     """Each episode's group-relative advantage on all of its tokens; `reward` names what an episode is worth.
 
-    With `over` turns an episode counts in its group's mean and deviation as often as it has turns that are trained on,
-    as where every turn is a row of the batch (verl-agent). Source: docs/algorithms.md#group-relative-advantage.
+    With `over` turns an episode counts in its group's mean and deviation as often as it has turns, as where every turn
+    is a row of the batch (verl-agent). Source: docs/algorithms.md#group-relative-advantage.
     """
 
     reward: Reward = "return"
@@ -113,13 +113,11 @@ class GroupAdvantage:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         reward_E = rewards(batch, episodes, self.reward)
-        row_E = np.arange(batch.episodes)
-        if self.over == "turns":
-            turns = {*zip(batch.episode_N.tolist(), batch.turn_N.tolist(), strict=True)}
-            row_E = np.sort([episode for episode, _ in turns])
+        times_E = batch.depth_E if self.over == "turns" else np.ones(batch.episodes, np.int64)
+        row_r = np.repeat(np.arange(batch.episodes), times_E)
         advantage_E = np.zeros(batch.episodes)
         # the rows of one episode are alike
-        advantage_E[row_E] = grpo_advantage(reward_E[row_E], batch.group_E[row_E], scale=self.scale)
+        advantage_E[row_r] = grpo_advantage(reward_E[row_r], batch.group_E[row_r], scale=self.scale)
         return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
 
 

@@ -132,9 +132,8 @@ def test_group_advantages_reach_every_token(make_episode: Make) -> None:
 
 
 def test_over_turns_a_long_episode_counts_as_often_as_it_has_turns(make_episode: Make) -> None:
-    """Worth 0 with three turns, one of them untrained, and 1 with one turn: two rows of 0 and one of 1."""
-    long = make_episode([([1], [2]), ([3], [4, 5]), ([6], [7])], number=0, episode_return=0.0)
-    long = replace(long, turns=(*long.turns[:2], replace(long.turns[2], excluded="broken off")))
+    """Worth 0 with two turns, and 1 with one: two rows of 0 and one of 1."""
+    long = make_episode([([1], [2]), ([3], [4, 5])], number=0, episode_return=0.0)
     short = make_episode([([1], [8])], number=1, episode_return=1.0)
     other = [make_episode([([1], [9])], number=2 + place, group=5, episode_return=float(place)) for place in (0, 1)]
     episodes = [long, short, *other]
