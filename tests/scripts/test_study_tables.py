@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import study_records
 
 from turngym.agents.evaluation.seeds import crossed_difference, over_seeds
 from turngym.core.errors import TurngymError
+from turngym.core.spec import sha256_of
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study import results, tables
-from turngym.trainers.study.records import Cost, Record, Records, from_json, made_by, read_records, to_json
+from turngym.trainers.study.records import SEAL, Cost, Record, Records, from_json, made_by, read_records, to_json
 from turngym.trainers.study.results import Estimate, Rows, reached, total_cost
 from turngym.trainers.study.tables import TABLES, View, tables_of
 
@@ -187,7 +189,7 @@ def test_a_task_whose_episodes_ended_in_errors_is_left_out_and_said(
 def test_what_averaging_does_to_the_spread_of_seeds() -> None:
     ours = [replace(item, averaged={"a": level, "b": 0.5}) for item, level in zip(OURS, (0.6, 0.8), strict=True)]
     header, lines = tables.averages(view(by_world([*OPD, *ours, *FIXED])["house"]))
-    assert header == ["method", "seeds", "last evaluation", "mean of the last 4", "averaged weights"]
+    assert header == ["method", "seeds", "last evaluation", "mean of the last ones", "averaged weights"]
     rows = {row[0]: row[1:] for row in lines}
     # .55 and .55 at the end; .5 and .45 as means of the last four; no averaged weights
     assert rows["opd"] == ["2", "55.0 ± 0.0", "47.5 ± 3.5", "-"]
@@ -445,7 +447,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
     assert "host" not in row
     # the numbers are the same in LaTeX
     tex = (tmp_path / "first" / "house-overview.tex").read_text()
-    assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert "\\label{tab:house-overview}\n\\begin{tabular}{lrrrrr}\n\\toprule\n" in tex
+    assert "\\caption{Success in percent: mean of the last" in tex
     for row in csv.DictReader((tmp_path / "first" / "house-overview.csv").open()):
         assert all(f" {value}" in tex for name, value in row.items() if name != "method"), row
 
@@ -482,12 +485,35 @@ def test_success_that_cannot_be_is_refused(value: object, tmp_path: Path) -> Non
     refused(tmp_path, {"evaluations": points}, r"house/opd/seed0\): evaluations\[2\]\.tasks is .*from 0 to 1")
 
 
+def sealed(table: dict[str, Any]) -> str:
+    """A study.json whose writer has sealed whatever it holds."""
+    content = {name: value for name, value in table.items() if name != SEAL}
+    return json.dumps({**content, SEAL: sha256_of(content)})
+
+
+@pytest.mark.parametrize("change", [{"title": "won"}, {"more": 1}, {SEAL: None}, {SEAL: "0" * 64}])
+def test_what_tables_show_is_what_was_written(change: dict[str, Any], tmp_path: Path) -> None:
+    write_tables(Records(title="t", baseline="opd", records=OPD), tmp_path)
+    table = json.loads((tmp_path / "study.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps(table | change))
+    with pytest.raises(TurngymError, match="changed after it was written"):
+        read_records(tmp_path)
+
+
+def test_names_of_a_study_are_text_on_its_page(tmp_path: Path) -> None:
+    names = {"world": "<img src=x>", "method": "a [free](x)", "about": "__b__\n# c"}
+    said = write_tables(Records(title="# t", records=[replace(OPD[0], **names)]), tmp_path)
+    assert "<img" not in said
+    assert "[free](" not in said
+    assert "\n# c" not in said
+
+
 def refused(tmp_path: Path, changed: dict[str, object], said: str) -> None:
     """A study.json whose first record has `changed` fields is refused in one line, and nothing is written."""
     write_tables(Records(title="t", baseline="opd", records=OPD), tmp_path / "good")
     table = json.loads((tmp_path / "good" / "study.json").read_text())
     table["records"][0] |= changed
-    (tmp_path / "bad.json").write_text(json.dumps(table))
+    (tmp_path / "bad.json").write_text(sealed(table))
     with pytest.raises(
         TurngymError, match=rf"bad\.json, record 0.*{said}" if "record 0" not in said else said
     ) as error:
@@ -504,7 +530,7 @@ def test_a_study_has_every_cell_once_and_its_own_fields(tmp_path: Path) -> None:
         *(({"baseline": 3}, "baseline is 3"), ({"against": ["a"]}, "against is"), ({"made_by": 3}, "made_by is 3")),
         ({"title": 3}, "title is 3"),
     ):
-        (tmp_path / "bad.json").write_text(json.dumps(table | changed))
+        (tmp_path / "bad.json").write_text(sealed(table | changed))
         with pytest.raises(TurngymError, match=said):
             read_records(tmp_path / "bad.json")
 

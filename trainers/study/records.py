@@ -20,15 +20,15 @@ import numpy as np
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.evaluation.statistics import alike
-from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
-from turngym.core.spec import flat
+from turngym.core.spec import flat, sha256_of
 from turngym.core.tables import write_json
 from turngym.core.trace import iter_episodes
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_file, json_of
 from turngym.envs.panels import list_panels, shipped_panel
 from turngym.trainers import contents
 from turngym.trainers.metrics import iter_metrics, read_metrics
@@ -201,7 +201,7 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
     found = dict(settings)
     for name in found.keys() & {*MODELS}:
         path = Path(str(found[name])).absolute()
-        for root in (CHECKPOINTS, cells.absolute()):
+        for root in (*model_folders(), cells.absolute()):
             if path.is_relative_to(root):
                 found[name] = path.relative_to(root).as_posix()
                 break
@@ -474,6 +474,8 @@ def read_record(path: Path) -> Record:
 # All records of a study in one file.
 
 DATA = "study.json"
+SEAL = "sha256"
+"""Field with a hash of all others: what tables show is what was written."""
 _STUDY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "title": (_text, "a text"),
     "about": (_text, "a text"),
@@ -539,7 +541,9 @@ def made_by(command: str) -> dict[str, Any]:
 def write_records(study: Records, path: Path) -> None:
     """Writes all of `study` as JSON. The same bytes every time."""
     table = {item.name: getattr(study, item.name) for item in fields(Records) if item.name != "records"}
-    write_json(path, {**table, "records": [to_json(record) for record in study.records]})
+    # as it is read again, so that whoever reads finds the same hash
+    content = json_of(json.dumps({**table, "records": [to_json(record) for record in study.records]}))
+    write_json(path, {**content, SEAL: sha256_of(content)})
 
 
 def read_records(path: Path) -> Records:
@@ -547,7 +551,13 @@ def read_records(path: Path) -> Records:
     if path.is_dir():
         path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
     try:
-        values: dict[str, Any] = json.loads(read_whole(path, TurngymError))
+        values: dict[str, Any] = json_of(read_whole(path, TurngymError))
+        stated, found = values.pop(SEAL, None), sha256_of(values)
+        if stated != found:
+            raise TurngymError(
+                f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
+                "changed after it was written; take the file that `turngym study` has written"
+            )
         rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
         for name, (good, valid) in _STUDY.items():
             if name in values and not good(values[name]):
@@ -556,7 +566,7 @@ def read_records(path: Path) -> Records:
         if twice := next((name for name, count in cells.items() if count > 1), None):
             raise TurngymError(f"{path} has {twice} {cells[twice]} times; valid: once")
         return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TurngymError(f"{path} is not a study.json with records") from error
 
 
