@@ -79,9 +79,11 @@ class Cost:
     cpu: float
     """CPU seconds of the training process."""
     turns: float
-    """Turns played."""
+    """Turns played, whatever became of their episodes."""
     tokens: float
-    """Tokens sampled."""
+    """Tokens trained on."""
+    sampled: float | None = None
+    """Tokens that the policy drew; None in records from before they were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,7 @@ class Spent:
 
 
 def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
-    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
+    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0, sampled=0.0)
     found = Spent(costs={0: cost}, phases=dict.fromkeys(PHASES, (0.0, 0.0)))
     kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
     for row in rows:
@@ -239,12 +241,12 @@ def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
         if row["kind"] != "train":
             continue
         spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
-        played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
         cost = Cost(
             seconds=row.get("time/train_s") or cost.seconds,
             cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
-            turns=cost.turns + played * (row.get("turns_mean") or 0.0),
+            turns=cost.turns + (row.get("cost/turns") or 0),
             tokens=cost.tokens + (row.get("tokens") or 0),
+            sampled=(cost.sampled or 0) + (row.get("cost/sampled") or 0),
         )
         found.costs[step] = cost
         found.phases = {name: (found.phases[name][0] + w, found.phases[name][1] + c) for name, (w, c) in spent.items()}
@@ -365,7 +367,10 @@ def _text(value: object) -> bool:
 
 
 def _cost(value: object) -> bool:
-    return _table_of(_number)(value) and isinstance(value, Mapping) and {*value} == {one.name for one in fields(Cost)}
+    if not isinstance(value, Mapping):
+        return False
+    known = {name: one for name, one in value.items() if (name, one) != ("sampled", None)}
+    return _table_of(_number)(known) and {*known} | {"sampled"} == {one.name for one in fields(Cost)}
 
 
 def _nats(value: object) -> bool:
@@ -400,7 +405,7 @@ def _settings(value: object) -> bool:
 
 
 _SHARES = _table_of(lambda value: _number(value, 0.0, 1.0), 1)
-_NUMBERS = ", ".join(item.name for item in fields(Cost))
+_NUMBERS = ", ".join(item.name for item in fields(Cost) if item.name != "sampled") + ", and sampled if it is known"
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "group": (_text, "a text"),
     "about": (_text, "a text"),
