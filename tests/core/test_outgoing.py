@@ -126,11 +126,10 @@ def test_what_an_answer_sets_is_sent_with_no_other_request() -> None:
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("socksio")
     monkeypatch.setenv("http_proxy", address)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    loop, http = LoopThread("test"), HttpClient()
+    loop, http = LoopThread("test"), HttpClient(use_proxies=True)
     with pytest.raises(NotReached, match="http_proxy") as error:
         loop.run(http.send("GET", "http://example.test/", seconds=20.0, limit=100))
     loop.close()
