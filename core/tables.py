@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import errno
 import json
 import os
 import re
@@ -56,13 +57,18 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def latex(table: Table) -> str:
-    """The table in LaTeX, for the package booktabs: a `tabular` alone, to be put into a `table`."""
+def latex(table: Table, caption: str, label: str) -> str:
+    """The table in LaTeX, for the package booktabs: a `table` with its caption (`code` between backticks) and label."""
     header, rows = table
+    said = re.sub(r"`([^`]+)`", r"\\texttt{\1}", _latex_text(" ".join(caption.split())))
     lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
     columns_ = "l" + "r" * (len(header) - 1)
     return "\n".join(
         [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{said}}}",
+            rf"\label{{tab:{label}}}",
             rf"\begin{{tabular}}{{{columns_}}}",
             r"\toprule",
             lines[0],
@@ -70,12 +76,19 @@ def latex(table: Table) -> str:
             *lines[1:],
             r"\bottomrule",
             r"\end{tabular}",
+            r"\end{table}",
             "",
         ]
     )
 
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "†": r"\dag{}",
+}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
@@ -161,6 +174,8 @@ OLD = 24 * 3600.0
 def written_whole(path: str | Path) -> Iterator[Path]:
     """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder is where a file must be", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     # of its own: other processes and machines may be writing the same file
     scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")

@@ -63,8 +63,10 @@ def keep_inputs(out: Path, inputs: Iterable[str | os.PathLike[str]], error: type
     """
     if not out.exists():
         return
-    for path in map(Path, inputs):
-        if path.exists() and any(out.samefile(part) for part in (path, path.resolve(), *path.resolve().parents)):
+    for text in inputs:
+        path = Path(os.path.expanduser(text))
+        # unlike Path.exists, it says no to a text that is too long for a name, or holds a null character
+        if os.path.exists(path) and any(out.samefile(part) for part in (path, path.resolve(), *path.resolve().parents)):
             raise error(f"{out} is kept as it is: it is, or holds, the input {path}; choose another --out")
 
 

@@ -240,7 +240,7 @@ def turn_row(
     # with the survivors these are the last turns of all episodes: what a depth controller can be replayed from
     row |= {"turn/ended_success": ended_by_turn(batch, batch.success_E)}
     row |= {"turn/ended_cut": ended_by_turn(batch, batch.truncated_E)}
-    if "kl_bin" in columns:
+    if {"kl_bin", "kl_raw"} <= columns.keys():
         raw = turn_stats(batch, columns["kl_raw"], full_depth=full_depth)
         row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/kl_share": kl_share(columns["kl_raw"], batch)}
         row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
@@ -62,8 +62,8 @@ class Expected:
 
     model: str = ""
     """The model's name; empty: any."""
-    tool: str = ""
-    """Name of the tool that was offered; empty: none was."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that were offered."""
     thoughts: bool = True
     """False if thinking was switched off."""
     logprobs: bool = False
@@ -396,8 +396,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: _Reading,
     if ending:
         reading.note(Noticed.ENDING, ending)
     written = None
-    if expected.tool and not calls and finish == "stop":
-        written = written_calls(content, expected.tool)
+    if expected.tools and not calls and finish == "stop":
+        written = written_calls(content, expected.tools)
         if written is not None:
             reading.note(Noticed.WRITTEN, written.dialect)
         elif first.finish_reason.lower() in CALLED:
@@ -502,10 +502,10 @@ def json_of(text: Any) -> Any:
     return None if _deeper(read, DEEPEST) else read
 
 
-def written_calls(text: str, tool: str) -> WrittenCall | None:
+def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
     """The first of the calls that end `text`, where the server has left them; None if there are none.
 
-    Only whole calls of `tool`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
+    Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
     dialects whose calls are bare JSON read those.
     """
     style = next((style for style in (THINK, *STYLES.values()) if style.closing in text), THINK)
@@ -515,7 +515,7 @@ def written_calls(text: str, tool: str) -> WrittenCall | None:
     for dialect in DIALECTS.values() if reason is None else ():
         start = dialect.find(body)
         calls = read_calls(dialect, body[start:]) if start >= 0 else None
-        if calls and calls[0].name == tool:
+        if calls and calls[0].name in tools:
             call = calls[0]
             found.append(
                 WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)

@@ -40,6 +40,8 @@ from turngym.core.task import Task
 from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places, read_specs
 from turngym.core.user_files import user_path
 
+ALL, SCORE = "all", "score"
+"""The rows of all tasks: their success, and their graded score."""
 SEEDED = ("agent.weights", "agent.model", "play.seed")
 """Settings in which training seeds of one method differ."""
 Differing = Mapping[str, tuple[Any, Any]]
@@ -246,10 +248,9 @@ class Comparison:
     """The larger number of episodes that one of them leaves out."""
 
     def worse_by(self, points: float) -> bool:
-        """Whether the second is clearly worse by more than so many points of success: the whole interval of the
-        difference lies below."""
-        overall = next(row for row in self.rows if row.name == "all")
-        return 100 * overall.difference.high < -points
+        """Whether the second is clearly worse by more than so many points of success, or of the graded score: the whole
+        interval of the difference lies below."""
+        return any(100 * row.difference.high < -points for row in self.rows if row.name in (ALL, SCORE))
 
     @property
     def alike(self) -> bool:
@@ -364,11 +365,11 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     try:
         check_hashes(*({unit.task.task_id: unit.task.sha256 for unit in run} for run in units))
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
-        rows = [_compared(name, *(task_means(_of(run, name)) for run in units)) for name in (*categories, "all")]
+        rows = [_compared(name, *(task_means(_of(run, name)) for run in units)) for name in (*categories, ALL)]
         scores = [score_means(run) for run in units]
         if any(scores):
             graded = [means or task_means(run) for means, run in zip(scores, units, strict=True)]
-            rows.append(_compared("score", *graded))
+            rows.append(_compared(SCORE, *graded))
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
         raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
@@ -382,7 +383,7 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
 
 
 def _of(units: Sequence[EpisodeOutcome], category: str) -> list[EpisodeOutcome]:
-    return [unit for unit in units if category in ("all", unit.task.category)]
+    return [unit for unit in units if category in (ALL, unit.task.category)]
 
 
 def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]) -> ComparedRow:

@@ -42,6 +42,7 @@ from turngym.agents.play_spec import (
     Published,
     Replay,
     Servers,
+    part_of,
 )
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
@@ -283,8 +284,7 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     for name, (said, known) in own.items():
         if said != known:
             yield f"settings: {name} is {said!r}, the panel {panel.full_name} has {known!r}"
-    limit = tasks.sampling.limit if isinstance(tasks.sampling, First) else None
-    chosen = {task.task_id: task for task in panel.tasks[:limit]}
+    chosen = {task.task_id: task for task in part_of(panel.tasks, tasks.sampling)}
     samples = play.samples
     played = Counter((episode.task.task_id, episode.sample) for episode in result.episodes)
     wanted = {(task_id, sample) for task_id, sample in played if task_id in chosen and 0 <= sample < samples}
@@ -449,6 +449,8 @@ def evaluate_as(
     counts = [count for count in limits if count is not None]
     heat = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
+    # a recorded choice is made again
+    more |= {"spread": sampling.spread} if isinstance(sampling, First) else {}
     more |= {} if heat is None else {"temperature": heat}
     return evaluate(
         panel,

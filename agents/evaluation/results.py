@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError, Scores
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
+from turngym.core.plugin_values import LARGE
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
@@ -24,7 +25,6 @@ AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
-LARGE = 1e18
 
 
 def check_kind(name: str, value: Any, kind: Any) -> None:
@@ -56,21 +56,31 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     }
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Finite = Annotated[float, msgspec.Meta(ge=-LARGE, le=LARGE)]
+
+
 class _Row(msgspec.Struct):
     task_id: str
     sha256: str
     category: str
     status: Status
-    sample: int
+    sample: _Count
+    # may have any number of digits
     seed: int
     success: bool
-    score: float
-    episode_return: float
-    turns: int
-    invalid: int
+    score: _Share
+    episode_return: _Finite
+    turns: _Count
+    invalid: _Count
     cluster: str = ""
-    prompt_tokens: int | None = None
-    response_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    response_tokens: _Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.invalid > self.turns:
+            raise ValueError(f"invalid is {self.invalid}, of {self.turns} turns")
 
 
 class _Results(msgspec.Struct):

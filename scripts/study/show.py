@@ -20,7 +20,7 @@ from turngym.core.user_files import keep_inputs
 from turngym.scripts.options import read_options
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
-from turngym.trainers.study.tables import TABLES, Rows, notes_of, tables_of
+from turngym.trainers.study.tables import TABLES, Rows, caption, notes_of, tables_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
             )
     for name, table in tables_of(study).items():
         print_table(table, name)
-        print(TABLES[name.rpartition(": ")[2]].about + "\n")
+        print(caption(name.rpartition(": ")[2], study) + "\n")
     for note in notes_of(study):
         print(note)
     if options.out is not None:
@@ -75,10 +75,10 @@ def write_tables(study: Records, out: str | Path) -> str:
         name = title.rpartition(": ")[2]
         stem = title.replace(": ", "-").replace("/", "-")
         for kind in ("csv", "tex"):
-            write_table(table, out / f"{stem}.{kind}")
+            write_table(table, out / f"{stem}.{kind}", caption(name, study))
         parts += [f"## {title}", markdown(table)]
         if name not in explained:
-            parts.append(TABLES[name].about)
+            parts.append(caption(name, study))
             explained.add(name)
     parts += ["\n".join(f"- {note}" for note in notes)] if (notes := notes_of(study)) else []
     # figures need matplotlib, which comes with the extra `train`

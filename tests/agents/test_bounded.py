@@ -15,7 +15,7 @@ from turngym.agents.proxy.turn_records import tool_calls
 from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import redacted
 from turngym.core.strict_json import MAX_VALUES, JsonError, strict_json
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import make_channel
 from turngym.envs.dialects import DIALECTS
 

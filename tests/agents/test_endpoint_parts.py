@@ -28,7 +28,7 @@ from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.outgoing import retry_after
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
 
 VERBS = TextChannel(tags=("search", "answer"))

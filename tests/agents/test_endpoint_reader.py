@@ -23,12 +23,12 @@ from turngym.agents.endpoint.reader import (
     same_model,
 )
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import ToolChannel
 
 TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")
 CHANNEL = ToolChannel(tool=TOOL)
-ASKED = Expected(model="m", tool="door")
+ASKED = Expected(model="m", tools=("door",))
 ARGUMENTS = '{"action": "open door 1"}'
 
 

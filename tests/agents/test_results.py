@@ -62,7 +62,7 @@ def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) 
     check(written)
     play = written["spec"]["play"]
     assert (play["tasks"]["panel"], play["tasks"]["size"]) == ("alfworld-quickstart-v1", 100)
-    assert play["tasks"]["sampling"] == {"kind": "first", "limit": 3}
+    assert play["tasks"]["sampling"] == {"kind": "first", "limit": 3, "spread": True}
     assert (play["env"]["id"], play["env"]["max_turns"]) == ("turngym/ALFWorld-v0", 4)
     assert written["spec"]["agent"]["temperature"] == 0.85
     assert {"python", "turngym", "torch", "transformers", "gymnasium"} <= set(written["versions"])
@@ -247,6 +247,11 @@ def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "-100.0 [-100.0, " in out
     assert "play.env.max_turns differs: 24 and 2" in out
+    for pair, worse in (("ab", 1), ("ba", 0), ("aa", 0)):
+        folders = [str(tmp_path / name) for name in pair]
+        words = ["--compare", *folders, "--different-settings", "--fail-if-worse", "0"]
+        assert eval_verb.main(words) == worse
+        assert f"the second is {'' if worse else 'not '}clearly worse" in capsys.readouterr().out
     assert main(["eval", "--rescore", str(tmp_path), "--panel", "alfworld-quickstart"]) == 2
     assert "--rescore plays nothing" in capsys.readouterr().err
     assert main(["eval"]) == 2
@@ -284,3 +289,7 @@ def test_graded_scores_are_compared_too(panel: Panel, make_doors: Any, tmp_path:
     for suffix in ("", ".json"):
         found = compare_recorded(tmp_path / f"first{suffix}", tmp_path / f"second{suffix}").rows[-1]
         assert (found.name, found.difference.mean, found.first.mean) == ("score", 0.5, 0.25)
+        # all are won in both: the score alone falls
+        fallen = compare_recorded(tmp_path / f"second{suffix}", tmp_path / f"first{suffix}")
+        assert fallen.worse_by(10)
+        assert not fallen.worse_by(60)

@@ -51,7 +51,7 @@ def test_what_rounding_adds_is_taken_off() -> None:
     ("wrong", "named"),
     [
         ({"observation": b"Here."}, "the observation"),
-        *(({"reward": value}, "the reward") for value in (None, "1", math.nan, math.inf, HUGE, [1.0, 2.0], 1j)),
+        *(({"reward": value}, "the reward") for value in (None, "1", math.nan, math.inf, 1e19, HUGE, [1.0, 2.0], 1j)),
         *(({"over": value}, "terminated") for value in (None, "False", 0)),
         ({"cut": 1}, "truncated"),
         *(({"success": value}, "success") for value in ("False", 1, None, 0.0)),

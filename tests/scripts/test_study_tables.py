@@ -166,7 +166,7 @@ def test_a_task_whose_episodes_ended_in_errors_is_left_out_and_said(
 def test_what_averaging_does_to_the_spread_of_seeds() -> None:
     ours = [replace(item, averaged={"a": level, "b": 0.5}) for item, level in zip(OURS, (0.6, 0.8), strict=True)]
     header, lines = tables.averages(view(by_world([*OPD, *ours, *FIXED])["house"]))
-    assert header == ["method", "seeds", "last evaluation", "mean of the last 4", "averaged weights"]
+    assert header == ["method", "seeds", "last evaluation", "mean of the last ones", "averaged weights"]
     rows = {row[0]: row[1:] for row in lines}
     # .55 and .55 at the end; .5 and .45 as means of the last four; no averaged weights
     assert rows["opd"] == ["2", "55.0 ± 0.0", "47.5 ± 3.5", "-"]
@@ -371,7 +371,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
     assert "host" not in row
     # the numbers are the same in LaTeX
     tex = (tmp_path / "first" / "house-overview.tex").read_text()
-    assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert "\\label{tab:house-overview}\n\\begin{tabular}{lrrrrr}\n\\toprule\n" in tex
+    assert "\\caption{Success in percent: mean of the last" in tex
     for row in csv.DictReader((tmp_path / "first" / "house-overview.csv").open()):
         assert all(f" {value}" in tex for name, value in row.items() if name != "method"), row
 

@@ -103,6 +103,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     left = {name: table[name] for name in ("student", "panel", "eval_limit")} | {"preset": "verl-agent"}
     work = plan.of_run(left).work
     assert (work.turns, work.response, work.eval_episodes) == (50, 512, 5)
+    assert (work.memory, work.checkpointing, work.precision, work.engine) == ("verl-agent:2", False, "float32", "local")
     work = plan.of_run({**left, "max_turns": 7, "eval_samples": 3}).work
     assert (work.turns, work.response, work.eval_episodes) == (7, 512, 15)
     (tmp_path / "config.toml").write_text('student = "tiny"\nepisodes = 6\n[optimizer]\nlr = 1.0\n')
@@ -110,7 +111,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "tiny taught by nobody" in text
-    assert "6 episodes of 750 tokens" in text
+    assert "6 episodes of 1 row and 750 tokens" in text
     assert main([*words, "--batch-size", "3"]) == 2
     assert "there is no option --batch-size. Did you mean '--episodes'" in capsys.readouterr().err
 
@@ -131,7 +132,7 @@ def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.Captur
             plan.of_run(table)
     none = dict.fromkeys(("max_turns", "eval_limit", "eval_samples", "rollout_dtype", "teacher"), "none")
     asked = plan.of_run(none | {"panel": "alfworld-quickstart"})
-    assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, plan.Workload().turns, 400)
+    assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, 50, 400)
     more = {"panel": "alfworld-quickstart", "also": ["turngym/WebShop-v0,panel=webshop-quickstart"], "eval_limit": 5}
     assert plan.of_run(more).work.eval_episodes == 2 * 5 * 4
     (tmp_path / "config.toml").write_text("optimizer = 3\n")

@@ -15,6 +15,7 @@ from tiny_runs import command, save_tiny
 
 from turngym.agents.local_engine.engine import EngineError, LocalEngine
 from turngym.agents.local_engine.positions import position_limit
+from turngym.core.episode import Status
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
@@ -54,6 +55,7 @@ def test_what_models_know() -> None:
     dynamic = {"rope_type": "dynamic", "factor": 4.0, **THETA}
     assert position_limit(config("Llama", max_position_embeddings=64, rope_parameters=dynamic)) == 64
     assert position_limit(config("GPTBigCode", n_positions=256)) == 256
+    assert position_limit(config("Mpt", max_seq_len=300)) == 300
     assert position_limit(config("Gemma3", text_config={"max_position_embeddings": 700})) == 700
     assert position_limit(config("Mamba")) is None
 
@@ -103,6 +105,18 @@ def test_episodes_end_where_the_teacher_reads_no_further(
     # the student itself keeps its own limit
     settings = json.loads((out / "checkpoints" / "step_000001" / "model" / "turngym.json").read_text())
     assert settings["max_context"] == 512
+
+
+@pytest.mark.parametrize("players", [[], ["--sft.players", "expert:1"]])
+def test_an_experts_episodes_end_where_the_student_reads_no_further(players: list[str], tmp_path: Path) -> None:
+    """They were written to their end, and the first update refused them."""
+    save_tiny(tmp_path / "student", length=60)
+    out = tmp_path / "run"
+    more = ["--steps", "1", "--keep-rollouts", "1", "--max-turns", "12", *players]
+    assert main(["train", *command(tmp_path, out, "sft", *more)]) == 0
+    played = read_episodes(out / "rollouts" / "step_000001.jsonl")
+    assert 50 < max(len(ids) for episode in played for ids in episode.segments) <= 60
+    assert {episode.status for episode in played} == {Status.TRUNCATED_TOKENS}
 
 
 def test_recorded_episodes_that_are_too_long_are_refused(make_episode: Any) -> None:

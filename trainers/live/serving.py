@@ -86,7 +86,9 @@ class Serving:
         return {"from": self.kind, "version": self.engine.policy_version, **counts}
 
 
-def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
+def open_engine(
+    config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int, vocab_size: int | None = None
+) -> Serving:
     """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
 
     If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
@@ -98,6 +100,7 @@ def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | 
         tokenizer: the student's.
         max_length: context limit in ids; None: the model's own.
         batch: most requests that are generated together.
+        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Servers draw any.
     """
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None
@@ -106,7 +109,7 @@ def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | 
         add_adapters(model, learning.lora, base=str(user_path(config.student).resolve()), seed=config.seed)
     engine: LocalEngine | EngineProcess | SyncedPolicy | ServerPolicy
     live, weights = kind != "student", ModelWeights(model)
-    settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
+    settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch, "vocab_size": vocab_size}
     if isinstance(config.engine, Servers):
         engine = eval_policy(config.engine, config.student, tokenizer, max_length)
     elif isinstance(config.engine, ServersOf):

@@ -20,7 +20,7 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.evaluation.statistics import alike
 from turngym.agents.play_spec import EvalSpec
-from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
@@ -226,8 +226,8 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
 
     def name_of(text: str) -> str:
         path = Path(text).absolute()
-        roots = (root for root in (CHECKPOINTS, cells.absolute(), cells.absolute().parent) if path.is_relative_to(root))
-        root = next(roots, None)
+        roots = (*model_folders(), cells.absolute(), cells.absolute().parent)
+        root = next((one for one in roots if path.is_relative_to(one)), None)
         return text if root is None else path.relative_to(root).as_posix()
 
     return with_paths(settings, name_of)

@@ -116,6 +116,14 @@ def last_points(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
     return ([point for point in points if point.step > 0] or points)[-LAST:]
 
 
+def averaged_evaluations(rows: Rows) -> int:
+    """How many evaluations Same-Step is a mean of: those that all runs have, four at most."""
+    records = [record for seeds in rows.values() for record in seeds.values()]
+    grids = [{point.step for point in record.evaluations} for record in records if record.trained]
+    shared = set.intersection(*grids) if grids else {0}
+    return min(LAST, len(shared - {0}) or len(shared))
+
+
 def task_map(points: Sequence[Evaluation]) -> dict[str, float]:
     """Task -> mean success over the last evaluations."""
     last = last_points(points)
@@ -251,7 +259,7 @@ def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:
     averaged weights of its last checkpoints. A way that not all runs have is left out."""
     ways: dict[str, list[TaskMeans | None]] = {
         "last evaluation": [record.evaluations[-1].tasks for record in records],
-        f"mean of the last {LAST}": [task_map(record.evaluations) for record in records],
+        "mean of the last ones": [task_map(record.evaluations) for record in records],
         "averaged weights": [record.averaged for record in records],
     }
     return {name: [tasks for tasks in found if tasks is not None] for name, found in ways.items() if None not in found}

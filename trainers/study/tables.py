@@ -27,6 +27,7 @@ from turngym.trainers.study.results import (
     Estimate,
     Rows,
     at_category,
+    averaged_evaluations,
     budgets,
     difference,
     ends_of,
@@ -61,6 +62,15 @@ class NamedTable:
     make: Callable[[View], Table]
     about: str
     """What its columns say."""
+
+
+def caption(name: str, study: Records) -> str:
+    """What the columns of a table of `study` say, with the number of evaluations that a mean is over."""
+    counts = {averaged_evaluations(rows) for rows in study.worlds.values()}
+    least, most = (("no", "one", "two", "three", "four")[end(counts, default=0)] for end in (min, max))
+    many = least if least == most else f"{least} to {most}"
+    said = "mean of the last evaluation" if many == "one" else f"mean of the last {many} evaluations"
+    return TABLES[name].about.replace("LAST EVALUATIONS", said)
 
 
 def tables_of(study: Records) -> dict[str, Table]:
@@ -439,9 +449,9 @@ def _average(values: Sequence[float | None], digits: int = 1, unit: str = "") ->
 TABLES: Mapping[str, NamedTable] = {
     "overview": NamedTable(
         make=overview,
-        about="Success in percent: mean of the last four evaluations after the same number of steps, and what it is "
-        "more than the baseline's, 95 % for new seeds and tasks. At equal CPU: the difference at the least CPU time "
-        "that any main method needed. Turns: played in training. `*`: clear of zero among all of its column (Holm). "
+        about="Success in percent: LAST EVALUATIONS after the same number of steps, and what it is more than the "
+        "baseline's, 95 % for new seeds and tasks. At equal CPU: the difference at the least CPU time that any main "
+        "method needed. Turns: played in training. `*`: clear of zero among all of its column (Holm). "
         "`†`: one run each; it holds for these two runs and says nothing about other seeds.",
     ),
     "rises": NamedTable(
@@ -452,8 +462,8 @@ TABLES: Mapping[str, NamedTable] = {
     "accuracy": NamedTable(
         make=accuracy,
         about="Percent, with 95 % intervals for new seeds and new tasks, which are crossed; a row of one seed has one "
-        "for this run and new tasks (one run each). Same-Step: mean of the last four evaluations that all "
-        "have, up to this step."
+        "for this run and new tasks (one run each). Same-Step: LAST EVALUATIONS that all have, up to "
+        "this step."
         " Least-Time: at the least wall clock that any main method needed for all of its steps, seed by seed, on "
         "straight lines between evaluations, and as a mean over the last part of it; Least-CPU the same by CPU "
         "seconds. `*`: the difference is clear of zero among all of its column (Holm, family-wise 5 %).",
@@ -472,7 +482,7 @@ TABLES: Mapping[str, NamedTable] = {
     "averages": NamedTable(
         make=averages,
         about="Percent, mean ± standard deviation of training seeds, less what chance alone gives: at their last "
-        "evaluation, in the mean of their last four, and with the averaged weights of their last checkpoints "
+        "evaluation, in the LAST EVALUATIONS, and with the averaged weights of their last checkpoints "
         "(`evaluate.average`). Below: mean of the deviations.",
     ),
     "cost": NamedTable(
