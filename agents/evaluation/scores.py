@@ -347,7 +347,9 @@ def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> S
     least = min(samples for _, samples in tasks)
     if apart:
         # the published number is a mean over draws; those of one task do not say more than one task can
-        draws = clustered([float(one.success) for one in counted], clusters=[one.task.task_id for one in counted])
+        names = [one.task.task_id for one in counted]
+        draws = clustered([float(one.success) for one in counted], clusters=names)
+        draws = replace(draws, tasks=len(set(names)))
         return ScoreRow(
             name=name, samples=1, episodes=len(counted), avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
         )
