@@ -79,7 +79,8 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
 
 def agent(name: str, seed: int, value: float) -> Record:
     """An agent that was evaluated and not trained."""
-    given = {"settings": {"agent": name, "panel": "p"}, "group": "main", "steps": []}
+    kind = "model" if name.startswith("model") else "player"
+    given = {"settings": {"agent": {"kind": kind}}, "group": "main", "steps": []}
     return study_records.record(name, seed, [cost(0.0)], [{"a": value, "b": value}], every=10, **given)
 
 
@@ -465,7 +466,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
         *(("categories", ["a"], "categories is"), ("clusters", {"a": 3}, "clusters is"), ("group", 3, "group is 3")),
         ("total", {"seconds": -1.0, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*-1.0"),
         ("total", {"seconds": 1.7e308, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*1.7e"),
-        *(("settings", value, "settings is") for value in (3, {"lm_loss": {"files": 5}}, {"lm_loss": {"files": [5]}})),
+        *(("settings", value, "settings is") for value in (3, {}, {"algorithm": 3}, {"agent": "expert"})),
+        ("game", 3, "game is"),
         ("total", {"seconds": 1.0}, "total is .*; valid: numbers from 0: seconds, cpu"),
         *(("phases", value, "phases is") for value in ({}, {"rollout": 3}, 3)),
         *(("steps", value, "steps is") for value in (3, [{}], [{"step": 1, "depth/cap": "x"}])),
