@@ -132,6 +132,18 @@ def refuse_torchrun(verb: str) -> None:
     )
 
 
+def open_closed_streams() -> None:
+    """Puts the null device in place of standard streams that are closed (`>&-`, daemons, pythonw).
+
+    Else the next file that is opened gets their number, and what a child process prints stands in it.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, open(null, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
 def write_any_path() -> None:
     """Lets standard output take paths that are no UTF-8, as the bytes that they are, and what its encoding lacks."""
 
@@ -201,6 +213,7 @@ def plain_terminal() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
+    open_closed_streams()
     write_any_path()
     with plain_terminal(), redacted_tracebacks(), warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)

@@ -56,9 +56,13 @@ class Trait:
     """Matches the words, in lower case, of a refusal that means it; None: one that names the field of this name."""
     guessed: bool = True
     """Whether it is tried if a refusal names nothing that is known."""
+    but: re.Pattern[str] | None = None
+    """Matches refusals that name it and that no change of it would meet."""
 
     def meant(self, failed: RequestFailed) -> bool:
         """Whether a refusal says that this is at fault."""
+        if self.but is not None and self.but.search(failed.reason.lower()):
+            return False
         if self.words is None:
             return blames(failed, self.name) or re.search(rf"\b{self.name}\b", failed.reason.lower()) is not None
         return self.words.search(f"{failed.reason} {failed.param}".lower()) is not None
@@ -69,10 +73,22 @@ TRAITS = (
         name="limit",
         values=("max_completion_tokens",),
         turn=1,
-        words=re.compile("max_completion_tokens"),
+        words=re.compile(
+            r"max_completion_tokens|(un(known|supported|recognized|expected)|extra)\b.{0,60}\bmax_tokens\b"
+            r"|\bmax_tokens\b.{0,60}(un(known|supported|recognized|expected)|not (supported|permitted|allowed))"
+        ),
         guessed=False,
     ),
-    Trait(name="temperature", values=(False,), turn=1),
+    Trait(
+        name="temperature",
+        values=(False,),
+        turn=1,
+        # one that is out of range is the user's to change: without it the model would be drawn from at another
+        but=re.compile(
+            r"temperature.{0,80}(between|\brange\b|greater|less|at (most|least)|(posi|nega)tive|m(ax|in)imum|[<>]"
+            r"|in [\[(])"
+        ),
+    ),
     Trait(name="seed", values=(False,), turn=1),
     Trait(name="stop", values=(False,), turn=1),
     Trait(
@@ -204,7 +220,7 @@ async def fit(
             if client.profile is not sent:
                 # another request has learned something meanwhile
                 continue
-            if refusals and failed.reason == refusals[-1].reason:
+            if refusals and _said(failed) == _said(refusals[-1]):
                 # the last change was no help
                 client.profile = kept
             refusals.append(failed)
@@ -213,6 +229,11 @@ async def fit(
             if change is None:
                 raise await client.given_up(refusals[0], where) from None
             client.profile = replace(client.profile, **change)
+
+
+def _said(failed: RequestFailed) -> str:
+    """What a refusal says, without what is new in each: gateways number requests, and tell the time."""
+    return re.sub(r"(?=[\w-]*\d)[\w-]{6,}", "", failed.reason)
 
 
 def _changes(
@@ -306,23 +327,25 @@ def _answered(answers: list[Answer], hands: Hands) -> dict[str, Any]:
     }
 
 
-def check_needs(profile: Profile, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
+def check_needs(found: Found, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
     """Raises EndpointError for what an option needs and the server does not give.
 
     Args:
-        profile: what the handshake found.
+        found: by the handshake.
         name: of the agent, for the error.
         prices: whether the cost is wanted.
         max_context: whether the context is limited by the server's counts.
         token_ids: whether ids and log-probabilities are wanted.
     """
+    profile, reported = found.profile, not found.used.unreported
+    usage = "reports only a part of its usage" if profile.usage else "reports no usage"
     for wanted, given, option, lacks, instead in (
-        (prices, bool(profile.usage), "--price-in", "reports no usage", "leave the prices out"),
+        (prices, reported, "--price-in", usage, "leave the prices out"),
         (
             max_context,
-            bool(profile.usage),
+            reported,
             "--max-context",
-            "reports no usage, by which it is counted",
+            f"{usage}, by which it is counted",
             "leave it out: the server says itself when its context is full",
         ),
         (

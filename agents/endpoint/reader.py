@@ -157,6 +157,10 @@ class Noticed:
     OLD_CALL = "call in function_call"
     WRITTEN = "call left in the text ({})"
     NO_CALL = "finish_reason of a call without a call"
+    NO_NAME = "call without a name"
+    UNASKED = "call though no tool was offered"
+    ONLY_THOUGHT = "reasoning and nothing else"
+    TOO_DEEP = "field {} that is nested too deep"
     HIDDEN = "text beside a call that would hide it"
     USAGE_PART = "usage in part"
     USAGE_SUM = "usage that does not add up"
@@ -180,6 +184,10 @@ class Noticed:
         WRITTEN: "it is played; the server has no parser for the model's calls",
         NO_CALL: "the server says that the model called, and passes no call on: does it have the model's tool parser? "
         "--channel text needs none",
+        NO_NAME: "it is malformed; the server's parser may have lost the name",
+        UNASKED: "it is malformed; the server took a text for a call",
+        ONLY_THOUGHT: "the turn is malformed; does the server have another model's reasoning parser?",
+        TOO_DEEP: "it does not go back with the conversation",
         HIDDEN: "the call counts",
         USAGE_PART: "tokens and cost are too low",
         USAGE_SUM: "they are taken as they are",
@@ -202,17 +210,21 @@ class Wire(msgspec.Struct, kw_only=True):
     """Known fields that go back with the conversation."""
     known: ClassVar[frozenset[str]] = frozenset()
     """Known fields that are dropped."""
+    goes_back: ClassVar[bool] = False
+    """Whether it is a part of the conversation, which is sent back with its kept and unknown fields."""
 
 
 class Function(Wire):
     name: Any = None
     arguments: Any = None
+    goes_back = True
     kept = frozenset({"thought_signature"})
 
 
 class Call(Wire):
     id: str = ""
     function: dict[str, Any] = {}
+    goes_back = True
     kept = frozenset({"index", "extra_content"})
     known = frozenset({"type"})
 
@@ -225,6 +237,7 @@ class Message(Wire):
     tool_calls: list[Any] = []
     function_call: dict[str, Any] = {}
     essential = frozenset({"content", "tool_calls"})
+    goes_back = True
     kept = frozenset({"reasoning_details", "thinking_blocks", "provider_specific_fields", "executed_tools"})
     known = frozenset({"role", "annotations", "audio", "images", "parsed", "citations", "context", "name", "prefix"})
 
@@ -241,6 +254,19 @@ class Choice(Wire):
     known = frozenset(
         {"index", "native_finish_reason", "content_filter_results", "content_filter_result", "seed", "text", "delta"}
         | {"hidden_states", "routed_experts", "error", "provider_specific_fields", "stop_sequence"}
+    )
+
+
+class Details(Wire):
+    """Parts of a number of tokens, those of the prompt or those of the answer."""
+
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    known = frozenset(
+        {f"{kind}_tokens" for kind in ("audio", "text", "image", "video", "file", "citation", "tool", "image_url")}
+        | {"accepted_prediction_tokens", "rejected_prediction_tokens", "cached_tokens_details", "cache_write_tokens"}
+        | {"cache_creation_tokens", "cache_creation_token_details", "cached_creation_tokens"}
+        | {"cache_creation_input_tokens", "cache_type", "web_search_requests", "speculative_decoding_tokens"}
     )
 
 
@@ -321,6 +347,8 @@ class _Reading:
     def take(self, kind: type[T], given: Any, where: str) -> T:
         """The table `given`. Fields of another type count as absent. Raises UnreadableAnswer for an essential one."""
         table = given if isinstance(given, Mapping) else {}
+        if table is not given and given is not None:
+            self.note(Noticed.OTHER_TYPE, where.rstrip(".") or "body")
         found: dict[str, Any] = {}
         for each in msgspec.structs.fields(kind):
             value = table.get(each.name)
@@ -336,16 +364,22 @@ class _Reading:
             if each.required and each.name not in found:
                 raise UnreadableAnswer(f"the answer has no {where}{each.name}: {excerpt(given, 200)!r}", foreign=True)
         for name, value in table.items():
-            known = name in kind.__struct_fields__ or name in kind.kept or name in kind.known
-            if not known and value not in (None, "", [], {}):
-                self.note(Noticed.UNKNOWN, where + printable(excerpt(name, NAME_SHOWN)))
+            if name in kind.__struct_fields__ or name in kind.known or value in (None, "", [], {}):
+                continue
+            shown = where + printable(excerpt(name, NAME_SHOWN))
+            if kind.goes_back and _deeper(value, DEEPEST):
+                self.note(Noticed.TOO_DEEP, shown)
+            elif name not in kind.kept:
+                self.note(Noticed.UNKNOWN, shown)
         return kind(**found)
 
 
 def rest_of(kind: type[Wire], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `table` that go back with the conversation: the kept and the unknown ones."""
+    """The fields of `table` that go back with the conversation: the kept and the unknown ones. One of more than
+    `DEEPEST` levels, which few servers take, does not."""
     dropped = {*kind.__struct_fields__, *kind.known}
-    return {name: value for name, value in table.items() if name not in dropped and value not in (None, "", [], {})}
+    rest = {name: value for name, value in table.items() if name not in dropped and value not in (None, "", [], {})}
+    return {name: value for name, value in rest.items() if not _deeper(value, DEEPEST)}
 
 
 def read_answer(body: Any, expected: Expected | None = None) -> Answer:
@@ -363,7 +397,9 @@ def read_answer(body: Any, expected: Expected | None = None) -> Answer:
         reading.note(Noticed.MODEL, named)
     if expected.logprobs and answer.ids is not None and answer.ids.logprobs is None:
         reading.note(Noticed.NO_LOGPROBS)
-    if not expected.thoughts and (answer.reasoning or answer.content.lstrip().startswith(THINK.opening)):
+    # some templates open the thought in the prompt, and some servers count thoughts and hide them
+    written = THINK.closing in answer.content or answer.content.lstrip().startswith(THINK.opening)
+    if not expected.thoughts and (answer.reasoning or written or usage.reasoning_tokens):
         reading.note(Noticed.THOUGHTS)
     return replace(answer, model=named, usage=usage, counted=counted, noticed=tuple(reading.noticed))
 
@@ -402,11 +438,13 @@ def _read_choices(completion: Completion, expected: Expected, reading: _Reading,
             reading.note(Noticed.WRITTEN, written.dialect)
         elif first.finish_reason.lower() in CALLED:
             reading.note(Noticed.NO_CALL)
+    if calls and not expected.tool:
+        reading.note(Noticed.UNASKED)
     if calls and hides_call(content):
         reading.note(Noticed.HIDDEN)
+    if reasoning and not content and not calls and finish == "stop":
+        reading.note(Noticed.ONLY_THOUGHT)
     more = rest_of(Message, table)
-    if _deeper([more, *(call.more for call in calls)], DEEPEST):
-        raise UnreadableAnswer("the answer has unknown fields that are nested too deep to be sent back")
     stops = (first.stop_reason, first.matched_stop)
     return Answer(
         content=content,
@@ -458,6 +496,8 @@ def _calls(message: Message, reading: _Reading) -> tuple[ToolCall, ...]:
     for place, table in enumerate(given):
         call = reading.take(Call, table, "tool_calls.")
         function = reading.take(Function, call.function, "function.")
+        if not isinstance(function.name, str) or not function.name.strip():
+            reading.note(Noticed.NO_NAME)
         # a result names its call by id, so ids must differ
         taken = ("", *(earlier.id for earlier in calls))
         inner = rest_of(Function, call.function)
@@ -619,14 +659,19 @@ def read_usage(reported: Any, reading: _Reading | None = None) -> tuple[Usage, t
     counts = reading.take(Counts, reported, "usage.")
     given = [_count(counts.prompt_tokens, counts.input_tokens), _count(counts.completion_tokens, counts.output_tokens)]
     total = _count(counts.total_tokens)
-    of_prompt = (counts.prompt_tokens_details, counts.input_tokens_details)
-    of_completion = (counts.completion_tokens_details, counts.output_tokens_details)
+    of_prompt, of_completion = (
+        [reading.take(Details, getattr(counts, name), f"usage.{name}.") for name in names]
+        for names in (
+            ("prompt_tokens_details", "input_tokens_details"),
+            ("completion_tokens_details", "output_tokens_details"),
+        )
+    )
     cached = _most(
-        *(table.get("cached_tokens") for table in of_prompt),
+        *(table.cached_tokens for table in of_prompt),
         *(counts.cached_tokens, counts.prompt_cache_hit_tokens, counts.cache_read_input_tokens),
     )
     # SGLang reports it beside the other counts
-    reasoning = _most(*(table.get("reasoning_tokens") for table in of_completion), counts.reasoning_tokens)
+    reasoning = _most(*(table.reasoning_tokens for table in of_completion), counts.reasoning_tokens)
     names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
     named = tuple(sorted(names)[:MOST_NAMES])
     prompt, completion = (number or 0 for number in given)

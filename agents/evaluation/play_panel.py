@@ -250,7 +250,8 @@ class EvalResult:
         else:
             what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
         heat = getattr(agent, "temperature", None)
-        what += "" if heat is None else f", temperature {heat:g}"
+        taken = self.profile is None or self.profile.get("temperature", True)
+        what += "" if heat is None else f", temperature {heat:g}" if taken else ", the server's own temperature"
         return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
     def hints(self) -> list[str]:
