@@ -200,15 +200,21 @@ def _escape(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]
 
 
+FORCING = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""Variables that make libraries write codes into pipes and files, too."""
+
+
 @contextlib.contextmanager
 def plain_terminal() -> Iterator[None]:
-    """Inside, standard output and error are `Terminal`s."""
+    """Inside, standard output and error are `Terminal`s, and no library is asked for colors where none is."""
     before = sys.stdout, sys.stderr
+    forcing = {name: os.environ.pop(name) for name in FORCING if name in os.environ}
     sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        os.environ.update(forcing)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
