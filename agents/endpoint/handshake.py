@@ -29,8 +29,9 @@ from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, Endp
 from turngym.agents.endpoint.failures import RequestFailed, blames
 from turngym.agents.endpoint.messages import Transcript, content_of
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Noticed
+from turngym.agents.endpoint.reader import Answer
 from turngym.agents.endpoint.usage import Usage
+from turngym.agents.endpoint.wire import Noticed
 from turngym.core.redaction import redacted
 from turngym.core.task import ToolSpec
 from turngym.envs.channels import Channel

@@ -149,6 +149,19 @@ LABELS = {
 }
 
 
+DECIDING = (*LABELS,)[: (*LABELS,).index("finish")]
+"""What a server takes, and its model: with another of them episodes are others'."""
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two profiles, as results keep them, and decides what is played; a clause each."""
+    return [
+        f"{LABELS[name]}: {now.get(name)!r}, before {before.get(name)!r}"
+        for name in DECIDING
+        if now.get(name) != before.get(name)
+    ]
+
+
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
     """An own turn without the fields that are not of the API."""
     bare = {name: value for name, value in message.items() if name in ("role", "content", "tool_calls", *REASONING)}

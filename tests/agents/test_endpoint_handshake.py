@@ -18,6 +18,7 @@ from toy_evaluation import toy_evaluation
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
+from turngym.agents.evaluation.play_panel import RecordedEpisodes
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.episode import Status
 from turngym.core.errors import AgentError
@@ -161,6 +162,19 @@ def test_a_call_that_the_server_lost_is_no_mistake_of_the_models(serve: Any, mak
     assert len(said) == 1
     assert episode.meta["endpoint"]["calls"] == "none came"
     assert episode.meta["usage"]["noticed"] == {"finish_reason of a call without a call": 3}
+
+
+def test_an_endpoint_that_is_another_when_a_run_goes_on_is_said(serve: Any, make_doors: Any) -> None:
+    make = make_doors("tool")
+    first, second = rollout(JOBS, make, agent_for(make, serve(SERVERS["ollama"].fake())))
+    recorded = RecordedEpisodes({})
+    recorded.pay(first)
+    # what was noticed, and what it cost, differ by chance
+    recorded.pay(replace(second, meta=second.meta | {"endpoint": first.meta["endpoint"] | {"noticed": ["x"]}}))
+    for name, value in (("temperature", False), ("model", "another")):
+        with pytest.warns(UserWarning, match=f"not as it was .*{value}'?, before"):
+            recorded.pay(replace(second, meta=second.meta | {"endpoint": first.meta["endpoint"] | {name: value}}))
+        recorded.profile = first.meta["endpoint"]
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,12 @@ from turngym.agents.endpoint.client import (
     pauses,
     refused,
 )
+from turngym.agents.endpoint.counts import read_usage
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Expected, Noticed, UnreadableAnswer, read_answer, read_usage
+from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Prices, Usage
+from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
