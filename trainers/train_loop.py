@@ -89,10 +89,11 @@ def check_ids(batch: RolloutBatch, vocab_size: int | None) -> None:
 
     The local engine draws none. Servers draw from all rows of a padded head.
     """
-    if vocab_size is not None and (most := int(batch.label_N.max(initial=0))) >= vocab_size:
+    if vocab_size is not None and np.any(batch.label_N >= vocab_size):
         raise TrainError(
-            f"id {most} was drawn, and teacher and student share the first {vocab_size} alone: it lies in the padding "
-            "of the student's head, which no tokenizer names. Play in this process, or cut the served model's head"
+            f"id {batch.label_N.max()} was drawn, and teacher and student share the first {vocab_size} alone: it lies "
+            "in the padding of the student's head, which no tokenizer names. Play in this process, or cut the served "
+            "model's head"
         )
 
 

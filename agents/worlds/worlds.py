@@ -8,6 +8,7 @@ These are taught by mixtures of the same players in other shares: the history te
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,14 @@ from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.core.errors import TurngymError
 
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
-"""The shipped models, WORLD/ROLE."""
+"""The shipped models, WORLD/ROLE. A wheel has those of the quickstart; the others are a package, turngym-worlds."""
+
+
+def model_folders() -> list[Path]:
+    """Where shipped models lie: in turngym, and in turngym-worlds where that is installed."""
+    package = importlib.util.find_spec("turngym_worlds")
+    places = package.submodule_search_locations if package else None
+    return [CHECKPOINTS, *map(Path, places or ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +126,13 @@ class EmbeddedWorld:
 
     def folder(self, role: str) -> Path:
         """Folder of the shipped model, `teacher` or `student`."""
-        return CHECKPOINTS / self.name / role
+        folders = [place / self.name / role for place in model_folders()]
+        return next((folder for folder in folders if folder.is_dir()), folders[0])
 
     def checkpoint(self, role: str) -> Path:
-        """As `folder`, of a model that can be loaded. Raises TurngymError where its base is not here."""
+        """As `folder`, of a model that can be loaded. Raises TurngymError where it or its base is not here."""
+        if not self.folder(role).is_dir():
+            raise TurngymError(f"the models of the world {self.name} are not installed: pip install 'turngym[worlds]'")
         if self.base is not None and not self.base.is_dir():
             raise TurngymError(
                 f"the models of the world {self.name} are adapters of the one in {self.base}, which is not there: "

@@ -119,7 +119,9 @@ def main() -> None:
         weight_N = torch.from_numpy(trajectory_weights(batch)).float()  # every episode counts the same
 
         # 5. Four updates from one batch, since playing costs more than learning. From the second on the student is not
-        #    the policy that played: the clip ends the gradient of a token whose probability has moved too far.
+        #    the policy that played: the clip ends the gradient of a token whose probability has moved too far. The
+        #    learning rate rises over three steps and falls to the end: at once and throughout, it undoes what was won.
+        optimizer.param_groups[0]["lr"] = options.lr * min(1, step / 3) * (1 - (step - 1) / options.steps)
         for _ in range(4):
             surrogate = clipped_surrogate(logp_of(student, batch), behavior_logp_N, advantage_N)
             loss = (weight_N * surrogate.loss_N).sum()

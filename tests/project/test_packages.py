@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 from import_graph import ROOMS
-from wheels import clean_venv, turngym_wheel
+from wheels import build_wheel, clean_venv, turngym_wheel
+
+import turngym
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOT_PACKAGE = ROOT / "scripts" / "turngym"
 """`turngym` itself: the version and `python -m turngym`."""
+MODELS = ROOT / "agents" / "worlds" / "checkpoints"
 HUB = ROOT / "agents" / "adapters" / "hub"
 """Packages beside `turngym`: verifiers finds environments by the names of top-level modules."""
 
@@ -105,8 +108,9 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
         path
         for room in ROOMS
         for path in (ROOT / room).rglob("*")
-        if path.suffix in (".json", ".npy", ".html", ".pddl")
+        if path.suffix in (".json", ".npy", ".html", ".pddl") and not path.is_relative_to(MODELS)
     ]
+    assert wheel.stat().st_size < 10e6  # models of other worlds than the quickstart's are a wheel of their own
     assert all(installed(path) in names for path in data), "a data file is not packaged"
     assert not [
         name for name in names if re.match(r"(core|envs|agents|trainers|scripts|tests|turngym/scripts/turngym)", name)
@@ -158,3 +162,25 @@ def test_a_wheel_in_a_clean_venv_imports_everything(wheel: Path, tmp_path: Path)
     }
     for command in (["-m", "turngym.scripts", "panel", "list"], ["-m", "turngym", "--version"]):
         assert subprocess.run([python, *command], cwd=tmp_path, capture_output=True, env=env).returncode == 0
+
+
+def test_every_file_names_the_version() -> None:
+    models = tomllib.loads((MODELS / "pyproject.toml").read_text(encoding="utf-8"))
+    assert models["project"]["version"] == turngym.__version__
+    assert project()["project"]["optional-dependencies"]["worlds"] == [f"turngym-worlds=={turngym.__version__}"]
+    assert f"version: {turngym.__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.long
+def test_models_of_other_worlds_are_a_wheel_of_their_own(wheel: Path, tmp_path: Path) -> None:
+    shipped = {path.relative_to(MODELS).as_posix() for path in MODELS.glob("*/*/*")}
+    models = build_wheel(MODELS, tmp_path)
+    packed = {name.removeprefix("turngym_worlds/") for name in zipfile.ZipFile(models).namelist()}
+    assert {name for name in packed if "dist-info" not in name} == {
+        name for name in shipped if not name.startswith("alfworld/")
+    }
+    code = "import turngym; print(turngym.load_world('search').checkpoint('teacher').parent.parent.name)"
+    for wheels, said in (((wheel,), "turngym[worlds]"), ((wheel, models), "turngym_worlds")):
+        python = clean_venv(tmp_path / f"venv{len(wheels)}", *wheels)
+        done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert said in done.stdout + done.stderr

@@ -28,7 +28,6 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
 from turngym.trainers.recorded_source import check_tokenizer
 from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
-from turngym.trainers.train_loop import TrainError, check_ids
 
 torch.set_num_threads(1)
 
@@ -62,15 +61,6 @@ def test_a_student_with_more_padding_than_its_teacher_learns(tmp_path: Path) -> 
     save_model(padded, tmp_path / "student")
     assert main(["train", *command(tmp_path, tmp_path / "run", "opd", "--steps", "1")]) == 0
     assert np.isfinite(read_metrics(tmp_path / "run")[-1]["loss"])
-
-
-def test_an_id_of_the_padding_that_a_server_drew_is_named() -> None:
-    batch = pack(toy.demonstrations(2), origins=("demonstration",))
-    most = int(batch.label_N.max())
-    check_ids(batch, most + 1)
-    check_ids(batch, None)
-    with pytest.raises(TrainError, match=f"id {most} "):
-        check_ids(batch, most)
 
 
 def test_zero_clips_nothing_for_the_critic_too() -> None:

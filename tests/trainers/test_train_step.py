@@ -518,3 +518,11 @@ def test_temperatures_at_which_labels_were_drawn(ragged: list[Episode]) -> None:
     np.testing.assert_array_equal(drawn_temperatures(batch, 0.0), [0.5, 0.5, 0.5, 1.0, 1.0])
     greedy = pack([replace(ragged[0], meta={"temperature": 0}), ragged[1]])
     np.testing.assert_array_equal(drawn_temperatures(greedy, 0.7), [1.0, 1.0, 1.0, 0.7, 0.7])
+
+
+def test_an_id_that_only_a_padded_head_can_draw_is_named(ragged: list[Episode]) -> None:
+    batch = pack(ragged)  # ids up to 21
+    train_loop.check_ids(batch, 22)
+    train_loop.check_ids(batch, None)
+    with pytest.raises(TrainError, match="id 21 "):
+        train_loop.check_ids(batch, 21)

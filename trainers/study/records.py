@@ -20,7 +20,7 @@ import numpy as np
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.evaluation.statistics import alike
-from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
@@ -199,7 +199,7 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
     found = dict(settings)
     for name in found.keys() & {*MODELS}:
         path = Path(str(found[name])).absolute()
-        for root in (CHECKPOINTS, cells.absolute()):
+        for root in (*model_folders(), cells.absolute()):
             if path.is_relative_to(root):
                 found[name] = path.relative_to(root).as_posix()
                 break
