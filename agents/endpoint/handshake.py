@@ -11,8 +11,8 @@ A fixed conversation of two turns, in the channel that will be played:
        assistant what the server answers
 
 A request that the server refuses costs nothing. It is sent again with the first of `TRAITS` changed that the refusal
-names, else with each that could be meant. A change that brings the same refusal is taken back. What is left of two
-answered requests is the `Profile` that the client keeps to.
+names, else with each that could be meant, else with all of them. A change that brings the same refusal is taken back.
+What is left of two answered requests is the `Profile` that the client keeps to.
 """
 
 from __future__ import annotations
@@ -69,26 +69,23 @@ class Trait:
         return self.words.search(f"{failed.reason} {failed.param}".lower()) is not None
 
 
+SIZE = r"(between|\brange\b|too|exceed|greater|less|at (most|least)|(posi|nega)tive|m(ax|in)imum|limit|[<>]|in [\[(])"
 TRAITS = (
     Trait(
         name="limit",
         values=("max_completion_tokens",),
         turn=1,
-        words=re.compile(
-            r"max_completion_tokens|(un(known|supported|recognized|expected)|extra)\b.{0,60}\bmax_tokens\b"
-            r"|\bmax_tokens\b.{0,60}(un(known|supported|recognized|expected)|not (supported|permitted|allowed))"
-        ),
+        words=re.compile(r"\bmax_(completion_)?tokens\b"),
         guessed=False,
+        # a number that is too large is too large by any name
+        but=re.compile(rf"max_tokens\b.{{0,80}}{SIZE}"),
     ),
     Trait(
         name="temperature",
         values=(False,),
         turn=1,
         # one that is out of range is the user's to change: without it the model would be drawn from at another
-        but=re.compile(
-            r"temperature.{0,80}(between|\brange\b|greater|less|at (most|least)|(posi|nega)tive|m(ax|in)imum|[<>]"
-            r"|in [\[(])"
-        ),
+        but=re.compile(rf"temperature.{{0,80}}{SIZE}"),
     ),
     Trait(name="seed", values=(False,), turn=1),
     Trait(name="stop", values=(False,), turn=1),
@@ -96,10 +93,7 @@ TRAITS = (
         name="system",
         values=("user",),
         turn=1,
-        words=re.compile(
-            r"system.{0,20}(role|message|prompt|instruction)|role.{0,40}\bsystem\b|developer instruction"
-            r"|only user.{0,20}assistant|roles? must alternate"
-        ),
+        words=re.compile(r"\broles?\b|system.{0,20}(message|prompt|instruction)|developer instruction"),
     ),
     Trait(
         name="tool_name",
@@ -149,6 +143,12 @@ SAID = {
     "reasoning": "decides itself whether earlier reasoning goes back",
 }
 """What is said of a server that differs from most, by the field of its `Profile`."""
+Change = Mapping[str, Any]
+"""Fields of a `Profile` with other values."""
+Form = tuple[Any, ...]
+"""The values of all traits."""
+MOST_FORMS = 60
+"""Requests that may be refused before a server is given up."""
 Check = Callable[[Mapping[str, Any], Answer], Awaitable[str]]
 """Looks at the first answer, to a body; what it finds out about token ids."""
 
@@ -206,30 +206,71 @@ async def fit(
         rng: draws pauses.
         where: names the request in errors.
         turn: which traits matter, those of a first or of a second turn.
-        guess: whether every trait is tried if a refusal names none.
+        guess: whether every trait is tried if those that a refusal names are no help.
     """
-    tried: set[tuple[str, Any]] = set()
-    refusals: list[RequestFailed] = []
-    kept = client.profile
+    begun, seen, first = client.profile, set[Form](), None
+    # forms whose refusals say something new, each with one change more than the one before
+    path: list[tuple[Profile, RequestFailed]] = []
+    together: Change = {}
     while True:
         sent = client.profile
+        seen.add(_form(sent))
         try:
-            return await client.attempts(body, rng, where)
+            answer = await client.attempts(body, rng, where)
+            return await _with_less(client, body, rng, where, answer, together, begun) if together else answer
         except RequestFailed as failed:
             if not refuses_form(failed):
                 raise await client.given_up(failed, where) from None
             if client.profile is not sent:
                 # another request has learned something meanwhile
                 continue
-            if refusals and _said(failed) == _said(refusals[-1]):
-                # the last change was no help
-                client.profile = kept
-            refusals.append(failed)
+            first = first or failed
+            if not path or _said(failed) != _said(path[-1][1]):
+                path.append((sent, failed))
+            found = None
+            while path and found is None and len(seen) < MOST_FORMS:
+                base, why = path[-1]
+                changes = _changes(client, base, why, turn, guess)
+                found = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
+                if found is None:
+                    path.pop()
+            if found is None:
+                client.profile = begun
+                raise await client.given_up(first, where) from None
+            client.profile, together = replace(base, **found), found if len(found) > 1 else together
+
+
+async def _with_less(
+    client: EndpointClient,
+    body: Mapping[str, Any],
+    rng: np.random.Generator,
+    where: str,
+    answer: Answer,
+    together: Change,
+    begun: Profile,
+) -> Answer:
+    """The last answer, and the client keeps to a form without what `together` changes for nothing.
+
+    Those are sent once more that differ from how it `begun`, the usual values first.
+    """
+    for trait in TRAITS:
+        for value in (getattr(begun, trait.name), *trait.values) if trait.name in together else ():
             kept = client.profile
-            change = next(_changes(client, failed, tried, turn, guess), None)
-            if change is None:
-                raise await client.given_up(refusals[0], where) from None
-            client.profile = replace(client.profile, **change)
+            if value == getattr(kept, trait.name):
+                break
+            client.profile = replace(kept, **{trait.name: value})
+            try:
+                again = await client.attempts(body, rng, where)
+            except RequestFailed:
+                client.profile = kept
+                continue
+            answer = replace(again, lost=again.lost + answer.lost + replace(answer.usage, answers=0, unreported=0))
+            break
+    return answer
+
+
+def _form(profile: Profile) -> Form:
+    return tuple(getattr(profile, trait.name) for trait in TRAITS)
 
 
 def _said(failed: RequestFailed) -> str:
@@ -237,19 +278,20 @@ def _said(failed: RequestFailed) -> str:
     return re.sub(r"(?=[\w-]*\d)[\w-]{6,}", "", failed.reason)
 
 
-def _changes(
-    client: EndpointClient, failed: RequestFailed, tried: set[tuple[str, Any]], turn: int, guess: bool
-) -> Iterator[dict[str, Any]]:
-    """What may be changed after a refusal, the likeliest first. What is in `tried` is not given out again."""
-    known = [trait for trait in TRAITS if trait.turn <= turn and trait.meant(failed)]
+def _changes(client: EndpointClient, base: Profile, failed: RequestFailed, turn: int, guess: bool) -> Iterator[Change]:
+    """What may be changed in `base` after a refusal, the likeliest first: what it names, anything, all at once."""
+    matter = [trait for trait in TRAITS if trait.turn <= turn]
+    known = [trait for trait in matter if trait.meant(failed)]
     # a refusal with advice of its own is no matter of form
-    may_guess = guess and failed.rejected and not known and not client.advice(failed)
-    guesses = [trait for trait in TRAITS if may_guess and trait.guessed and trait.turn <= turn]
+    may_guess = guess and failed.rejected and (known or not client.advice(failed))
+    guesses = [trait for trait in matter if may_guess and trait.guessed and trait not in known]
     for trait in (*known, *guesses):
         for value in trait.values:
-            if (trait.name, value) not in tried and getattr(client.profile, trait.name) != value:
-                tried.add((trait.name, value))
-                yield {trait.name: value}
+            yield {trait.name: value}
+    if may_guess:
+        # two things that are refused in the same words
+        for place in (-1, 0):
+            yield {trait.name: trait.values[place] for trait in matter if trait.guessed}
 
 
 def refuses_form(failed: RequestFailed) -> bool:

@@ -21,6 +21,7 @@ from turngym.agents.endpoint.counts import read_usage
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.endpoint.wire import (
     NAME_SHOWN,
+    REASONING,
     Choice,
     Completion,
     Message,
@@ -38,8 +39,6 @@ MOST_IDS = 1 << 24
 """No vocabulary has as many ids. The endpoint's own is not known here; a trainer checks against the student's."""
 MOST_TOP = 20
 """Most alternatives of a token that are read, as many as the API allows."""
-REASONING = ("reasoning_content", "reasoning")
-"""Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
 MODEL_SHOWN = 100
 """Characters of a model's name that are kept."""
 

@@ -20,6 +20,8 @@ DEEPEST = 32
 """Levels of what is read or sent back: JSON of a thousand levels cannot be written, and servers refuse far less."""
 NAME_SHOWN = 60
 """Characters of a server's own name for something that are kept."""
+REASONING = ("reasoning_content", "reasoning")
+"""Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
 T = TypeVar("T", bound="Wire")
 
 

@@ -17,6 +17,7 @@ from toy_evaluation import toy_evaluation
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.endpoint.handshake import SAID
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.evaluation.play_panel import RecordedEpisodes
 from turngym.agents.playing.rollout import Job, rollout
@@ -189,6 +190,43 @@ def test_a_limit_that_is_refused_by_its_name_has_the_other(words: str, serve: An
     fake = serve(FakeOpenAI(fault=lambda n, body: Fault(400, error(words)) if "max_tokens" in body else None))
     assert agent_for(make_doors("text"), fake, "text").shake_hands().limit == "max_completion_tokens"
     assert len(fake.requests) == 3
+
+
+REFUSES: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda body: "temperature" in body,
+    "seed": lambda body: "seed" in body,
+    "system": lambda body: body["messages"][0]["role"] == "system",
+    "tool_name": lambda body: any(m["role"] == "tool" and "name" not in m for m in body["messages"]),
+    "blank": lambda body: any(m.get("content", 0) is None for m in body["messages"]),
+    "silence": lambda body: any(m.get("content") == "" for m in body["messages"]),
+}
+"""What a server may refuse, by the field of the profile that meets it."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("temperature", "seed"),
+        ("system", "seed", "temperature"),
+        ("tool_name", "silence"),
+        ("blank", "tool_name"),
+        ("temperature", "silence", "blank"),
+    ],
+)
+@pytest.mark.parametrize("words", ["Bad request", "Bad request: {}"])
+def test_several_things_that_are_refused_are_found_and_nothing_else(
+    names: tuple[str, ...], words: str, serve: Any, make_doors: Any
+) -> None:
+    """In the same words, or one after the other."""
+
+    def fault(number: int, body: Any) -> Fault | None:
+        wrong = next((name for name in names if REFUSES[name](body)), None)
+        return None if wrong is None else Fault(400, error(words.format(names.index(wrong))))
+
+    fake, usual = serve(FakeOpenAI(fault=fault, message=SERVERS["lm studio"].said)), Profile()
+    found = agent_for(make_doors("tool"), fake).shake_hands()
+    assert {one for one in SAID if getattr(found, one) != getattr(usual, one)} == set(names)
+    assert len(fake.requests) < 40
 
 
 def test_refusals_are_the_same_whatever_their_number(serve: Any, make_doors: Any) -> None:
