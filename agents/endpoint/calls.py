@@ -57,7 +57,7 @@ def calls_of(message: Message, reading: Reading) -> tuple[ToolCall, ...]:
         calls.append(
             ToolCall(
                 id=call.id if call.id not in taken else own_id(place),
-                name=function.name,
+                name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
                 arguments=_arguments(function.arguments),
                 more={**more, **({"function": inner} if inner else {})},
             )

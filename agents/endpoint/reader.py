@@ -20,6 +20,7 @@ from turngym.agents.endpoint.calls import ToolCall, WrittenCall, calls_of, hides
 from turngym.agents.endpoint.counts import read_usage
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.endpoint.wire import (
+    DEEPEST,
     NAME_SHOWN,
     REASONING,
     Choice,
@@ -28,6 +29,7 @@ from turngym.agents.endpoint.wire import (
     Noticed,
     Reading,
     UnreadableAnswer,
+    deeper,
     rest_of,
 )
 from turngym.core.episode import without_rounding, wrong_numbers
@@ -155,7 +157,11 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
     reasoning = next((text for text in back.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
-        back["content"] = [part for part in message.content if isinstance(part, Mapping) and _kind(part) == "thinking"]
+        parts = [part for part in message.content if isinstance(part, Mapping) and _kind(part) == "thinking"]
+        if deeper(parts, DEEPEST):
+            reading.note(Noticed.TOO_DEEP, "message.content")
+        else:
+            back["content"] = parts
     empty = not (content or reasoning or calls)
     finish, ending = _ending(first.finish_reason, empty, no_tokens)
     if ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import fields
 from itertools import islice
@@ -21,7 +22,7 @@ from turngym.agents.endpoint.client import (
     refused,
 )
 from turngym.agents.endpoint.counts import read_usage
-from turngym.agents.endpoint.messages import Transcript, add_ids, content_of
+from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Prices, Usage
@@ -166,6 +167,12 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     places = ("message.blob", "message.reasoning_details", "tool_calls.blob", "function.blob")
     assert sorted(found.noticed) == sorted(Noticed.TOO_DEEP.format(place) for place in places)
     assert (found.more, found.calls[0].more) == ({}, {})
+    thought = {"type": "thinking", "thinking": "hm", "blob": deep}
+    calls = [{"id": "a", "function": {"name": deep, "arguments": "{}"}}]
+    found = read_answer(body({"content": [thought], "tool_calls": calls}), asked)
+    assert found.noticed == (Noticed.NO_NAME, Noticed.TOO_DEEP.format("message.content"))
+    transcript.answer(found, "")
+    assert "[" * 300 not in json.dumps(transcript.messages) + response_of(found, "")
 
 
 @pytest.mark.parametrize(
