@@ -93,7 +93,7 @@ TRAITS = (
         name="system",
         values=("user",),
         turn=1,
-        words=re.compile(r"\broles?\b|system.{0,20}(message|prompt|instruction)|developer instruction"),
+        words=re.compile(r"\broles?\b(?!:\w)|system.{0,20}(message|prompt|instruction)|developer instruction"),
     ),
     Trait(
         name="tool_name",
@@ -147,7 +147,7 @@ Change = Mapping[str, Any]
 """Fields of a `Profile` with other values."""
 Form = tuple[Any, ...]
 """The values of all traits."""
-MOST_FORMS = 60
+MOST_FORMS = 40
 """Requests that may be refused before a server is given up."""
 Check = Callable[[Mapping[str, Any], Answer], Awaitable[str]]
 """Looks at the first answer, to a body; what it finds out about token ids."""
@@ -280,7 +280,8 @@ def _said(failed: RequestFailed) -> str:
 
 def _changes(client: EndpointClient, base: Profile, failed: RequestFailed, turn: int, guess: bool) -> Iterator[Change]:
     """What may be changed in `base` after a refusal, the likeliest first: what it names, anything, all at once."""
-    matter = [trait for trait in TRAITS if trait.turn <= turn]
+    # those of the first request were taken in it
+    matter = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
     known = [trait for trait in matter if trait.meant(failed)]
     # a refusal with advice of its own is no matter of form
     may_guess = guess and failed.rejected and (known or not client.advice(failed))
