@@ -17,7 +17,7 @@ from turngym.agents.rendering.skills import Skills
 from turngym.core.episode import Status, wrong_numbers
 from turngym.core.errors import AgentError
 from turngym.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, make_channel
 
 
@@ -52,7 +52,7 @@ class ModelAgent:
         self.policy = policy
         self.renderer = renderer
         self.name = name
-        self.writer = ResponseWriter(renderer)
+        self.writer = ResponseWriter(renderer, max_context)
         self.channel = channel
         self.sampling = with_stops(sampling or Sampling(), channel, renderer)
         self._max_context = max_context
@@ -205,7 +205,7 @@ class ModelPlayer:
     engine: Engine
     renderer: ChatRenderer
     settings: ChatSettings
-    tool: ToolSpec
+    tool: Tools
 
     @classmethod
     def of(
@@ -213,7 +213,7 @@ class ModelPlayer:
         model: Any,
         tokenizer: Any,
         settings: ChatSettings,
-        tool: ToolSpec,
+        tool: Tools,
         *,
         slots: int = 64,
         dtype: str | None = None,

@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +22,7 @@ from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.plugins import installed
 from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec
+from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 
@@ -68,10 +71,38 @@ class Whole(Sampling, tag="panel"):
 
 
 class First(Sampling, tag="first"):
-    """The first tasks of the panel."""
+    """Some tasks of the panel, the same ones for the same number."""
 
     limit: Count
-    """Play only the first so many tasks of the panel."""
+    """Play only so many tasks of the panel, of each category its share (`--no-spread`: the panel's first)."""
+    spread: bool = True
+    """Take the --limit of tasks from all categories, in a fixed order; without it the panel's first."""
+
+    @property
+    def said(self) -> str:
+        """Which tasks, in words."""
+        if self.limit == 1:
+            return "first task"
+        return f"{self.limit} tasks of all categories" if self.spread else f"first {self.limit} tasks"
+
+
+def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:
+    """The tasks of a panel that are played where nothing is drawn, in the panel's order.
+
+    Spread: the k-th (from 0) of a category of n tasks is at (k + 1/2) / n; those with the least places are taken. So
+    every category has its share, and more tasks are those of a smaller limit and others.
+    """
+    if not isinstance(sampling, First):
+        return tuple(tasks)
+    if not sampling.spread:
+        return tuple(tasks[: sampling.limit])
+    sizes, seen = Counter(task.category for task in tasks), Counter[str]()
+    places = []
+    for number, task in enumerate(tasks):
+        # a fraction: places that are equal must not differ by rounding
+        places.append((Fraction(2 * seen[task.category] + 1, 2 * sizes[task.category]), number))
+        seen[task.category] += 1
+    return tuple(tasks[number] for number in sorted(number for _, number in sorted(places)[: sampling.limit]))
 
 
 class Published(Sampling, tag="published"):

@@ -21,9 +21,13 @@ from .protocols import Sampling as Sampling
 from .protocols import Scorer as Scorer
 from .rollout_request import RolloutRequest as RolloutRequest
 from .task import Task as Task
-from .task import ToolSpec as ToolSpec
 from .task import Verdict as Verdict
 from .task import content_hash as content_hash
+from .tools import Argument as Argument
+from .tools import Tool as Tool
+from .tools import ToolSet as ToolSet
+from .tools import ToolSpec as ToolSpec
+from .tools import tool_call as tool_call
 from .trace import TraceError as TraceError
 from .trace import TraceWriter as TraceWriter
 from .trace import read_trace as read_trace

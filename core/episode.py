@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.errors import TurngymError
+from turngym.core.plugin_values import checked_number
 from turngym.core.redaction import brief
 from turngym.core.task import Task, Verdict
 
@@ -108,7 +109,7 @@ class Turn:
     logprobs: NDArray[np.float32] | None = None
     """Behavior log-probabilities of the sampled ids, float32 [R], at the sampling temperature; None if unknown."""
     finish: str = "stop"
-    """Why generation ended: `stop`, `length`, `scripted`, `aborted`."""
+    """Why generation ended: `stop`, `length`, `content_filter`, `scripted`, `aborted`."""
     policy_version: int = 0
     """Version of the weights that drew the response; the oldest one if they changed while it was drawn."""
     version_spans: tuple[tuple[int, int, int], ...] = ()
@@ -136,13 +137,18 @@ class Turn:
     def response_length(self) -> int:
         return self.response_span[1] - self.response_span[0]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit of tokens, a filter or a failure broke the response off."""
+        return self.finish in ("length", "content_filter", "aborted")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One played task.
 
-    Construction checks that turns count 0, 1, 2, ..., that spans are ordered and disjoint, and that every array of a
-    turn has one row per response id. Raises EpisodeError.
+    Construction checks that turns count 0, 1, 2, ..., that spans are ordered and disjoint, that every array of a turn
+    has one row per response id, and that what is averaged is a finite number in its range. Raises EpisodeError.
     """
 
     task: Task
@@ -173,11 +179,19 @@ class Episode:
     nobody recorded them."""
 
     def __post_init__(self) -> None:
+        whose = f"episode {self.task.task_id} sample {self.sample}"
+        checked_number(f"{whose}: its return", self.episode_return, error=EpisodeError)
+        checked_number(f"{whose}: its score", self.score, least=0.0, most=1.0, error=EpisodeError)
         segment = 0
         # where the next turn of each segment may begin
         cursor = [0] * len(self.segments)
         for position, turn in enumerate(self.turns):
-            where = f"episode {self.task.task_id} sample {self.sample}, turn {position}"
+            where = f"{whose}, turn {position}"
+            checked_number(f"{where}: its reward", turn.reward, error=EpisodeError)
+            if turn.progress is not None:
+                checked_number(f"{where}: its progress", turn.progress, least=0.0, most=1.0, error=EpisodeError)
+            for score in turn.judge_scores or ():
+                checked_number(f"{where}: a judge score", score, error=EpisodeError)
             if turn.index != position:
                 raise EpisodeError(f"{where}: index is {turn.index}; turns must count 0, 1, 2, ...")
             # the turn of an agent without token ids
@@ -267,8 +281,7 @@ def wrong_numbers(
 def check_numbers(episode: Episode, vocabulary: int) -> None:
     """Raises EpisodeError, with the turn, if an episode holds numbers that cannot be trained on.
 
-    Ids must be in 0..vocabulary - 1, log-probabilities finite and at most 0, rewards, scores, progress and temperatures
-    finite.
+    Ids must be in 0..vocabulary - 1, log-probabilities finite and at most 0, temperatures finite and at least 0.
     """
     where = f"episode {episode.task.task_id} sample {episode.sample}"
     for turn in episode.turns:
@@ -283,15 +296,9 @@ def check_numbers(episode: Episode, vocabulary: int) -> None:
             problem = problem or wrong_numbers(ids.ravel(), logp.ravel(), vocabulary)
             if tail is not None:
                 problem = problem or wrong_numbers(np.zeros(len(tail), np.int32), tail)
-        scalars = {"reward": [turn.reward], "judge score": turn.judge_scores or (), "progress": [turn.progress or 0.0]}
-        for name, values in scalars.items():
-            if not np.isfinite(values).all():
-                problem = problem or f"its {name} is {values[0]}; it must be finite"
         if problem:
             raise EpisodeError(f"{where}, turn {turn.index}: {problem}")
         drawn_at(episode, turn)
-    if not np.isfinite([episode.episode_return, episode.score]).all():
-        raise EpisodeError(f"{where}: return {episode.episode_return} and score {episode.score} must be finite")
 
 
 def drawn_at(episode: Episode, turn: Turn) -> float | None:

@@ -12,7 +12,6 @@ a mirror.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from turngym.core.errors import RetrievalError
 from turngym.core.redaction import brief, excerpt, redacted
-from turngym.core.user_files import user_path
+from turngym.core.user_files import json_of, user_path
 
 NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
 OFFLINE = ("TURNGYM_OFFLINE", "HF_HUB_OFFLINE")
@@ -155,7 +154,7 @@ def _whole(folder: Path) -> bool:
     try:
         if index.stat().st_size > LARGEST_INDEX:
             return False
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(json_of(index.read_text(encoding="utf-8"))["weight_map"].values())
         return all((folder / str(name)).is_file() for name in shards)
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError):
         return False

@@ -6,9 +6,9 @@ what its protocol says is refused here, by name, and never enters a mean. NumPy'
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, TypeVar
@@ -16,18 +16,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError
-from turngym.core.redaction import brief
+from turngym.core.redaction import brief, excerpt
 from turngym.core.task import Task, Verdict
 
 T = TypeVar("T")
+LARGE = 1e18
+"""No number that is measured is larger; squares and sums of larger ones are beyond what a float holds."""
 ROUNDING = 1e-9
 """How far sums of shares may lie outside their range; they are put on its border."""
-Refusal = Callable[[str], TurngymError]
+Refusal = Callable[[str], Exception]
 """Makes the error of a text: a class of errors, or a function that adds where it was."""
 
 
 def checked_number(
-    what: str, value: object, *, least: float = -math.inf, most: float = math.inf, error: Refusal = EnvBackendError
+    what: str, value: object, *, least: float = -LARGE, most: float = LARGE, error: Refusal = EnvBackendError
 ) -> float:
     """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range.
 
@@ -40,12 +42,13 @@ def checked_number(
     """
     found = _plain(value)
     try:
-        if isinstance(found, Real) and least - ROUNDING <= float(found) <= most + ROUNDING and math.isfinite(found):
+        # NaN is in no range
+        if isinstance(found, Real) and least - ROUNDING <= float(found) <= most + ROUNDING:
             return min(max(float(found), least), most)
     # a whole number beyond what a float holds
     except OverflowError:
         pass
-    valid = "a finite number" if math.isinf(least) and math.isinf(most) else f"a number from {least:g} to {most:g}"
+    valid = "a finite number" if (least, most) == (-LARGE, LARGE) else f"a number from {least:g} to {most:g}"
     raise error(f"{what} is {brief(value, 80)}; it must be {valid}")
 
 
@@ -142,6 +145,23 @@ def unique(what: str, ids: Collection[str]) -> None:
     if len(set(ids)) < len(ids):
         [(twice, _)] = Counter(ids).most_common(1)
         raise TaskError(f"{what} lists {brief(twice, 80)} twice; valid: every task once (samples play one again)")
+
+
+@contextmanager
+def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
+    """Inside, what an object of another package raises is its failure: `error`, in one line. `code` is the object, or
+    its function; those of ours fail as they do."""
+    try:
+        yield
+    except TurngymError:
+        raise
+    # sys.exit would end the run without a word
+    except (Exception, SystemExit) as reason:
+        module = getattr(code, "__module__", "") or ""
+        if module.partition(".")[0] == "turngym":
+            raise
+        said = excerpt(" ".join(str(reason).split()), 500)
+        raise error(f"{whose} failed: {type(reason).__name__}: {said}") from reason
 
 
 def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:

@@ -1,4 +1,4 @@
-"""What is played, and how an action was judged: `Task`, `Verdict` and the tool that an environment offers."""
+"""What is played, and how an action was judged: `Task` and `Verdict`."""
 
 from __future__ import annotations
 
@@ -66,39 +66,6 @@ class Task:
     cluster: str = field(default="", compare=False)
     """What it shares with other tasks, which are then no independent evidence of new ones: a scene, a world, a product;
     empty for a task on its own. No part of what the task is: records from before have none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSpec:
-    """The one action of an environment, described once for function calling, text prompts and trainer adapters."""
-
-    name: str
-    """Name of the tool, for example `alfworld_step`."""
-    description: str
-    argument: str
-    """Name of the single string argument that carries the action."""
-    argument_description: str
-    examples: tuple[str, ...] = field(default=())
-    """Actions in canonical form."""
-    tags: tuple[str, ...] = ("action",)
-    """Tags in which the text channel carries an action. With one tag, the action is what stands between the tags. With
-    several, the tag is the verb and belongs to the action, as in `<search>query</search>`; a call of the tool then
-    means the first of them."""
-    tail: int = 30
-    """Characters at the end of a response without tags that verl-agent plays as the action."""
-
-    @property
-    def templates(self) -> tuple[str, ...]:
-        """Examples of actions where the tag is the verb: `<search>query</search>`, `<answer>answer</answer>`."""
-        first, *others = self.tags
-        return (f"<{first}>{self.argument}</{first}>", *(f"<{tag}>{tag}</{tag}>" for tag in others))
-
-    def schema(self) -> dict[str, Any]:
-        """The OpenAI function-calling form: `{"type": "function", "function": {...}}`."""
-        properties = {self.argument: {"type": "string", "description": self.argument_description}}
-        parameters = {"type": "object", "properties": properties, "required": [self.argument]}
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
 
 
 MAX_TURNS = 50

@@ -30,6 +30,7 @@ from turngym.core.closing import Closes
 from turngym.core.episode import Episode, EpisodeError, Origin, Span, Status, TopK, Turn, check_numbers
 from turngym.core.errors import TurngymError, is_disk_full
 from turngym.core.line_file import LineFile
+from turngym.core.plugin_values import LARGE, checked_number
 from turngym.core.redaction import brief, without_keys
 from turngym.core.task import Task, Verdict, content_hash
 from turngym.core.user_files import json_of
@@ -128,11 +129,13 @@ def _task(record: Mapping[str, Any]) -> Task:
 def _meta(found: dict[str, Any]) -> dict[str, Any]:
     """The `meta` of a line from anyone. Raises ValueError where what tables are made of is of another kind."""
     panel = found.get("panel", {})
-    kinds: dict[str, Any] = {"make": dict, "panel": dict, "goal_rate": float | int | None}
-    kinds |= {"temperature": float | int | None, "name": str | None, "tasks": int}
+    kinds: dict[str, Any] = {"make": dict, "panel": dict, "name": str | None, "tasks": int}
     said = {**found, **({} if not isinstance(panel, dict) else panel)}
     if wrong := [name for name, kind in kinds.items() if name in said and not isinstance(said[name], kind)]:
         raise ValueError(f"its meta says {wrong[0]} {brief(said[wrong[0]], 80)}")
+    for name, most in (("goal_rate", 1.0), ("temperature", LARGE)):
+        if said.get(name) is not None:
+            checked_number(f"{name} in its meta", said[name], least=0.0, most=most, error=ValueError)
     return found
 
 

@@ -130,7 +130,8 @@ def results_page() -> str:
     """The packed results as one page that holds every episode."""
     from turngym.scripts.result_table import page
 
-    return page(_results(), "Results that come with turngym", ".")
+    text = page(_results(), "Results that come with turngym", ".")
+    return text.replace('<main id="tables">', '<p><a href="../results.html">turngym</a></p>\n<main id="tables">', 1)
 
 
 def results_text() -> str:

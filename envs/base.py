@@ -20,7 +20,8 @@ import numpy as np
 from turngym.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
 from turngym.core.plugin_values import unique
 from turngym.core.redaction import brief, first_letters
-from turngym.core.task import Task, ToolSpec, Verdict
+from turngym.core.task import Task, Verdict
+from turngym.core.tools import Tools, ToolSpec
 from turngym.envs.channels import Channel
 from turngym.envs.lookalikes import alike, shown
 from turngym.envs.spaces import UnicodeText, printable
@@ -94,7 +95,7 @@ class TextEnv(gym.Env[str, str], ABC):
     # Gymnasium's environment checker warns without render_fps, though text has no frame rate
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]
     env_id: ClassVar[str]
-    tool: ClassVar[ToolSpec]
+    tool: ClassVar[Tools]
     instructions: ClassVar[str]
     """What the environment is and how to act in it; goes into the system message."""
     invalid_observation: ClassVar[str] = "Nothing happens."
@@ -115,11 +116,11 @@ class TextEnv(gym.Env[str, str], ABC):
         """Returns the constructor's arguments; overridden where the rules depend on the guard's limit of turns."""
         return dict(options)
 
-    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    __made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls)
-        made._made_with = (args, kwargs)
+        made.__made_with = (args, kwargs)
         return made
 
     def __init__(self, *, render_mode: str | None = None) -> None:
@@ -129,9 +130,9 @@ class TextEnv(gym.Env[str, str], ABC):
         self.render_mode = render_mode
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self._phase = "new"
-        self._env_steps = 0
-        self._frame = ""
+        self.__phase = "new"
+        self.__env_steps = 0
+        self.__frame = ""
         # of this class alone: a subclass may well keep its ids as `_ids`
         self.__ids: tuple[Collection[str] | None, frozenset[str]] = (None, frozenset())
 
@@ -147,7 +148,8 @@ class TextEnv(gym.Env[str, str], ABC):
 
     @abstractmethod
     def _apply(self, action: str) -> Outcome:
-        """Plays one action in canonical form; the `Outcome` says so if it is inadmissible."""
+        """Plays one action in canonical form; the `Outcome` says so if it is inadmissible. Calls of a `ToolSet` are
+        valid here."""
 
     @property
     @abstractmethod
@@ -193,8 +195,8 @@ class TextEnv(gym.Env[str, str], ABC):
         return near[0] if near else None
 
     def canonical(self, action: str) -> str:
-        """The form in which actions are judged and played: stripped here; subclasses may add aliases."""
-        return action.strip()
+        """The form in which actions are judged and played, as `tool` says; subclasses may add aliases."""
+        return self.tool.canonical(action)
 
     def speak_through(self, channel: Channel | None) -> None:
         """The guard tells how the agent's actions travel (None: bare), for observations that say how to act."""
@@ -207,6 +209,10 @@ class TextEnv(gym.Env[str, str], ABC):
                     f"{self.env_id}: {what} is {text!r}; valid: letters, digits, '_', '-', '.' and '/', for example "
                     "'search_r1/search'"
                 )
+        if not isinstance(self.tool, ToolSpec):
+            raise TurngymError(
+                f"{self.env_id} offers {self.tool.named}, which keep their names; leave tool_name and tool_argument out"
+            )
         named = replace(self.tool, name=name or self.tool.name, argument=argument or self.tool.argument)
         self.tool = named  # type: ignore[misc]
 
@@ -262,27 +268,30 @@ class TextEnv(gym.Env[str, str], ABC):
         ids = self.task_ids()
         if chosen is None and not len(ids):
             raise TaskError(f"{self.env_id}: there is no task to draw from")
-        task_id = ids[int(self.np_random.integers(len(ids)))] if chosen is None else self._require_task(chosen)
-        self._open_again()
+        task_id = ids[int(self.np_random.integers(len(ids)))] if chosen is None else self.__require_task(chosen)
+        self.__open_again()
         observation = self._begin(task_id)
-        self._phase = "playing"
-        self._env_steps = 0
+        self.__phase = "playing"
+        self.__env_steps = 0
         if self.render_mode is not None:
             self.show(observation)
         return observation, self.describe()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Plays `action`; `info` has the verdict on it. Never truncates, for the guard limits the turns."""
-        if self._phase != "playing":
-            raise ResetNeeded(f"{self.env_id}: step() {_TOO_EARLY[self._phase]}; call reset() first")
+        if self.__phase != "playing":
+            raise ResetNeeded(f"{self.env_id}: step() {_TOO_EARLY[self.__phase]}; call reset() first")
         if not isinstance(action, str):
             raise TurngymError(f"{self.env_id}: step() takes a str, not {type(action).__name__} {action!r}")
         # makes a plain str of NumPy's, which would otherwise stay in `info`
         action = self.canonical(str.__str__(action))
-        outcome = self._apply(action)
-        self._env_steps += 1
+        if self.tool.refuse(action) is None:
+            outcome = self._apply(action)
+        else:
+            outcome = Outcome(observation=self.invalid_observation, verdict=Verdict.INADMISSIBLE)
+        self.__env_steps += 1
         if outcome.terminated:
-            self._phase = "over"
+            self.__phase = "over"
         if self.render_mode is not None:
             self.show(outcome.observation, action)
         info = self.describe(outcome.verdict, action)
@@ -292,12 +301,12 @@ class TextEnv(gym.Env[str, str], ABC):
         """The last action and observation in ansi mode; None in human mode, which has printed them already."""
         if self.render_mode is None:
             gym.logger.warn(f"{self.env_id}: render() needs render_mode='ansi' or 'human' when the environment is made")
-        return self._frame if self.render_mode == "ansi" else None
+        return self.__frame if self.render_mode == "ansi" else None
 
     def close(self) -> None:
         """Releases what the environment holds. Closing twice is fine, and `reset` opens it again."""
-        if self._phase != "closed":
-            self._phase = "closed"
+        if self.__phase != "closed":
+            self.__phase = "closed"
             self._close()
 
     def _close(self) -> None:
@@ -306,10 +315,10 @@ class TextEnv(gym.Env[str, str], ABC):
     def _reopen(self) -> None:
         """Takes again what `_close` released, because a closed environment is about to play."""
 
-    def _open_again(self) -> None:
-        if self._phase == "closed":
+    def __open_again(self) -> None:
+        if self.__phase == "closed":
             self._reopen()
-            self._phase = "new"
+            self.__phase = "new"
 
     # --- for wrappers and panels
 
@@ -321,8 +330,8 @@ class TextEnv(gym.Env[str, str], ABC):
             "task_id": task.task_id,
             "task_sha": task.sha256,
             "category": task.category,
-            "turn": self._env_steps,
-            "env_steps": self._env_steps,
+            "turn": self.__env_steps,
+            "env_steps": self.__env_steps,
             "verdict": verdict.value,
             "action": action,
             "admissible_actions": None if admissible is None else list(admissible),
@@ -332,20 +341,20 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def show(self, observation: str, action: str | None = None) -> None:
         """Makes this the frame that `render()` shows, and prints it in human mode."""
-        self._frame = observation if action is None else f"> {action}\n{observation}"
+        self.__frame = observation if action is None else f"> {action}\n{observation}"
         if self.render_mode == "human":
-            print(printable(self._frame), flush=True)
+            print(printable(self.__frame), flush=True)
 
     def get_state(self) -> dict[str, Any]:
         """An exact snapshot in types of JSON: a restored episode continues byte for byte, random draws included."""
-        if self._phase not in ("playing", "over"):
-            raise ResetNeeded(f"{self.env_id}: get_state() {_TOO_EARLY[self._phase]}; call reset() first")
+        if self.__phase not in ("playing", "over"):
+            raise ResetNeeded(f"{self.env_id}: get_state() {_TOO_EARLY[self.__phase]}; call reset() first")
         return {
             "task": self.task.task_id,
             "sha256": self.task.sha256,
-            "phase": self._phase,
-            "env_steps": self._env_steps,
-            "frame": self._frame,
+            "phase": self.__phase,
+            "env_steps": self.__env_steps,
+            "frame": self.__frame,
             "rng": copy.deepcopy(self.np_random.bit_generator.state),
             "rng_seed": self._np_random_seed,
             "inner": self._get_state(),
@@ -359,16 +368,16 @@ class TextEnv(gym.Env[str, str], ABC):
             TurngymError: this is no snapshot, or not one of this environment.
         """
         check_snapshot(state, _ENV_KEYS, self.env_id)
-        self._require_task(state["task"])
-        closed = self._phase == "closed"
-        guard = SnapshotGuard(self, self.get_state() if self._phase in ("playing", "over") else None)
+        self.__require_task(state["task"])
+        closed = self.__phase == "closed"
+        guard = SnapshotGuard(self, self.get_state() if self.__phase in ("playing", "over") else None)
         try:
-            self._open_again()
-            self._restore(state)
+            self.__open_again()
+            self.__restore(state)
         except BaseException as error:
-            if closed and self._phase != "closed":
+            if closed and self.__phase != "closed":
                 self._close()
-            guard.put_back(self._restore)
+            guard.put_back(self.__restore)
             # what reading a snapshot raises that was changed, or that another environment took
             wrong = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
             if isinstance(error, wrong) and not isinstance(error, TurngymError):
@@ -376,7 +385,7 @@ class TextEnv(gym.Env[str, str], ABC):
                 raise TurngymError(f"{self.env_id}: the snapshot cannot be restored here ({what})") from error
             raise
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def __restore(self, state: dict[str, Any]) -> None:
         self._begin(state["task"])
         if self.task.sha256 != state["sha256"]:
             raise TaskError(
@@ -384,18 +393,18 @@ class TextEnv(gym.Env[str, str], ABC):
                 f"but here that task has sha256 {self.task.sha256}; restore it with the same data"
             )
         self._set_state(state["inner"])
-        self._phase, self._env_steps, self._frame = state["phase"], state["env_steps"], state["frame"]
+        self.__phase, self.__env_steps, self.__frame = state["phase"], state["env_steps"], state["frame"]
         # not through the property: Gymnasium's setter of np_random forgets the seed
         bits = np.random.PCG64()
         bits.state = copy.deepcopy(state["rng"])
         self._np_random, self._np_random_seed = np.random.Generator(bits), state["rng_seed"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        snapshot = self.get_state() if self._phase in ("playing", "over") else None
+        snapshot = self.get_state() if self.__phase in ("playing", "over") else None
         names = ("_np_random", "_np_random_seed", "spec", "tool")
         kept = {name: vars(self)[name] for name in names if name in vars(self)}
-        args, kwargs = self._made_with
-        return partial(type(self), *args, **kwargs), (), (self._phase, snapshot, kept)
+        args, kwargs = self.__made_with
+        return partial(type(self), *args, **kwargs), (), (self.__phase, snapshot, kept)
 
     def __setstate__(self, state: tuple[str, dict[str, Any] | None, dict[str, Any]]) -> None:
         phase, snapshot, kept = state
@@ -405,7 +414,7 @@ class TextEnv(gym.Env[str, str], ABC):
         elif phase == "closed":
             self.close()
 
-    def _require_task(self, task_id: str) -> str:
+    def __require_task(self, task_id: str) -> str:
         ids = self.task_ids()
         known: Collection[str] = ids
         # `in` walks through a tuple; a lazy sequence has a quick one of its own and is never walked through

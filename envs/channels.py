@@ -2,6 +2,7 @@
 
     TextChannel    <think>The door is shut.</think><action>open door 1</action>
     (verb tags)    <think>I need the author.</think><search>who wrote Hamlet</search>
+    (a ToolSet)    <action>{"name": "heat", "arguments": {"degrees": 220}}</action>
     ToolChannel    <tool_call>{"name": "alfworld_step", "arguments": {"action": "open door 1"}}</tool_call>
 
     VerlAgentChannel   the same tags, read as verl-agent reads them
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import excerpt
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools, ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
@@ -56,7 +57,7 @@ class Channel(Protocol):
     def format(self, action: str, thought: str | None = None) -> str:
         """The response from which `parse` reads this stripped action and thought. Raises TurngymError if none does."""
 
-    def instructions(self, tool: ToolSpec) -> str:
+    def instructions(self, tool: Tools) -> str:
         """The part of the system message that explains how to write a response."""
 
 
@@ -118,7 +119,7 @@ class TextChannel:
     def _begins(self, text: str) -> bool:
         return any(f"<{tag}>" in text for tag in self.tags)
 
-    def instructions(self, tool: ToolSpec) -> str:
+    def instructions(self, tool: Tools) -> str:
         # the chat templates of other families teach how to think
         thought = "<think>your thoughts</think>\n" if self.thoughts is THINK else ""
         if len(self.tags) > 1:
@@ -128,22 +129,22 @@ class TextChannel:
         return (
             f"Answer each turn with one action between tags{'; you may think first' if thought else ''}:\n"
             f"{thought}<action>{example}</action>\n"
-            f"The action: {tool.argument_description}"
+            f"The action: {tool.said}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChannel:
-    """A call of the environment's tool, written as the model's family writes it (`turngym.envs.dialects`).
+    """A call of one of the environment's tools, written as the model's family writes it (`turngym.envs.dialects`).
 
     The first call outside the thought counts, well-formed or not (`TextChannel` says why). The arguments may also be a
-    string that holds JSON. Arguments other than the action are ignored.
+    string that holds JSON. Of the one tool of a `ToolSpec`, arguments other than the action are ignored.
 
     If the tool has several tags, a call means the first of them and the others are written as text: a search is a call,
     `<answer>...</answer>` is text. Whichever comes first counts.
     """
 
-    tool: ToolSpec
+    tool: Tools
     dialect: Dialect = HERMES
 
     @property
@@ -167,56 +168,43 @@ class ToolChannel:
             return Parsed(action=said, thought=thought)
         if start < 0:
             spoken_too = "".join(f" and no <{tag}>...</{tag}>" for tag in spoken)
-            return Parsed(thought=thought, reason=f"the response has no call of the tool {self.tool.name}{spoken_too}")
-        action, reason = self._judge(self.dialect.read(body[start:]), may_be_empty=bool(spoken))
+            return Parsed(thought=thought, reason=f"the response has no call of {self.tool.named}{spoken_too}")
+        action, reason = self._judge(self.dialect.read(body[start:]))
         if action is not None and spoken:
             tag, argument = self.tool.tags[0], action
             action = tagged(tag, argument)
             if first_action(action, self.tool.tags) != (tag, argument):
-                action, reason = None, f'the argument "{self.tool.argument}" must not contain </{tag}>'
+                (named,) = self.tool.tools[0].arguments
+                action, reason = None, f'the argument "{named.name}" must not contain </{tag}>'
         return Parsed(action=action, thought=thought, reason=reason)
 
     def format(self, action: str, thought: str | None = None) -> str:
-        argument = action.strip()
+        action = argument = self.tool.canonical(action)
         written = self.dialect.thoughts.write(thought)
         if len(self.tool.tags) > 1:
             verb = first_action(argument, self.tool.tags)
             if verb is None or verb[0] != self.tool.tags[0]:
                 return _checked(self, f"{written}{self.dialect.thoughts.spoken}{argument}", action, thought)
             argument = verb[1]
-        call = self.dialect.write(self.tool.name, self.tool.argument, argument)
+        call = self.dialect.write(*self.tool.call(argument))
         return _checked(self, f"{written}{call}", action, thought)
 
-    def instructions(self, tool: ToolSpec) -> str:
-        call = f"Act by calling the tool {tool.name} exactly once each turn; you may think before the call."
+    def instructions(self, tool: Tools) -> str:
+        call = f"Act by calling {tool.named} exactly once each turn; you may think before the call."
         spoken = " or ".join(tool.templates[1:])
         return f"{call} Instead of a call, the last turn is text: {spoken}" if spoken else call
 
     def _begins(self, text: str) -> bool:
         return self.dialect.find(text) >= 0 or any(f"<{tag}>" in text for tag in self.tool.tags)
 
-    def _judge(self, call: Call | str, *, may_be_empty: bool) -> tuple[str | None, str | None]:
+    def _judge(self, call: Call | str) -> tuple[str | None, str | None]:
         """Returns (action, reason) for a call: the action, or the reason why the call has none."""
         if isinstance(call, str):
             return None, call
-        if call.name != self.tool.name:
-            hint = did_you_mean(call.name, [self.tool.name])
-            # the guard adds the full stop
-            reason = f"there is no tool {json.dumps(excerpt(call.name, 80))}; the tool is {self.tool.name}.{hint}"
-            return None, reason.rstrip(".")
-        arguments, wanted = call.arguments, f'"{self.tool.argument}"'
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                return None, "the arguments of the tool call are not valid JSON"
-        if not isinstance(arguments, dict) or self.tool.argument not in arguments:
-            return None, f"the tool call lacks the argument {wanted}"
-        action = arguments[self.tool.argument]
-        if not isinstance(action, str):
-            return None, f"the argument {wanted} must be a string"
-        action = printable(action).strip()
-        return (action, None) if action or may_be_empty else (None, f"the argument {wanted} is empty")
+        try:
+            return printable(self.tool.called(call.name, call.arguments)), None
+        except ValueError as reason:
+            return None, str(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +263,7 @@ class VerlAgentChannel:
             raise TurngymError(f"the {self.name} channel cannot carry the action {excerpt(action, 200)!r}")
         return response
 
-    def instructions(self, tool: ToolSpec) -> str:
+    def instructions(self, tool: Tools) -> str:
         forms = [f"<think>your thoughts</think>{form}" for form in tool.templates] if len(tool.tags) > 1 else []
         forms = forms or [
             f"<think>your thoughts</think><action>{tool.examples[0] if tool.examples else '...'}</action>"
@@ -295,14 +283,16 @@ def _any_case(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"</?(?:{'|'.join(map(re.escape, tags))})>", re.IGNORECASE)
 
 
-def make_channel(name: str, tool: ToolSpec) -> Channel:
+def make_channel(name: str, tool: Tools) -> Channel:
     """The channel called `name`: `text` or `tool`, or `tool:DIALECT` for another dialect (`tool:llama`).
 
     `text:STYLE` is for families that mark thoughts in their own way (`turngym.envs.tool_calls.STYLES`),
-    `text:verl-agent` reads as that harness does. Raises TurngymError for other names.
+    `text:verl-agent` reads as that harness does, which knows no `ToolSet`. Raises TurngymError for other names.
     """
     kind, _, dialect = name.partition(":")
     if name == VERL_AGENT:
+        if not isinstance(tool, ToolSpec):
+            raise TurngymError(f"channel {name!r} reads one text in lower case, no calls; valid here: text, tool")
         return VerlAgentChannel(tool=tool)
     if kind == "text" and (not dialect or dialect in STYLES):
         return TextChannel(tags=tool.tags, name=name, thoughts=STYLES.get(dialect, THINK))

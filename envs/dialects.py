@@ -37,7 +37,9 @@ _ALL: tuple[Dialect, ...] = (
         key=("<parameter=", ">"),
         value=("", "</parameter>"),
         ends=("</function>", "</tool_call>"),
-        form="<tool_call>\n<function=%n>\n<parameter=%k>\n%s\n</parameter>\n</function>\n</tool_call>",
+        form="<tool_call>\n<function=%n>\n%s</function>\n</tool_call>",
+        argument="<parameter=%k>\n%s\n</parameter>\n",
+        python=True,
     ),
     TaggedCalls(
         name="glm",
@@ -46,7 +48,8 @@ _ALL: tuple[Dialect, ...] = (
         key=("<arg_key>", "</arg_key>"),
         value=("<arg_value>", "</arg_value>"),
         ends=("</tool_call>",),
-        form="<tool_call>%n\n<arg_key>%k</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+        form="<tool_call>%n\n%s</tool_call>",
+        argument="<arg_key>%k</arg_key>\n<arg_value>%s</arg_value>\n",
         thoughts=Thoughts(before="", after="", gap="\n"),
     ),
     TaggedCalls(
@@ -56,7 +59,8 @@ _ALL: tuple[Dialect, ...] = (
         key=("<arg_key>", "</arg_key>"),
         value=("<arg_value>", "</arg_value>"),
         ends=("</tool_call>",),
-        form="<tool_call>%n<arg_key>%k</arg_key><arg_value>%s</arg_value></tool_call>",
+        form="<tool_call>%n%s</tool_call>",
+        argument="<arg_key>%k</arg_key><arg_value>%s</arg_value>",
         thoughts=Thoughts(before="", after="", gap=""),
     ),
     TaggedCalls(
@@ -66,8 +70,8 @@ _ALL: tuple[Dialect, ...] = (
         key=('<parameter name="', '">'),
         value=("", "</parameter>"),
         ends=("</invoke>", "</minimax:tool_call>"),
-        form='<minimax:tool_call>\n<invoke name="%n">\n<parameter name="%k">%s</parameter>\n</invoke>\n'
-        "</minimax:tool_call>",
+        form='<minimax:tool_call>\n<invoke name="%n">\n%s</invoke>\n</minimax:tool_call>',
+        argument='<parameter name="%k">%s</parameter>\n',
         stop_text=("</minimax:tool_call>",),
     ),
     TaggedCalls(
@@ -77,7 +81,9 @@ _ALL: tuple[Dialect, ...] = (
         key=("<parameter=", ">"),
         value=("", "</parameter>"),
         ends=("</function>", "</seed:tool_call>"),
-        form="<seed:tool_call>\n<function=%n>\n<parameter=%k>%s</parameter>\n</function>\n</seed:tool_call>",
+        form="<seed:tool_call>\n<function=%n>\n%s</function>\n</seed:tool_call>",
+        argument="<parameter=%k>%s</parameter>\n",
+        python=True,
         stop_text=("</seed:tool_call>",),
         thoughts=SEED,
     ),

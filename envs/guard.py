@@ -10,11 +10,12 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turngym.core.errors import TurngymError, checked_choice, checked_int, finite
 from turngym.core.plugin_values import checked_number
-from turngym.core.task import MAX_TURNS, Task, ToolSpec, Verdict
+from turngym.core.task import MAX_TURNS, Task, Verdict
+from turngym.core.tools import Tools
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
 from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.lookalikes import alike
-from turngym.envs.reading import Reading, read_action
+from turngym.envs.reading import Reading, read_action, refusal
 from turngym.envs.spaces import printable
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
@@ -123,7 +124,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         malformed = parsed.reason is not None
         if malformed and self.on_invalid != "noop":
             return self._answer(Verdict.MALFORMED, canonical, f"Malformed: {parsed.reason}.", found)
-        reason = self.base.check(canonical)
+        reason = refusal(self.base, canonical)
         if reason is not None:
             verdict = Verdict.MALFORMED if malformed else Verdict.INADMISSIBLE
             return self._answer(verdict, canonical, f"Invalid action: {reason}.", found)
@@ -191,7 +192,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return self.base.task
 
     @property
-    def tool(self) -> ToolSpec:
+    def tool(self) -> Tools:
         return self.base.tool
 
     @property

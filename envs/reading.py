@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, Protocol
 
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.lookalikes import LONGEST, alike, plain
@@ -40,10 +40,15 @@ class ActionRules(Protocol):
     """The part of a `TextEnv` that says what is possible; `turngym.envs.base` describes it."""
 
     @property
-    def tool(self) -> ToolSpec: ...
+    def tool(self) -> Tools: ...
     def canonical(self, action: str) -> str: ...
     def check(self, action: str) -> str | None: ...
     def admissible(self) -> tuple[str, ...] | None: ...
+
+
+def refusal(env: ActionRules, action: str) -> str | None:
+    """Why a canonical action is not possible now, as a clause for the agent; None if it is."""
+    return env.tool.refuse(action) or env.check(action)
 
 
 def read_action(response: str, channel: Channel | None, env: ActionRules, reading: Reading) -> tuple[Parsed, Reading]:
@@ -98,7 +103,7 @@ def _looks_possible(env: ActionRules, action: str) -> str | None:
 
 
 def _fits(env: ActionRules, action: str) -> bool:
-    return bool(action.strip()) and env.check(env.canonical(action)) is None
+    return bool(action.strip()) and refusal(env, env.canonical(action)) is None
 
 
 def _parsed(response: str, channel: Channel | None) -> Parsed:

@@ -24,6 +24,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from turngym.core.errors import TaskError, TurngymError
 from turngym.core.redaction import brief
 from turngym.core.task import Verdict, plain_id
+from turngym.core.tools import ToolSet, tool_call
 from turngym.core.user_files import json_of
 from turngym.envs.base import ResetNeeded, TextEnv
 from turngym.envs.guard import ActionGuard, guard_of
@@ -203,6 +204,26 @@ class EnvContract:
         moved = pickle.loads(pickle.dumps(guard))
         expect(ResetNeeded, moved.step, "anything")
         assert moved.reset(seed=5)[1]["task_id"] == new.reset(seed=5)[1]["task_id"]
+
+    # --- the contract: calls
+
+    def test_calls_are_judged_before_they_are_played(self) -> None:
+        guard = self.guard(on_invalid="reject")
+        tool = guard.tool
+        if not isinstance(tool, ToolSet):
+            return
+        guard.reset(seed=0)
+        before, expert = guard.base.describe(), guard.expert_action()
+        for action in (*(guard.admissible() or ()), *tool.examples, *(() if expert is None else (expert,))):
+            assert tool.refuse(action) is None, f"{action} is no valid call: {tool.refuse(action)}"
+            assert tool.canonical(action) == action, f"{action} is not canonical, which is {tool.canonical(action)}"
+        for one in tool.tools:
+            for arguments in ({"no_such_argument": 1}, *({argument.name: []} for argument in one.arguments)):
+                info = guard.step(tool_call(one.name, **arguments))[4]
+                assert (info["verdict"], info["env_steps"]) == ("inadmissible", 0), f"{info['action']} was played"
+                assert guard.base.describe() == before, f"{info['action']} changed the environment"
+        guard.step(tool_call("no_such_tool"))
+        assert guard.base.describe() == before, "a call of no tool changed the environment"
 
     # --- the contract: everything else
 

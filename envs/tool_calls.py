@@ -18,12 +18,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 from turngym.core.redaction import excerpt
+from turngym.core.tools import Untyped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,8 @@ class Call:
 
     name: Any
     arguments: Any
-    """A dict of arguments, a string that holds one as JSON, or anything else that stood there."""
+    """A dict of arguments (those without a type are `Untyped`), a string that holds one as JSON, or anything else that
+    stood there."""
     id: str | None = None
     """The call's id, in dialects that write one."""
 
@@ -152,8 +154,8 @@ class Dialect(Protocol):
         For those who pass calls on and must lose nothing (`read_calls`); `read` is lenient, and reads the first call.
         """
 
-    def write(self, tool: str, argument: str, value: str) -> str:
-        """A call of `tool` with one string argument, as the family's chat template writes it."""
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """A call of `tool`, as the family's chat template writes it. Values are strings, numbers or truth values."""
 
 
 MOST_CALLS = 64
@@ -240,7 +242,7 @@ class _Headed:
     head: str
     """Regular expression of everything before the arguments, with the group `name`, and `id` if calls have one."""
     form: str
-    """The whole call: `%n` stands for the tool's name, `%s` for the JSON or the value, `%k` for the argument's name."""
+    """The whole call: `%n` stands for the tool's name, `%s` for its arguments."""
     stop_text: tuple[str, ...] = ()
     thoughts: Thoughts = THINK
 
@@ -260,6 +262,18 @@ DEEPEST = 32
 """Most lists and objects inside each other in an argument."""
 
 
+class Bare(Untyped):
+    """A value without the marks of a string: a number, a truth value, or a string whose marks a model forgot."""
+
+    __slots__ = ()
+
+    @property
+    def typed(self) -> Any:
+        """What a chat template is given for it, so that it writes it as it was."""
+        found = read_json(self)
+        return str(self) if found is None or found[1] < len(self) else found[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls(_Marked):
     """FunctionGemma, Gemma 4: a name and arguments in braces; strings stand between two equal marks."""
@@ -271,7 +285,7 @@ class GemmaCalls(_Marked):
         rest = text.removeprefix(self.opening)
         head = _GEMMA_HEAD.match(rest)
         if head is None:
-            return f"the tool call must look like {self.write('NAME', 'argument', 'value')}"
+            return f"the tool call must look like {self.write('NAME', {'argument': 'value'})}"
         arguments: dict[str, str] = {}
         position = head.end()
         for _ in range(MOST_ARGUMENTS):
@@ -290,7 +304,7 @@ class GemmaCalls(_Marked):
         bare = _GEMMA_BARE.match(text, start)
         # the pattern matches nothing at all, too
         assert bare is not None
-        return bare[0].strip(), bare.end()
+        return Bare(bare[0].strip()), bare.end()
 
     def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
         inside = self._inside(text, start)
@@ -329,8 +343,12 @@ class GemmaCalls(_Marked):
             return [value for _, value in found], start + 1
         return (dict(found), start + 1) if len(dict(found)) == len(found) else None
 
-    def write(self, tool: str, argument: str, value: str) -> str:
-        return f"{self.opening}call:{tool}{{{argument}:{self.quote}{value}{self.quote}}}{self.closing}"
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        written = ",".join(f"{name}:{self._written(value)}" for name, value in arguments.items())
+        return f"{self.opening}call:{tool}{{{written}}}{self.closing}"
+
+    def _written(self, value: Any) -> str:
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value)
 
 
 # the recipient stands before the channel in templates, but after it in what models write
@@ -369,9 +387,9 @@ class HarmonyCalls:
             return "the arguments of the tool call are not valid JSON"
         return Call(name=head["name"], arguments=found[0])
 
-    def write(self, tool: str, argument: str, value: str) -> str:
-        arguments = json.dumps({argument: value}, ensure_ascii=False)
-        return f" to=functions.{tool}<|channel|>commentary json<|message|>{arguments}"
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        written = json.dumps(arguments, ensure_ascii=False)
+        return f" to=functions.{tool}<|channel|>commentary json<|message|>{written}"
 
 
 CALL_ID = "turngym00"
@@ -440,8 +458,8 @@ class JsonCalls(_Marked):
         end += not self.opening and text.startswith(";", end)
         return [self._call(value) for value in values], end
 
-    def write(self, tool: str, argument: str, value: str) -> str:
-        parts = {self._name_key: tool, self._arguments_key: {argument: value}, "id": CALL_ID, "tool_call_id": "0"}
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        parts = {self._name_key: tool, self._arguments_key: arguments, "id": CALL_ID, "tool_call_id": "0"}
         call = {key: parts[key] for key in self.keys}
         text = json.dumps([call] if self.listed else call, ensure_ascii=False, indent=self.indent)
         if self.closing.startswith("</"):
@@ -479,8 +497,8 @@ class NamedCalls(_Headed):
             end = after + len(mark) if text.startswith(mark, after) else end
         return [self._call(head, found[0])], end
 
-    def write(self, tool: str, argument: str, value: str) -> str:
-        return self.form.replace("%n", tool).replace("%s", json.dumps({argument: value}, ensure_ascii=False))
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        return self.form.replace("%n", tool).replace("%s", json.dumps(arguments, ensure_ascii=False))
 
 
 _MARK = re.compile(r"```|<[^<>]+>")
@@ -540,10 +558,19 @@ class PythonicCalls(_Marked):
         closed = self._outside(text, place + 1)
         return None if closed is None else (found, closed)
 
-    def write(self, tool: str, argument: str, value: str) -> str:
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        written = ", ".join(f"{name}={self._written(value)}" for name, value in arguments.items())
+        return f"{self.opening}[{tool}({written})]{self.closing}"
+
+    def _written(self, value: Any) -> str:
+        if not isinstance(value, str):
+            return repr(value)
         quote = '"' if self.double_quotes else "'"
         escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}").replace("\n", "\\n").replace("\r", "\\r")
-        return f"{self.opening}[{tool}({argument}={quote}{escaped}{quote})]{self.closing}"
+        return f"{quote}{escaped}{quote}"
+
+
+_JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def _python_call(arguments: str) -> ast.Call | None:
@@ -578,6 +605,9 @@ def _end_of_bracket(text: str) -> int:
 
 
 def _value(node: ast.expr) -> Any:
+    # models write JSON's words, too
+    if isinstance(node, ast.Name) and node.id in _JSON_WORDS:
+        return _JSON_WORDS[node.id]
     try:
         return ast.literal_eval(node)
     except (ValueError, RecursionError, TypeError):
@@ -592,14 +622,18 @@ class TaggedCalls(_Headed):
     """The texts before and after the name of an argument."""
     value: tuple[str, str]
     """The texts before and after its value; white space around the value does not belong to it."""
+    argument: str
+    """One argument: `%k` stands for its name, `%s` for its value."""
     ends: tuple[str, ...]
     """Any of these ends the arguments, and a value that was never closed."""
+    python: bool = False
+    """Whether the family's template writes `True` as Python does, and not `true`."""
     stop_text: tuple[str, ...] = ("</tool_call>",)
 
     def read(self, text: str) -> Call | str:
         head = _compiled(self.head).match(text)
         if head is None:
-            shown = self.form.replace("\n", " ").replace("%n", "NAME").replace("%k", "ARGUMENT").replace("%s", "VALUE")
+            shown = self.write("NAME", {"ARGUMENT": "VALUE"}).replace("\n", " ")
             return f"the tool call must look like {shown}"
         end = min((place for place in (text.find(mark, head.end()) for mark in self.ends) if place >= 0), default=None)
         arguments = self._arguments(text[head.end() : end])
@@ -619,7 +653,7 @@ class TaggedCalls(_Headed):
             if opened < 0 or text[position:opened].strip():
                 return f"the tool call has an argument {excerpt(key.strip(), 80)!r} without a value"
             value, position = _until(text, opened + len(self.value[0]), self.value[1])
-            found.setdefault(key.strip(), value.strip())
+            found.setdefault(key.strip(), Untyped(value.strip()))
         return found
 
     def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
@@ -650,8 +684,14 @@ class TaggedCalls(_Headed):
             return None
         return [Call(name=head["name"].strip(), arguments=found)], place
 
-    def write(self, tool: str, argument: str, value: str) -> str:
-        return self.form.replace("%n", tool).replace("%k", argument).replace("%s", value)
+    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        written = "".join(
+            self.argument.replace("%k", name).replace("%s", self._written(value)) for name, value in arguments.items()
+        )
+        return self.form.replace("%n", tool).replace("%s", written)
+
+    def _written(self, value: Any) -> str:
+        return str(value) if isinstance(value, str) or self.python else json.dumps(value)
 
 
 _SPACE = re.compile(r"\s*+")

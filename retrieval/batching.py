@@ -199,7 +199,7 @@ class MicroBatcher:
         else:
             for waiting, hits in zip(batch, found, strict=True):
                 try:
-                    waiting.answer.set_result(checked_hits(hits))
+                    waiting.answer.set_result(checked_hits(hits, waiting.k))
                 except RetrieverUnavailable as error:
                     _fail([waiting], error)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
+from turngym.core.plugin_values import answers, checked_number, checked_text
 from turngym.core.redaction import brief, excerpt
 
 
@@ -84,34 +84,56 @@ class Encoder(Protocol):
 def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
     """What an encoder of any package gave for `texts` texts, as contiguous float32 `[texts, dim]`.
 
-    Raises RetrievalError for another shape or type, RetrieverUnavailable for values that are not finite: a search with
-    them finds nothing, or anything.
+    Raises RetrieverUnavailable for another shape, other types than numbers, and values that are not finite: a search
+    with them finds nothing, or anything.
     """
+    due = f"floats [{texts}, {dim}] are due"
     try:
-        # what is beyond float32 becomes infinite
-        with np.errstate(over="ignore"):
-            vectors = np.ascontiguousarray(found, np.float32)
-    except (TypeError, ValueError) as error:
-        raise RetrievalError(f"the encoder gave {brief(found, 80)}; it must be floats [{texts}, {dim}]") from error
-    if vectors.shape != (texts, dim):
-        raise RetrievalError(f"the encoder gave shape {list(vectors.shape)} for {texts} texts; [{texts}, {dim}] is due")
+        given = np.asarray(found)
+    # ragged lists; a tensor that has a gradient or lies on another device
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RetrieverUnavailable(f"the encoder gave {brief(found, 80)}; {due}") from error
+    if given.shape != (texts, dim):
+        raise RetrieverUnavailable(f"the encoder gave shape {list(given.shape)} for {texts} texts; {due}")
+    # NumPy would read texts and dates as numbers, and leave out what is imaginary
+    if given.dtype.kind not in "fiu":
+        raise RetrieverUnavailable(f"the encoder gave {given.dtype}; {due}")
+    # what is beyond float32 becomes infinite
+    with np.errstate(over="ignore"):
+        vectors = np.ascontiguousarray(given, np.float32)
     if not (fine := np.isfinite(vectors).all(1)).all():
         raise RetrieverUnavailable(f"the encoder's vector of text {int(np.argmin(fine))} of {texts} is not finite")
     return vectors
 
 
-def checked_hits(found: object) -> tuple[Hit, ...]:
+def searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[tuple[Hit, ...]]:
+    """What a retriever of any package finds for each query.
+
+    Raises RetrieverUnavailable for another number of answers, and where `checked_hits` refuses one.
+    """
+    found = answers("the retriever", retriever.search(queries, k), len(queries), object, RetrieverUnavailable)
+    return [checked_hits(hits, k) for hits in found]
+
+
+def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
     """What a retriever or reranker of any package found for one query.
 
-    Raises RetrieverUnavailable for anything but hits, and for a score that is not finite.
+    Raises RetrieverUnavailable for anything but at most `most` hits, for passages that are no text, and for a score
+    that is not finite.
     """
     hits = found if isinstance(found, list | tuple) else (found,)
-    for hit in hits:
-        if not isinstance(hit, Hit):
-            raise RetrieverUnavailable(f"the retriever gave {brief(hit, 80)}; it must be a list of Hit for each query")
-        if not math.isfinite(hit.score):
-            raise RetrieverUnavailable(f"the retriever gave passage {hit.passage.id!r} the score {hit.score}")
-    return tuple(hits)
+    if len(hits) > most:
+        raise RetrieverUnavailable(f"the retriever gave {len(hits)} hits; at most {most} were asked for")
+    return tuple(map(_checked_hit, hits))
+
+
+def _checked_hit(hit: object) -> Hit:
+    if not isinstance(hit, Hit) or not isinstance(hit.passage, Passage):
+        raise RetrieverUnavailable(f"the retriever gave {brief(hit, 80)}; it must be a list of Hit for each query")
+    for name in ("id", "title", "text"):
+        checked_text(f"the {name} of a passage that was found", getattr(hit.passage, name), error=RetrieverUnavailable)
+    score = checked_number(f"the score of passage {hit.passage.id!r}", hit.score, error=RetrieverUnavailable)
+    return hit if type(hit.score) is float else replace(hit, score=score)
 
 
 def check_request(queries: Sequence[str], k: int) -> None:

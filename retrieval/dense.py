@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -221,6 +221,8 @@ _ROUNDING = 1e-5
 at most 4e-6 for 4,096 dimensions."""
 _BLOCK = 1024
 """Passages that are encoded at a time."""
+LOOKED_AT = 1 << 26
+"""Numbers of a flat index up to which all are looked at when it is opened, which takes a tenth of a second."""
 
 
 class DenseRetriever:
@@ -251,7 +253,8 @@ class DenseRetriever:
             parameters: faiss search settings by name (`nprobe`, `efSearch`, ...).
 
         Raises:
-            RetrievalError: another metric, sizes or ids that do not fit together, or a setting the index does not have.
+            RetrievalError: another metric, sizes or ids that do not fit together, vectors that are not finite, or a
+                setting the index does not have.
         """
         self._index = read_index(index) if isinstance(index, (str, Path)) else index
         self._passages, self._encoder = passages, encoder
@@ -259,6 +262,10 @@ class DenseRetriever:
         settings = dict(sorted((parameters or {}).items()))
         set_parameters(self._index, settings)
         self._exact = type(self._index).__name__.startswith("IndexFlat")
+        # the clusters that IVF looks into may hold no passage
+        self._compares_all = load_faiss().try_extract_index_ivf(self._index) is None
+        if self._exact and 0 < self._index.ntotal * self._index.d <= LOOKED_AT and not _finite(_stored(self._index)):
+            raise RetrievalError("the index holds vectors that are not finite, whose passages are never found")
         self._fingerprint = fingerprint + "".join(f":{name}={value:g}" for name, value in settings.items())
 
     @classmethod
@@ -323,11 +330,14 @@ class DenseRetriever:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
             found, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
+        asked = vectors.any(1, keepdims=True)
         _check_found(rows, self._index.ntotal)
+        if self._compares_all and (asked[:, 0] & (rows < 0).all(1)).any():
+            raise RetrieverUnavailable("the index found nothing at all: its vectors are not finite")
         scores = _score(self._index, vectors, rows) if self._exact else found
         if not np.isfinite(scores[rows >= 0]).all():
-            raise RetrieverUnavailable("the index gave a score that is not finite: it holds a vector that is not")
-        rows = np.where(vectors.any(1, keepdims=True), rows, -1)
+            raise RetrieverUnavailable("the index gave a score that is not finite: a vector holds too large a number")
+        rows = np.where(asked, rows, -1)
         if self._exact and rows.shape[1] < self._index.ntotal:
             self._add_ties(vectors, scores, rows, found[:, -1], wanted)
         # faiss fills up with row -1, which goes last whatever its score
@@ -381,15 +391,37 @@ def _check_index(index: Any, passages: int, dim: int) -> None:
         raise RetrievalError(f"the index has {index.ntotal} vectors for {passages} passages; build it again")
     if index.d != dim:
         raise RetrievalError(f"the index has {index.d} dimensions, the encoder {dim}; build it again")
-    inner = faiss.downcast_index(index)
-    # other kinds keep their ids in lists that are large and mapped: they are looked at where they are found
-    if isinstance(inner, faiss.IndexIDMap) and passages:
-        ids = faiss.vector_to_array(inner.id_map)
-        if not np.array_equal(np.sort(ids), np.arange(passages)):
+    if passages and (ids := _own_ids(index)) is not None:
+        seen = np.zeros(passages, bool)
+        for part in ids:
+            seen[part[(part >= 0) & (part < passages)]] = True
+        # there are as many ids as passages: where all rows are among them, nothing else is
+        if not seen.all():
             raise RetrievalError(
-                f"the index's own ids run from {ids.min()} to {ids.max()}; they must be the rows 0 to {passages - 1}, "
-                "each once"
+                f"the index has ids of its own, and {passages - int(seen.sum())} of the rows 0 to {passages - 1} are "
+                "not among them; every passage must have one vector, whose id is its row"
             )
+
+
+def _own_ids(index: Any) -> Iterable[NDArray[np.int64]] | None:
+    """The ids that an index gives its vectors, in parts; None where they are counted from 0."""
+    faiss = load_faiss()
+    inner = faiss.downcast_index(index)
+    while isinstance(inner, faiss.IndexPreTransform | faiss.IndexRefine):
+        inner = faiss.downcast_index(inner.index if isinstance(inner, faiss.IndexPreTransform) else inner.base_index)
+    # it knows its own ids; those of the index in it are places of this list
+    if isinstance(inner, faiss.IndexIDMap):
+        return [faiss.vector_to_array(inner.id_map)]
+    if isinstance(inner, faiss.IndexIVF):
+        lists = inner.invlists
+        sizes = ((place, lists.list_size(place)) for place in range(inner.nlist))
+        return (faiss.rev_swig_ptr(lists.get_ids(place), size) for place, size in sizes if size)
+    return None
+
+
+def _finite(vectors: NDArray[np.float32]) -> bool:
+    # both are NaN where one number is; unlike np.isfinite of all, they take no memory
+    return bool(np.isfinite(vectors.min()) and np.isfinite(vectors.max()))
 
 
 def _check_found(rows: NDArray[np.int64], passages: int) -> None:
@@ -407,7 +439,8 @@ def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) ->
     scores = np.empty(rows.shape, np.float32)
     for place, vector in enumerate(vectors):
         # no matrix product, whose order of summation depends on its shape; the score of row -1 does not matter
-        scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
     return scores
 
 

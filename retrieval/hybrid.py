@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from turngym.core.errors import RetrievalError
 from turngym.core.hub import load_problem, model_folder
 from turngym.core.user_files import library_path
-from turngym.retrieval.core import Hit, Passage, Retriever, check_request, checked_hits
+from turngym.retrieval.core import Hit, Passage, Retriever, check_request, checked_hits, searched
 from turngym.retrieval.encoders import refuse_random, weights_digest
 from turngym.retrieval.lucene_text import analyze
 
@@ -65,7 +65,7 @@ class HybridRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_request(queries, k)
-        found = [part.search(queries, max(k, self._depth)) for part in self._parts]
+        found = [searched(part, queries, max(k, self._depth)) for part in self._parts]
         return [self._fuse(lists, k) for lists in zip(*found, strict=True)] if queries else []
 
     def close(self) -> None:
@@ -112,8 +112,9 @@ class RerankingRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_request(queries, k)
-        found = self._inner.search(queries, max(k, self._depth))
-        return [list(checked_hits(self._reranker(query, hits))[:k]) for query, hits in zip(queries, found, strict=True)]
+        found = searched(self._inner, queries, max(k, self._depth))
+        pairs = zip(queries, found, strict=True)
+        return [list(checked_hits(self._reranker(query, hits), len(hits))[:k]) for query, hits in pairs]
 
     def close(self) -> None:
         self._inner.close()

@@ -41,8 +41,8 @@ class EvalCall(Spec):
     """--compare: also where settings differ that change the game and not the player (turns, arguments of gym.make,
     temperature); by default that is refused."""
     fail_if_worse: NotNegative | None = None
-    """--compare: exit status 1 where the second is clearly worse by more than so many points of success (the whole
-    interval of the difference lies below); 0: where it is clearly worse at all."""
+    """--compare: exit status 1 where the second is clearly worse by more than so many points of success or graded score
+    (the whole interval of the difference lies below); 0: where it is clearly worse at all."""
     out: str | None = None
     """Folder for results.json, trace.jsonl and spec.toml; an interrupted evaluation with the same folder goes on."""
     max_errors: Number = 0
@@ -115,8 +115,8 @@ def compare(call: EvalCall) -> int:
     print_table(comparison.table())
     print("".join(f"{line}\n" for line in comparison.notes()), end="")
     worse = call.fail_if_worse is not None and comparison.worse_by(call.fail_if_worse)
-    if worse:
-        print(f"the second is clearly worse by more than {call.fail_if_worse:g} points")
+    if call.fail_if_worse is not None:
+        print(f"the second is {'' if worse else 'not '}clearly worse by more than {call.fail_if_worse:g} points")
     return int(worse or comparison.most_lost > call.max_errors)
 
 

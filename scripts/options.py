@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from msgspec import NODEFAULT
@@ -44,7 +43,7 @@ from turngym.core.spec import (
     to_table,
 )
 from turngym.core.tables import table_text
-from turngym.core.user_files import keep_inputs
+from turngym.core.user_files import keep_inputs, user_path
 
 T = TypeVar("T")
 CONFIG, PRINT, HELP, HELP_ALL = "--config", "--print", ("--help", "-h"), "--help-all"
@@ -160,7 +159,7 @@ class Verb(Generic[T]):
                     f"{one.name.upper() if one.positional else self._option_of(self.own, one)} must be given"
                 )
         own: T = resolve(self.own, mine).spec
-        _keep_inputs(own)
+        _keep_inputs(own, file, [table for _, table in layers])
         return Asked(own=own, layers=layers, show=show)
 
     def given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
@@ -338,13 +337,20 @@ def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
     return rest, values[0] if values else None
 
 
-def _keep_inputs(settings: Any) -> None:
-    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it."""
-    out = getattr(settings, "out", None)
+def _keep_inputs(own: Any, config: str | None, others: Sequence[Mapping[str, Any]]) -> None:
+    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it.
+
+    Args:
+        own: the settings of the verb's own type.
+        config: the file of settings; None for none.
+        others: tables of the verb's other type.
+    """
+    out = getattr(own, "out", None)
     # every verb writes into a folder beside what is there, or one file
-    if not isinstance(out, Path) or not out.is_file():
+    if out is None or not (out := user_path(out)).is_file():
         return
-    values = [value for path, value in flat(to_table(settings)).items() if path != "out"]
+    values = [value for path, value in flat(to_table(own)).items() if path != "out"]
+    values += [config, *(value for table in others for value in flat(table).values())]
     texts = [one for value in values for one in (value if isinstance(value, list | tuple) else [value])]
     named = [text for text in texts if isinstance(text, str)]
     named += [text[place + 1 :] for text in named for place, letter in enumerate(text) if letter in "=:"]

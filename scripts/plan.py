@@ -16,16 +16,19 @@ from typing import Annotated, Any
 from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
+from turngym.agents.rendering.chat_settings import FILE
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.settings import Count, Range, read_toml
 from turngym.core.spec import Unread, at, flat, kind_of, needing, plain
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
-from turngym.trainers.algorithm import BUILT_IN
-from turngym.trainers.run import DEFAULT
+from turngym.trainers.algorithm import BUILT_IN, Algorithm
+from turngym.trainers.run import DEFAULT, build_algorithm, run_of
 from turngym.trainers.several import further_env
-from turngym.trainers.train_config import EvaluationConfig, PlayConfig, expanded, train_config
+from turngym.trainers.student_player import chat_settings
+from turngym.trainers.teacher import is_the_base
+from turngym.trainers.train_config import EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config
 from turngym.trainers.training_costs import (
     Estimate,
     ModelShape,
@@ -59,8 +62,8 @@ class PlanOptions:
     def unread(self) -> Unread:
         if self.steps is None:
             yield from needing("--steps", "eval_every")
-        if self.teacher is None:
-            yield from needing("a --teacher", "work.teacher_dtype", "work.shard_teacher")
+        if self.teacher is None and self.work.reference != "own":
+            yield from needing("a --teacher, or --reference own", "work.teacher_dtype", "work.shard_teacher")
         if self.work.engine == "local":
             yield from needing("--engine sglang or vllm", "work.engine_memory")
 
@@ -93,29 +96,33 @@ def traffic_table(options: PlanOptions) -> Table:
 def notes(options: PlanOptions) -> list[str]:
     """Says in sentences which assumptions the figures rest on."""
     chip, work = chip_named(options.chip), options.work
-    tokens = work.episodes * work.length
+    tokens, rows = work.episodes * work.tokens, len(work.row_lengths)
     whole = "sharded, too" if work.shard_teacher else "whole on every GPU"
     more = "" if options.teacher is None else f"; the {work.teacher_dtype} teacher, {whole}"
-    copied = work.rollout_dtype != "float32"
+    more += f"; the initial policy, in {work.teacher_dtype}, {whole}" if work.reference == "own" else ""
+    more += "; the critic's own three" if work.critic == "model" else ""
+    copied = work.played_dtype != work.dtype
     served = work.engine != "local"
+    more += "; the student that plays ahead, whole" if work.ahead else ""
     more += "; the copy of the student that plays, whole" if copied and not served else ""
     more += "; the merged weights that play, whole" if work.lora_rank and not copied and not served else ""
     trained = "gradients and AdamW's moments"
-    held = f"float32 weights, {trained} of the student"
+    held = f"{work.dtype} weights, {trained} of the student"
     if work.lora_rank:
-        held = f"float32 weights of the student, adapters of rank {work.lora_rank} with {trained}"
+        held = f"{work.dtype} weights of the student, adapters of rank {work.lora_rank} with {trained}"
     return [
-        f"{work.episodes} episodes of {work.length:,} tokens per step ({tokens:,} in all, "
-        f"{work.response / (work.observation + work.response):.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
+        f"{work.episodes} episodes of {rows} {'row' if rows == 1 else 'rows'} and {work.tokens:,} tokens per step "
+        f"(memory {work.memory}: the longest row has {work.length:,}; {tokens:,} in all, "
+        f"{work.turns * work.response / work.tokens:.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
         f"{chip.flops / 1e12:.3g} TFLOP/s in bfloat16, {chip.flops32 / 1e12:.3g} in float32, "
         f"{chip.bandwidth / 1e12:.2f} TB/s.",
         f"states: {held}, sharded over all GPUs{more}. update, teacher and rollout come on top, one after the other; "
         "peak is the largest sum.",
-        f"at once: episodes that one GPU plays side by side; the {work.rollout_dtype} cache of one takes "
-        f"{_shape(options.student).episode_bytes(work.length, work.rollout_dtype) / 1e9:.2f} GB.",
+        f"at once: episodes that one GPU plays side by side; the {work.played_dtype} cache of one takes "
+        f"{_shape(options.student).episode_bytes(work.length, work.played_dtype) / 1e9:.2f} GB.",
         *[
             f"rollout: the {work.engine} server of --engine, {work.engine_memory:.0%} of the chip's memory for its own "
-            f"{work.rollout_dtype} weights and cache; it sleeps while the teacher scores and the student learns."
+            f"{work.played_dtype} weights and cache; it sleeps while the teacher scores and the student learns."
         ]
         * served,
         f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
@@ -146,12 +153,13 @@ def _whole(options: PlanOptions) -> list[str]:
         what = f"{options.steps} steps and {evaluations} evaluations"
         said.append(f"the run: {what} take, in hours by GPUs, {', '.join(hours) or 'nothing, as nothing fits'}.")
     if not all(one.fits for one in found.values()):
-        work = options.work
+        work, frozen = options.work, teacher is not None or options.work.reference == "own"
         changes = {
             "--lora-rank 16": not work.lora_rank,
-            "--rollout-dtype bfloat16": work.rollout_dtype == "float32" and not work.lora_rank,
-            "--teacher-dtype bfloat16": teacher is not None and work.teacher_dtype == "float32",
-            "--shard-teacher": teacher is not None and not work.shard_teacher and max(options.gpus) > 1,
+            "--checkpointing": not work.checkpointing,
+            "--rollout-dtype bfloat16": work.played_dtype == "float32" and not work.lora_rank,
+            "--teacher-dtype bfloat16": frozen and work.teacher_dtype == "float32",
+            "--shard-teacher": frozen and not work.shard_teacher and max(options.gpus) > 1,
             "a smaller --micro-tokens": True,
             "a smaller model or a larger chip": True,
         }
@@ -183,59 +191,107 @@ def ahead_seconds(found: Estimate) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
-    run = {} if file is None else plain(of_run(read_toml(file), file))
+    asked = None if file is None else read_toml(file)
+    run = {} if asked is None else plain(of_run(asked, str(file)))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
         options = replace(options, gpus=(1,))
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
     print_table(traffic_table(options), "what each GPU receives in a step")
-    print("\n".join(notes(options)))
+    print("\n".join([*notes(options), *([] if asked is None else notes_of_run(asked, str(file)))]))
     return 0 if any(row[6] == "yes" for row in table[1]) else 1
 
 
 def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
-    """What the settings of a training run, read as `turngym train` does, ask for; what they leave open stays as it is
-    planned by default."""
-    student = {"student": "1.7B", "out": "."}
-    # a file that names no algorithm is meant for the one whose settings it has
-    own = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
-    algorithm = str(table.get("algorithm", own))
-    config = train_config(algorithm, {**student, **table}, where)
-    run, play, evaluation = config.run, config.play, config.evaluation
-    groups = (run, play, config.chat, config.models, config.engine, config.part("frozen"))
-    given = {path.rpartition(".")[2] for path in flat(expanded(algorithm, table, where))}
-    named = {"episodes": "episodes", "turns": "max_turns", "response": "max_new_tokens", "slots": "slots"}
-    named |= {name: name for name in ("micro_tokens", "head_chunk", "teacher_dtype", "shard_teacher")}
-    named |= {"checkpointing": "gradient_checkpointing", "rollout_dtype": "rollout_dtype"}
-    named |= {"engine_memory": "engine_memory"}
-    work: dict[str, Any] = {}
-    # what a preset sets holds unless it was given beside it
-    if (preset := find_preset(play.preset, play.env_id)) is not None:
-        work = {"turns": preset.make()["max_turns"], "response": at(preset.table, "agent.chat.max_new_tokens")}
-    for ours, theirs in named.items():
-        value = next((getattr(group, theirs) for group in groups if hasattr(group, theirs)), None)
-        if theirs in given and value is not None:
-            work[ours] = value
+    """What the settings of a training run, read as `turngym train` does, ask for: what it plays, the models that it
+    holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
+    config = _run_config(table, where)
+    algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
+    chat = chat_settings(config.chat, play, config.models.student)
+    work: dict[str, Any] = {
+        "episodes": run.episodes,
+        "turns": run_of(config).full_depth,
+        "memory": chat.memory,
+        "micro_tokens": run.micro_tokens,
+        "head_chunk": run.head_chunk,
+        "checkpointing": run.gradient_checkpointing,
+        "updates": config.optimizer.minibatches,
+        "epochs": config.optimizer.ppo_epochs,
+        "dtype": config.models.dtype,
+        "precision": "float32" if run.autocast == "off" else "autocast",
+        "lora_rank": 0 if config.lora is None else config.lora.rank,
+        "reference": _reference(config, algorithm),
+        "critic": "none" if algorithm.critic is None else algorithm.critic.kind,
+        "ahead": bool(config.stale.staleness),
+        "plays": algorithm.imitates is None and not play.traces,
+        "slots": play.slots,
+        "rollout_dtype": play.rollout_dtype,
+        "teacher_dtype": config.part("frozen").teacher_dtype,
+        "shard_teacher": config.part("frozen").shard_teacher,
+    }
+    # a limit is no length, but the longest that a response may be
+    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / FILE).is_file():
+        work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
-        work["engine"] = kind_of(type(config.engine))
-    if "autocast" in given:
-        work["precision"] = "float32" if run.autocast == "off" else "autocast"
+        work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
     if evaluation is None or not run.eval_every:
         work["eval_episodes"] = 0
     else:
         names = (evaluation.panel, *(further_env(text).panel for text in play.also))
         work["eval_episodes"] = sum(_evaluated(load_panel(name), play, evaluation) for name in names if name)
-    if config.lora is not None:
-        work["lora_rank"] = config.lora.rank
-    more: dict[str, Any] = {"steps": run.steps} if "steps" in given else {}
-    more |= {"eval_every": run.eval_every} if "eval_every" in given else {}
+    held = algorithm.needs_teacher and config.served_teacher is None and config.teacher is not None
+    asked = flat(expanded(config.algorithm, _settings(table), where))
     return PlanOptions(
         student=str(config.models.student),
-        teacher=None if config.teacher is None else str(config.teacher),
-        work=Workload(**{name: value for name, value in work.items() if value is not None}),
-        **more,
+        teacher=str(config.teacher) if held else None,
+        work=Workload(**work),
+        eval_every=run.eval_every,
+        steps=run.steps if "run.steps" in asked else None,
     )
+
+
+def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
+    """What a run does that is in no column: its learning rate and updates, and what is not counted."""
+    config = _run_config(table, where)
+    given = "optimizer.lr" in flat(expanded(config.algorithm, _settings(table), where))
+    updates, adapters = config.optimizer.minibatches * config.optimizer.ppo_epochs, config.lora is not None
+    said = "as given" if given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
+    others = ", ".join(
+        name
+        for name, there in (
+            ("teachers of --also", any(further_env(text).teacher for text in config.play.also)),
+            ("a judge that is a model", "model" in kind_of(type(config.part("judge")))),
+        )
+        if there
+    )
+    return [
+        f"learning rate: {config.optimizer.lr:g}, {said} (--optimizer.lr). Updates: {updates} a step "
+        "(--optimizer.minibatches, --optimizer.ppo-epochs).",
+        *([f"not counted: {others}."] if others else []),
+    ]
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {"student": "1.7B", "out": ".", **table}
+
+
+def _run_config(table: Mapping[str, Any], where: str) -> TrainConfig:
+    # a file that names no algorithm is meant for the one whose settings it has
+    own = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
+    return train_config(str(table.get("algorithm", own)), _settings(table), where)
+
+
+def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
+    if not algorithm.needs_reference:
+        return "none"
+    base = is_the_base(
+        adapters=config.lora is not None,
+        renewed=bool(config.part("reference").reference_every),
+        student=config.models.dtype,
+        frozen=config.part("frozen").teacher_dtype,
+    )
+    return "base" if base else "own"
 
 
 def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> int:

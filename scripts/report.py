@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from turngym.agents.endpoint.usage import Usage, usage_table
 from turngym.agents.evaluation.compare import decisive, describe, differences_of, scripted
 from turngym.agents.evaluation.scores import (
     Scores,
@@ -33,7 +35,7 @@ from turngym.agents.evaluation.statistics import ScoreError
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
 from turngym.core.spec import Positional, Unread, needing
-from turngym.core.tables import Table, markdown
+from turngym.core.tables import Table, csv_text, filled, lines_of, markdown, markup
 from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (
     TRAINING,
@@ -47,25 +49,80 @@ from turngym.scripts.report_data import (
     trace_curves_of,
     unlike,
 )
-from turngym.scripts.report_figures import Figure, csv_text, write_figure, write_page, write_table
+from turngym.scripts.report_figures import Figure, write_figure, write_page, write_table
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, depth_of, draw_summary
 from turngym.scripts.report_turns import episode_figures
 
 # Tables: paired differences, settings, training, and Tables 1 and 6 of the TurnOPD paper.
 
 
+def panels_of(methods: Sequence[Method]) -> list[list[Method]]:
+    """The methods that were evaluated, those that share tasks together."""
+    found: list[list[Method]] = []
+    for method in methods:
+        tasks = _tasks(method)
+        same = [group for group in found if tasks & _tasks(group[0])]
+        if same:
+            same[0].append(method)
+        elif tasks:
+            found.append([method])
+    return found
+
+
+def _tasks(method: Method) -> set[tuple[str, str]]:
+    return {(one.task.env_id, one.task.task_id) for one in method.first.episodes}
+
+
 def pairs(methods: Sequence[Method]) -> list[tuple[Method, Method]]:
-    """(base, other) of all comparisons: first what was trained side by side, then everything against the first method,
-    what was trained before the rest."""
-    played = [one for one in methods if one.first.episodes]
-    trained = [one for one in played if one.first.training]
-    rest = sorted(played[1:], key=lambda one: not one.first.training)
-    found = [(trained[0], one) for one in trained[1:]] + [(played[0], one) for one in rest]
+    """(base, other) of all comparisons, panel by panel: first what was trained side by side, then everything against
+    the panel's first method, what was trained before the rest."""
+    found = []
+    for played in panels_of(methods):
+        trained = [one for one in played if one.first.training]
+        rest = sorted(played[1:], key=lambda one: not one.first.training)
+        found += [(trained[0], one) for one in trained[1:]] + [(played[0], one) for one in rest]
     return list({(base.name, one.name): (base, one) for base, one in found}.values())
 
 
-def paired_table(methods: Sequence[Method], *, different_settings: bool = False) -> Table | None:
-    """Differences of last evaluations, paired by task (`pairs`), one family; None with fewer than two methods.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """Differences of last evaluations, by the names of their rows."""
+
+    found: Mapping[str, Difference]
+    """One family."""
+    wider: Mapping[str, Difference]
+    """The same with intervals for new scenes, worlds or products."""
+    refused: Mapping[str, str]
+    """Why methods are not compared."""
+    order: Mapping[str, int]
+    """Names of all comparisons, and how many of their two sides were trained."""
+
+    def table(self) -> Table | None:
+        """A row for each comparison; None without one."""
+        wider = self.wider
+        rows = [[name, "-", *(["-"] if wider else []), "-", "-", "-", said] for name, said in self.refused.items()]
+        for name, one in self.found.items():
+            cells = [str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
+            rows.append([name, *cells, "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}", one.told])
+        rows.sort(key=lambda row: list(self.order).index(row[0].removesuffix(", score")))
+        header = ["comparison", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
+        return ([*header, "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
+
+    @property
+    def clearest(self) -> tuple[str, Difference] | None:
+        """Of what was trained side by side (else of what was trained, else of all) the comparison that owes least to
+        chance; the first where none is off zero."""
+
+        def doubt(item: tuple[str, Difference]) -> tuple[int, bool, float]:
+            name, one = item
+            off = one.low > 0 or one.high < 0
+            return -self.order[name.removesuffix(", score")], not one.clear, one.p if off and one.p is not None else 1.0
+
+        return min(self.found.items(), key=doubt, default=None)
+
+
+def paired_of(methods: Sequence[Method], *, different_settings: bool = False) -> Paired:
+    """Differences of last evaluations, paired by task (`pairs`).
 
     Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
     """
@@ -83,14 +140,11 @@ def paired_table(methods: Sequence[Method], *, different_settings: bool = False)
             wider |= _differences(name, base, method, in_new_clusters=True)
         except ScoreError as error:
             refused[name] = str(error)
-    rows = [[name, "-", *(["-"] if wider else []), "-", "-", "-", said] for name, said in refused.items()]
-    for name, one in in_family(found).items():
-        cells = [str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
-        rows.append([name, *cells, "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}", one.told])
-    order = [f"{method.name} minus {base.name}" for base, method in pairs(methods)]
-    rows.sort(key=lambda row: order.index(row[0].removesuffix(", score")))
-    header = ["comparison", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
-    return ([*header, "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
+    order = {
+        f"{method.name} minus {base.name}": sum(side.first.training is not None for side in (base, method))
+        for base, method in pairs(methods)
+    }
+    return Paired(found=in_family(found), wider=wider, refused=refused, order=order)
 
 
 def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
@@ -251,7 +305,7 @@ class Section:
 
 
 def sections(
-    methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Table | None
+    methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Paired
 ) -> list[Section]:
     """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all.
 
@@ -259,17 +313,20 @@ def sections(
         methods: the rows of the report; a method's runs differ in their seed alone.
         scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
         found: diagnostics of the training runs; empty: the report has none.
-        paired: the table of paired differences; None without two methods.
+        paired: the paired differences.
     """
     made = []
-    if paired is not None:
-        made.append(Section(title="Paired difference", parts=(("paired", paired), PAIRED)))
+    if (table := paired.table()) is not None:
+        made.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
     if scores:
         text = "Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes that ended in errors are "
         text += "not counted." + "".join(f" ~ is approximate: {why}." for why in approximate(scores))
         told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
-        made.append(Section(title="Success (%)", parts=(("success", success_table(scores)), text, *told)))
+        made.append(Section(title="Success (%)", parts=(*_success(methods, scores), text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
+    used = {method.name: sum(noted, start=Usage()) for method in methods if (noted := _used(method))}
+    for table in usage_table(used):
+        made.append(Section(title="Tokens and cost", parts=(("usage", table),)))
     differ = settings_table(methods)
     if differ is not None:
         made.append(Section(title="Settings that differ", parts=(("settings", differ),)))
@@ -286,6 +343,23 @@ def sections(
     return made
 
 
+def _success(methods: Sequence[Method], scores: Mapping[str, Scores]) -> list[Part]:
+    """A table for each panel, under its name where there are several."""
+    groups = panels_of(methods)
+    if len(groups) == 1:
+        return [("success", success_table(scores))]
+    parts: list[Part] = []
+    for number, group in enumerate(groups, 1):
+        first = group[0].first
+        parts.append(f"{first.panel or first.episodes[0].task.env_id}:")
+        parts.append((f"success-{number}", success_table({method.name: scores[method.name] for method in group})))
+    return parts
+
+
+def _used(method: Method) -> list[Usage]:
+    return [run.used for run in method.runs if run.used is not None]
+
+
 def _training(methods: Sequence[Method]) -> list[Part]:
     """What the runs took, and the tables of a study of them."""
     parts: list[Part] = [
@@ -295,13 +369,13 @@ def _training(methods: Sequence[Method]) -> list[Part]:
     ]
     study, notes = records_of(methods)
     # brings what only training needs
-    from turngym.trainers.study.tables import TABLES, notes_of, tables_of
+    from turngym.trainers.study.tables import caption, notes_of, tables_of
 
     for title, table in tables_of(study).items():
         world, _, name = title.rpartition(": ")
         # as the files of a study are called
         parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
-        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {TABLES[name].about}"]
+        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {caption(name, study)}"]
     notes = [*notes, *notes_of(study)]
     parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
     places = {method.name: method.place for method in methods}
@@ -348,14 +422,14 @@ class Head:
 
 
 def head(
-    methods: Sequence[Method], scores: Mapping[str, Scores], paired: Table | None, title: str | None, command: str
+    methods: Sequence[Method], scores: Mapping[str, Scores], paired: Paired, title: str | None, command: str
 ) -> Head:
     """The head of a report: title, summary and facts.
 
     Args:
         methods: the rows of the report; a method's runs differ in their seed alone.
         scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        paired: the table of paired differences; None without two methods.
+        paired: the paired differences, of which the clearest comes first.
         title: overrides the one that the methods give.
         command: the command line that makes the report.
     """
@@ -387,16 +461,16 @@ def _origin(method: Method) -> str:
     return f"{method.name}: {', '.join(parts)}" if parts else ""
 
 
-def _outcome(paired: Table | None) -> list[str]:
-    """The first comparison in a sentence."""
-    if paired is None:
-        return []
-    name, difference, *_, tasks, seeds, _, told = paired[1][0]
-    if difference == "-":
-        return [f"{name}: {told}."]
-    said = {"yes": f"{seeds} seeds, clear of zero", "no": f"{seeds} seeds, not told from zero"}
+def _outcome(paired: Paired) -> list[str]:
+    """The clearest comparison in a sentence."""
+    if paired.clearest is None:
+        return [f"{name}: {why}." for name, why in list(paired.refused.items())[:1]]
+    name, one = paired.clearest
+    seeds, what = "{} and {} seeds".format(*reversed(one.seeds)), "score" if name.endswith(", score") else "success"
+    said = {"yes": f"{seeds}, clear of zero", "no": f"{seeds}, not told from zero"}
     alone = "one run each, which says nothing about other seeds"
-    return [f"{name}: {difference} points of success on {tasks} shared tasks, {said.get(told, alone)}."]
+    name = name.removesuffix(", score")
+    return [f"{name}: {one} points of {what} on {one.tasks} shared tasks, {said.get(one.told, alone)}."]
 
 
 def approximate(scores: Mapping[str, Scores]) -> list[str]:
@@ -417,25 +491,26 @@ def _costs(methods: Sequence[Method]) -> list[str]:
 
 def as_markdown(top: Head, made: Sequence[Section], drawn: bool) -> str:
     """The report as Markdown; with `drawn` figures appear as images of `figures/`."""
-    parts = [f"# {top.title}", top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
-    parts = [part for part in parts if part]
+    said = [top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
+    parts = [f"# {markup(top.title, 'markdown')}", *(lines_of(part) for part in said if part)]
     for section in made:
         texts = [text for part in section.parts if (text := _markdown(part, drawn))]
-        parts += [f"## {section.title}", *texts] if texts else []
+        parts += [f"## {markup(section.title, 'markdown')}", *texts] if texts else []
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown(part: Part, drawn: bool) -> str:
     if isinstance(part, str):
-        return part
+        return lines_of(part)
     if isinstance(part, tuple):
         return markdown(part[1])
     if not drawn:
         return ""
-    image = f"![{part.title}](figures/{part.name}.png)\n\n" if part.panels else ""
+    title = markup(part.title, "markdown")
+    image = f"![{title}](figures/{part.name}.png)\n\n" if part.panels else ""
     numbers = f" Numbers: [data/{part.name}.csv](data/{part.name}.csv)." if part.table[1] else ""
-    missing = "".join(f"\n- {line}." for line in part.missing)
-    return f"### {part.title}\n\n{image}{part.caption}{numbers}" + (f"\n{missing}" if missing else "")
+    missing = "".join(f"\n- {lines_of(line)}." for line in part.missing)
+    return f"### {title}\n\n{image}{lines_of(part.caption)}{numbers}" + (f"\n{missing}" if missing else "")
 
 
 # The HTML page: self-contained, figures as inline SVG, numbers as attached CSV, no script.
@@ -458,29 +533,32 @@ def page(top: Head, made: Sequence[Section], drawn: Mapping[str, Sequence[str]])
     facts = "".join(f"<li>{escape(fact)}</li>" for fact in top.facts)
     about = f"<p class=summary>{escape(top.summary)}</p><ul class=facts>{facts}</ul>"
     marks = {"__TITLE__": escape(top.title), "__ABOUT__": about, "__LINKS__": links, "__BODY__": body}
-    for name, value in marks.items():
-        text = text.replace(name, value)
-    return text
+    return filled(text, marks)
 
 
 def _part(part: Part, drawn: Mapping[str, Sequence[str]]) -> str:
     if isinstance(part, str):
         lines = part.splitlines()
         if all(line.startswith("- ") for line in lines):
-            return "<ul>" + "".join(f"<li>{escape(line[2:])}</li>" for line in lines) + "</ul>"
-        return f"<p>{escape(part)}</p>"
+            return "<ul>" + "".join(f"<li>{_text(line[2:])}</li>" for line in lines) + "</ul>"
+        return f"<p>{_text(part)}</p>"
     if isinstance(part, tuple):
         return f'<div class="wide">{_table(part[1])}</div>'
     return _figure(part, drawn.get(part.name, ()))
 
 
+def _text(text: str) -> str:
+    """Prose for the page, with what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _figure(figure: Figure, panels: Sequence[str]) -> str:
     shown = "".join(f'<div class="panel">{svg}</div>' for svg in panels)
-    missing = "".join(f"<li>{escape(line)}</li>" for line in figure.missing)
+    missing = "".join(f"<li>{_text(line)}</li>" for line in figure.missing)
     return (
         f'<figure id="{figure.name}"><h3>{escape(figure.title)}</h3>'
         + (f'<div class="panels">{shown}</div>' if shown else "")
-        + f"<figcaption>{escape(figure.caption)}{_numbers(figure)}</figcaption>"
+        + f"<figcaption>{_text(figure.caption)}{_numbers(figure)}</figcaption>"
         + (f'<ul class="missing">{missing}</ul>' if missing else "")
         + "</figure>"
     )
@@ -490,7 +568,7 @@ def _numbers(figure: Figure) -> str:
     """Links the CSV of a figure: the file beside the page, and an embedded copy if it is small."""
     if not figure.table[1]:
         return ""
-    data, name = csv_text(figure.table).encode("utf-8"), f"{figure.name}.csv"
+    data, name = csv_text([figure.table[0], *figure.table[1]]).encode("utf-8"), f"{figure.name}.csv"
     if len(data) > MOST_ATTACHED:
         return f" Numbers: data/{name}."
     link = f"data:text/csv;base64,{base64.b64encode(data).decode('ascii')}"
@@ -548,7 +626,7 @@ def main(argv: Sequence[str]) -> int:
         if one.first.episodes
     }
     found = diagnosed([run for one in methods for run in one.runs]) if options.diagnostics else []
-    paired = paired_table(methods, different_settings=options.different_settings)
+    paired = paired_of(methods, different_settings=options.different_settings)
     made = sections(methods, scores, found, paired)
     # where the report is written to says nothing of it
     command = recorded_command(["turngym", "report", *pop_option(argv, "--out")[0]])
@@ -579,11 +657,11 @@ def _write(options: Options, top: Head, made: Sequence[Section], *, summary: boo
     drawn: dict[str, list[str]] = {}
     failed: list[str] = []
 
-    def written(part: Part) -> Part:
+    def written(part: Part, caption: str) -> Part:
         if isinstance(part, tuple):
             write_table(part[1], folder / "data" / f"{part[0]}.csv")
             if options.latex:
-                write_table(part[1], folder / "tables" / f"{part[0]}.tex")
+                write_table(part[1], folder / "tables" / f"{part[0]}.tex", caption)
         elif isinstance(part, Figure):
             try:
                 drawn[part.name] = write_figure(part, folder, draw=options.figure)
@@ -592,7 +670,15 @@ def _write(options: Options, top: Head, made: Sequence[Section], *, summary: boo
                 return replace(part, panels=(), missing=(*part.missing, str(error)))
         return part
 
-    made = [replace(section, parts=tuple(map(written, section.parts))) for section in made]
+    def said(section: Section, number: int) -> str:
+        """The paragraph below a part, else the section's title."""
+        below = section.parts[number + 1 : number + 2]
+        return below[0] if below and isinstance(below[0], str) else section.title
+
+    made = [
+        replace(section, parts=tuple(written(part, said(section, n)) for n, part in enumerate(section.parts)))
+        for section in made
+    ]
     text = as_markdown(top, made, drawn=options.figure)
     if summary:
         text += "\n![Accuracy, depth, categories](report.png)\n"

@@ -13,6 +13,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
@@ -51,6 +52,8 @@ class Run:
     """Folder with metrics.jsonl."""
     trace: Path | None = None
     """File with the episodes."""
+    used: Usage | None = None
+    """What the episodes used at an endpoint, those that were played again, too; None for other agents."""
     spec: EvalSpec | None = None
     """How the episodes were played; None where the trace does not say it."""
     skipped: tuple[str, ...] = ()
@@ -193,13 +196,17 @@ def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 def _evaluation(path: Path) -> dict[str, Any]:
     every, skipped = list[EpisodeOutcome](), []
     tasks: dict[Task, Task] = {}
+    used: Usage | None = None
     for item in iter_trace(path):
         if isinstance(item, Episode):
+            if (theirs := Usage.noted(item)) is not None:
+                used = theirs + (used or Usage())
             every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         else:
             skipped.append(f"{path}: {item}")
     return {
         "episodes": [every[place] for place in latest(every)],
+        "used": used,
         "spec": spec_of(path) if read_specs(path) else None,
         "skipped": tuple(skipped),
         "trace": path,

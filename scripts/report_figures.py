@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import os
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
-from turngym.core.tables import Table, latex
+from turngym.core.tables import Table, csv_text, latex
 from turngym.trainers.study.results import Rows, curve
 
 # A figure of the report has panels, a caption and its numbers as CSV. It is written as PNG and SVG.
@@ -111,19 +110,11 @@ def write_page(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def csv_text(table: Table) -> str:
-    """The table as CSV, header first."""
-    page = io.StringIO()
-    writer = csv.writer(page, lineterminator="\n")
-    writer.writerow(table[0])
-    writer.writerows(table[1])
-    return page.getvalue()
-
-
-def write_table(table: Table, path: Path) -> None:
-    """Writes a table as CSV, or as LaTeX where `path` ends in .tex: the same cells."""
+def write_table(table: Table, path: Path, caption: str = "") -> None:
+    """Writes a table as CSV, or as LaTeX with its `caption` where `path` ends in .tex: the same cells."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_page(path, latex(table) if path.suffix == ".tex" else csv_text(table))
+    rows = [table[0], *table[1]]
+    write_page(path, latex(table, caption, path.stem) if path.suffix == ".tex" else csv_text(rows))
 
 
 @contextmanager
@@ -202,6 +193,8 @@ def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 2) -> list
     return ends
 
 
+WHOLE = {"turn", "turns", "step", "steps"}
+"""Words in the label of an axis of whole numbers."""
 Ends = Mapping[str, tuple[float, float]]
 """`x` and `y`, each from where to where."""
 
@@ -235,8 +228,13 @@ def _draw(panels: Sequence[Panel], columns: int, ends: Ends | None = None) -> tu
     for panel, axis in zip(panels, axes.flat, strict=False):
         panel.draw(axis)
         axis.set_title(panel.title, loc="left")
+        for name in "xy":
+            # there is no turn 2.5
+            if WHOLE & {*re.findall(r"\w+", getattr(axis, f"get_{name}label")())}:
+                getattr(axis, f"{name}axis").get_major_locator().set_params(integer=True)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
+    _one_legend(figure, axes.flat[: len(panels)])
     shared = _share(axes.flat[: len(panels)])
     if ends is not None:
         axes.flat[0].set(xlim=ends["x"], ylim=ends["y"])
@@ -245,6 +243,18 @@ def _draw(panels: Sequence[Panel], columns: int, ends: Ends | None = None) -> tu
     engine.execute(figure)
     figure.set_layout_engine(None)
     return figure, shared
+
+
+def _one_legend(figure: Any, axes: Any) -> None:
+    """A legend that is the same in several panels stands once, beside them."""
+    own = [legend for axis in axes if (legend := axis.get_legend()) is not None]
+    labels = {tuple(text.get_text() for text in legend.get_texts()) for legend in own}
+    if len(own) < 2 or len(labels) > 1:
+        return
+    handles, names = next(axis for axis in axes if axis.get_legend() is not None).get_legend_handles_labels()
+    for legend in own:
+        legend.remove()
+    figure.legend(handles, names, loc="outside right upper")
 
 
 def _inline(panel: Panel, ends: Ends, prefix: str) -> str:

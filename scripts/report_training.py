@@ -404,12 +404,14 @@ def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str,
 
 
 def depth_of(method: Method) -> float | None:
-    """The last depth of the method's runs, mean over seeds; None where none was controlled: always full."""
+    """The turns that were last allowed where nothing was probed, mean over seeds; None where none was controlled."""
     found = []
     for run, record in zip([run for run in method.runs if run.training], method.records, strict=True):
-        caps = [step["depth/cap"] for step in record.steps if step.get("depth/cap") is not None]
+        known = [step for step in record.steps if step.get("depth/cap") is not None]
+        caps = [step["depth/cap"] for step in known]
         if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
-            found.append(float(record.steps[-1].get("depth/hbar") or caps[-1]))
+            # a probe plays all turns, whatever the depth
+            found.append(float(next((s["depth/cap"] for s in reversed(known) if not s.get("depth/probe")), caps[-1])))
     return fmean(found) if found else None
 
 
@@ -420,12 +422,10 @@ def _depth(axis: Any, methods: Sequence[Method]) -> None:
             known = [step for step in record.steps if step.get("depth/cap") is not None]
             steps, caps = [step["step"] for step in known], [step["depth/cap"] for step in known]
             label = None if place else method.label
-            axis.plot(
-                steps,
-                [step.get("depth/hbar") or cap for step, cap in zip(known, caps, strict=True)],
-                label=label,
-                **shade,
-            )
+            smooth_steps = [step["depth/hbar"] for step in known if step.get("depth/hbar") is not None]
+            # controllers without a horizon leave it where it began
+            moves = len(smooth_steps) == len(known) and len(set(smooth_steps)) > 1
+            axis.plot(steps, smooth_steps if moves else caps, label=label, **shade)
             axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=shade["color"])
     axis.set(xlabel="training step", ylabel="turns")
     axis.set_ylim(bottom=0)

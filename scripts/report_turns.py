@@ -171,7 +171,10 @@ def _line(axis: Any, value_T: Any, label: str, smoothed: bool, **look: Any) -> N
 
 def _finish(axis: Any, what: str, **styles: str) -> None:
     axis.set(xlabel="turn", ylabel=what)
-    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    values = [value for line in axis.lines for value in line.get_ydata() if np.isfinite(value)]
+    # the margin below a rate of 0 is no part of its scale
+    if min(values, default=0.0) >= 0:
+        axis.set_ylim(bottom=0)
     legend(axis, **styles)
 
 

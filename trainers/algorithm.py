@@ -88,6 +88,13 @@ def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
                 f"algorithm {algorithm}: its {name} has the shape {list(column.shape)}; valid: {valid}, a row for each "
                 "supervised token"
             )
+        if column.dtype.kind not in "fiub":
+            raise ConfigError(f"algorithm {algorithm}: its {name} holds {column.dtype}; valid: numbers")
+    ids, logp = targets.topk_ids_NK, targets.topk_logp_NK
+    if (None if ids is None else ids.shape) != (None if logp is None else logp.shape):
+        raise ConfigError(f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one")
+    if not isinstance(targets.log, Mapping):
+        raise ConfigError(f"algorithm {algorithm}: its log is {brief(targets.log, 80)}; valid: numbers by name")
     return replace(targets, log={_log_name(n, algorithm): _log_number(n, v, algorithm) for n, v in targets.log.items()})
 
 
@@ -100,6 +107,7 @@ def _log_name(name: object, algorithm: str) -> str:
 
 def _log_number(name: str, value: object, algorithm: str) -> float:
     """A number of a log; NaN for one that is not known or not finite, which is written as null."""
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return math.nan
     where = f"algorithm {algorithm}: in its log, {name}"

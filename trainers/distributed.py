@@ -300,6 +300,9 @@ def distribute_trainer(trainer: Trainer, ranks: Ranks, *, shard_teacher: bool = 
         )
 
     def scorer(own: Scorer | None) -> Scorer | None:
+        if isinstance(own, LocalScorer) and own.bare:
+            # the student without its adapters, which is divided as the student is
+            return shared_scorer(own, ranks, trainer.model)
         model = own.model if shard_teacher and isinstance(own, LocalScorer) else None
         if model is not None:
             ranks.shard(model)

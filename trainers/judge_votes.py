@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -26,9 +26,11 @@ from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.targets import TargetError
 
 BOX = "\\boxed"
+MEANT = re.compile(r"\\boxed|[b\b]oxed\s*(?=\{)|\\fbox", re.IGNORECASE)
+r"""What is meant as a box: one by another name, or without its backslash, which JSON reads as a part of `\b`."""
 HINT = ("[HINT_START]", "[HINT_END]")
-FACES = re.compile(r"\\(?:text|math)[a-z]*|[{}$\s]")
-"""What TeX writes around a number and reads past, such as the `\\text{}` of `\\text{-1}`."""
+FACES = re.compile(r"\\(?:text|math)(?:bf|it|normal|rm|sf|tt|up)?(?![a-z])|[{}$\s]")
+r"""What TeX writes around a number and reads past, such as the `\text{}` of `\text{-1}`; `\textminus` is none of it."""
 MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
 """Hyphens, dashes and minus signs that models write for the one of ASCII."""
 SCORES = {"1": 1.0, "+1": 1.0, "-1": -1.0, "0": 0.0}
@@ -63,7 +65,8 @@ def read_hint(text: str) -> HintVote:
     Of blocks inside each other the inner one is read. Earlier blocks never stand in for a last one that is not closed.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#judge-votes.
     """
-    block, closed, _ = _behind_last(text, HINT[0]).partition(HINT[1])
+    _, _, behind = text.rpartition(HINT[0])
+    block, closed, _ = behind.partition(HINT[1])
     return HintVote(score=_last_box(text, HINT_SCORES), hint=block.strip() if closed else None)
 
 
@@ -88,14 +91,10 @@ def choose_hint(votes: Iterable[HintVote]) -> str | None:
 
 
 def _last_box(text: str, valid: Mapping[str, float]) -> float | None:
-    box = _braced(_behind_last(text, BOX))
+    # the last one decides, whether it can be read or not
+    last = next(iter(deque(MEANT.finditer(text), maxlen=1)), None)
+    box = _braced(text[last.end() :]) if last is not None and last[0] == BOX else None
     return None if box is None else valid.get(FACES.sub("", box).translate(MINUS))
-
-
-def _behind_last(text: str, mark: str) -> str:
-    """What follows the last `mark`, whether it can be read or not; nothing without one."""
-    _, found, rest = text.rpartition(mark)
-    return found and rest
 
 
 def _braced(text: str) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,20 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
 def adapted(model: Any) -> bool:
     """Whether `add_adapters` was here."""
     return NAME in getattr(model, "peft_config", {})
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """Inside, the model computes what it did before it had adapters, to the bit: theirs counts zero times."""
+    layers = [layer for _, layer in _adapted_layers(model)]
+    scales = [layer.scaling[NAME] for layer in layers]
+    try:
+        for layer in layers:
+            layer.scaling[NAME] = 0.0
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[NAME] = scale
 
 
 def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from turngym.core.errors import TurngymError
 from turngym.core.line_file import LineFile
 from turngym.core.redaction import brief, excerpt, without_keys
@@ -189,6 +191,8 @@ METRICS: Mapping[str, str] = {
     "episodes_failed": "episodes lost to a failed environment or engine",
     "episodes_dropped": "episodes left out of training by the algorithm (`groups/...` say why)",
     "tokens": "supervised tokens",
+    "cost/turns": "turns that were played, whatever became of their episodes",
+    "cost/sampled": "tokens that the policy drew in them",
     "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
     "return/mean": "mean return of the step's training episodes",
     "return/std": "its standard deviation over episodes",
@@ -319,8 +323,13 @@ class MetricsLog:
                     self._waiting[name].append(row)
 
     def write(self, row: Row) -> None:
-        """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null."""
-        self.writing(lambda: self._append(_line(row).encode()))
+        """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null.
+
+        Raises TurngymError for a row that could not be read again: some of its values may be of other people's code.
+        """
+        line = _line(row)
+        _checked(json_of(line), f"metrics of step {row.get('step')}")
+        self.writing(lambda: self._append(line.encode()))
         for name, sink in self._sinks.items():
             if sink.grows:
                 self._waiting[name].append(row)
@@ -361,12 +370,16 @@ def shown(name: str) -> str:
 
 
 def _line(row: Row) -> str:
-    return without_keys(json.dumps({name: _plain(value) for name, value in row.items()})) + "\n"
+    # what JSON has no form for becomes a text, which no column may be
+    plain = {str(name): _plain(value) for name, value in row.items()}
+    return without_keys(json.dumps(plain, default=repr)) + "\n"
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     # json would write NaN and Infinity, which are no JSON and which other readers refuse
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -376,7 +389,7 @@ def _checked(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise TurngymError(f"{where} is {brief(row, 80)}; valid: an object")
     step, kind = row.get("step"), row.get("kind")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
         raise TurngymError(f"{where}: step is {brief(step, 80)}; valid: a whole number of at least 0")
     if kind not in ("train", "eval"):
         raise TurngymError(f"{where}: kind is {brief(kind, 80)}; valid: train, eval")
@@ -385,7 +398,7 @@ def _checked(row: Any, where: str) -> dict[str, Any]:
         by_turn = name.startswith("turn/")
         items = value if by_turn and isinstance(value, list) else [value]
         wrong = by_turn and not isinstance(value, list)
-        if wrong or (name != "kind" and not all(isinstance(item, int | float | None) for item in items)):
+        if wrong or (name != "kind" and not all(map(_is_number, items))):
             valid = "a list of numbers" if by_turn else "a number"
             raise TurngymError(f"{where}: {excerpt(name, 80)} is {brief(value, 80)}; valid: {valid}")
         if by_turn:
@@ -395,6 +408,15 @@ def _checked(row: Any, where: str) -> dict[str, Any]:
         said = f"{excerpt(least, 80)} has {few} turns, {excerpt(most, 80)} {many}"
         raise TurngymError(f"{where}: {said}; valid: a number for each turn")
     return row
+
+
+def _is_number(value: Any) -> bool:
+    """Whether `value` is null, or a number that a float holds."""
+    try:
+        return value is None or (isinstance(value, int | float) and math.isfinite(value))
+    # a whole number of hundreds of digits
+    except OverflowError:
+        return False
 
 
 def read_metrics(run: Path | str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import msgspec
 from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel
-from turngym.agents.play_spec import EvalSpec, First, Model, OnPanel
+from turngym.agents.play_spec import EvalSpec, Model, OnPanel, part_of
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -61,11 +61,10 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     spec = msgspec.structs.replace(found.spec, play=msgspec.structs.replace(found.spec.play, scoring=scoring))
     tasks = spec.play.tasks
     assert isinstance(tasks, OnPanel)
-    limit = tasks.sampling.limit if isinstance(tasks.sampling, First) else None
     heat = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0
     evaluation = TaskEvaluation(
         spec=spec,
-        tasks=panel.tasks[:limit],
+        tasks=part_of(panel.tasks, tasks.sampling),
         make_env=env_maker(panel.env_id, **{**made, "channel": student.settings.channel}),
         agent=student.learner.agent(heat),
         system=student.learner.settings.system,

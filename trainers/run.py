@@ -42,10 +42,11 @@ from turngym.trainers.distributed import distribute_trainer, local_device, open_
 from turngym.trainers.identity import of_training
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
 from turngym.trainers.open_judge import judged_source
-from turngym.trainers.optimizer_step import unsuited_lr
+from turngym.trainers.optimizer_step import unmoved_loss, unsuited_lr
 from turngym.trainers.panel_evaluation import panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
@@ -70,7 +71,7 @@ from turngym.trainers.teacher import (
     check_teacher,
     find_translation,
     further_teachers,
-    open_scorer,
+    open_reference,
     open_teacher,
     scoring_of,
     teachers_length,
@@ -160,7 +161,14 @@ def run_training(
         if not progress:
             trainer.progress = Progress()
         shared = distribute_trainer(trainer, ranks, shard_teacher=config.part("frozen").shard_teacher)
-        return shared.train(resume=config.models.resume)
+        result = shared.train(resume=config.models.resume)
+        # of other losses, those of policy gradients, nobody expects that they fall
+        if not ranks.rank and find_algorithm(config.algorithm).reads & {"imitates", "distill"}:
+            rows = [row for row in read_metrics(config.models.out) if row["kind"] == "train"]
+            losses = [row["loss"] for row in rows if row.get("loss") is not None]
+            if losses and (said := unmoved_loss(losses, config.optimizer.lr)):
+                print(said, file=sys.stderr)
+        return result
 
 
 def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
@@ -210,9 +218,16 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     scoring = scoring_of(run, dtype=config.part("frozen").teacher_dtype, device=models.device)
     both, other = (model, tokenizer), translation is not None
     teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), both, other=other, **scoring)
-    reference = None
-    if algorithm.needs_reference:
-        reference = open_scorer(algorithm, models.student, vocab_size=vocab_size, **scoring)
+    reference = open_reference(
+        algorithm,
+        model,
+        models.student,
+        adapters=config.lora is not None,
+        renewed=bool(run.reference_every),
+        own_dtype=models.dtype,
+        vocab_size=vocab_size,
+        **scoring,
+    )
 
     # The environments in which the student plays: that of --env is "", those of --also have names.
     further = further_envs(config, algorithm)
@@ -229,7 +244,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reward=run.reward,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
-        longest=teachers_length(algorithm, config.teacher, further, other=other),
+        longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )

@@ -25,8 +25,8 @@ class OptimizerConfig:
     """AdamW, its schedule, and how often a collected batch is used."""
 
     lr: float = 1e-6
-    """Peak learning rate. The reference value suits billions of parameters; tiny models need 1e-4 to 1e-3, and adapters
-    ten times as much."""
+    """Peak learning rate. By default 1e-6, 1e-5 for sft, and with adapters ten times that: it suits billions of
+    parameters; tiny models need 1e-4 to 1e-3, and with adapters ten times as much."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after warm-up. Linear and cosine fall to zero at the last step."""
     lr_warmup: int = 0

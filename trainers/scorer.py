@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +59,8 @@ class LocalScorer:
     """Positions that go through the head at a time."""
     packing: Packing = "off"
     """Whether the rows of a pass share a line; needs a model that keeps them apart (`microbatch.packing_for`)."""
+    bare: bool = False
+    """Score as `model` did before it had adapters."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
@@ -101,8 +103,9 @@ class LocalScorer:
         """Run micro-batches of rows of similar length; results return to the order of `ids`."""
         _check_positions(ids, positions)
         found: dict[int, T] = {}
-        for rows, states in self._states(ids, positions):
-            found.update(zip(rows, score(states, rows), strict=True))
+        with lora.without_adapters(self.model) if self.bare else nullcontext():
+            for rows, states in self._states(ids, positions):
+                found.update(zip(rows, score(states, rows), strict=True))
         return [found[row] for row in range(len(ids))]
 
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
@@ -285,7 +288,7 @@ def reference_refresh(
         return None
     if ranks.size > 1:
         raise ConfigError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
-    if not isinstance(reference, LocalScorer):
+    if not isinstance(reference, LocalScorer) or reference.bare:
         raise ConfigError(
             f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
             "policy (kl_coef above 0)"

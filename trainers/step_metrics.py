@@ -34,6 +34,16 @@ def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targ
     return row | _teacher(batch, targets)
 
 
+def spent_row(episodes: Sequence[Episode]) -> dict[str, int]:
+    """What playing cost, whatever became of it: turns of all episodes, and tokens that the policy drew; those of lost
+    episodes, of refills and of what a filter left out included."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return {
+        "cost/turns": len(turns),
+        "cost/sampled": sum(turn.response_length for turn in turns if turn.origin == "policy"),
+    }
+
+
 def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
     played = [episode for episode in episodes if not episode.status.is_error]
@@ -124,6 +134,7 @@ def step_row(
         "updates": sum(not result.skipped for result in done.results),
         "updates_skipped": sum(result.skipped for result in done.results),
         "lr": done.lr,
+        **spent_row(episodes),
         **rollout_row(episodes, batch),
         **judge_row(episodes, batch),
         **token_row(batch, done.columns, done.fresh_N),
@@ -240,7 +251,7 @@ def turn_row(
     # with the survivors these are the last turns of all episodes: what a depth controller can be replayed from
     row |= {"turn/ended_success": ended_by_turn(batch, batch.success_E)}
     row |= {"turn/ended_cut": ended_by_turn(batch, batch.truncated_E)}
-    if "kl_bin" in columns:
+    if {"kl_bin", "kl_raw"} <= columns.keys():
         raw = turn_stats(batch, columns["kl_raw"], full_depth=full_depth)
         row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/kl_share": kl_share(columns["kl_raw"], batch)}
         row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}

@@ -50,7 +50,7 @@ from turngym.core.spec import (
     settings_of,
     short_name,
 )
-from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
+from turngym.trainers.algorithm import BUILT_IN, PLAYS, AlgorithmSpec, find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (
     ConfigError,
@@ -141,7 +141,7 @@ class EvaluationConfig(Spec):
     eval_temperature: NotNegative | None = None
     """Sampling temperature of evaluations. By default the preset's, else 0.85."""
     eval_limit: Count | None = None
-    """Number of tasks that are evaluated. They are the panel's first."""
+    """Number of tasks that are evaluated. Every category has its share."""
 
 
 class ChatConfig(Spec):
@@ -495,8 +495,10 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
     """
     cls = config_class(algorithm)
     whole = [replace(one, table=expanded(algorithm, one.table, one.name)) for one in layers if not callable(one.table)]
-    # how a model that demonstrates was trained to be spoken to
     given = merged([one.table for one in whole if isinstance(one.table, Mapping)])
+    usual = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
+    whole.insert(0, Layer(name=algorithm, table={"optimizer": {"lr": usual}}))
+    # how a model that demonstrates was trained to be spoken to
     if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
         below = folder_layer(str(folder))
         assert isinstance(below.table, Mapping)
@@ -504,6 +506,12 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
         whole.insert(0, replace(below, table=shown))
     whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
     return resolve(cls, whole)
+
+
+def usual_lr(algorithm: AlgorithmSpec, *, adapters: bool) -> float:
+    """The learning rate of a run that names none: the reference's, ten times that to imitate, where every token says
+    what is right, and ten times more for adapters."""
+    return float(f"1e{-6 + ('imitates' in algorithm.reads) + adapters}")
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch import nn
 
 from turngym.core.errors import ModelError, TurngymError, did_you_mean
 from turngym.core.settings import Count, Length, Range, Share
+from turngym.core.task import MAX_TURNS
 
 # Sizes of causal models: parameters, bytes and operations by formula, and a model with random weights.
 
@@ -231,7 +232,11 @@ def shape_named(name: str) -> ModelShape:
 
 
 def shape_of(config: Any) -> ModelShape:
-    """The shape that a Hugging Face configuration describes. Raises ModelError where a size is missing."""
+    """The shape that a Hugging Face configuration describes, of a model that also reads images its language model's.
+
+    Raises ModelError where a size is missing.
+    """
+    config = config.get_text_config()
     try:
         heads = int(config.num_attention_heads)
         return ModelShape(
@@ -375,6 +380,9 @@ class Workload:
     """Episodes per step, all GPUs together."""
     turns: Length = 30
     """Turns of an episode."""
+    memory: str = "all"
+    """What a turn's prompt holds, as --memory of training. `all`: an episode is one row; `window:N`, `verl-agent:N`,
+    `react`: every turn is a row of its own, which reads again what it shows of the past."""
     observation: int = 150
     """Tokens that an environment adds per turn, template included."""
     response: int = 100
@@ -385,14 +393,30 @@ class Workload:
     """Rows of logits that exist at a time."""
     checkpointing: bool = True
     """Recompute activations, but for what attention gives."""
+    updates: Count = 1
+    """Updates per pass over the step's episodes (minibatches)."""
+    epochs: Count = 1
+    """Passes over the step's episodes."""
+    dtype: Dtype = "float32"
+    """Precision of the student's weights, gradients and moments."""
     precision: Precision = "autocast"
-    """Precision of the update: bfloat16 autocast over float32 weights, or float32 throughout."""
+    """Precision of the update: bfloat16 autocast over the weights, or theirs throughout."""
     lora_rank: int = 0
     """Rank of adapters on every linear layer but the head; 0 trains all weights."""
+    reference: Literal["none", "base", "own"] = "none"
+    """The frozen initial policy, which scores, too: `own`, a second model in --teacher-dtype, or `base`, the student
+    without its adapters."""
+    critic: Literal["none", "model", "head"] = "none"
+    """What predicts returns. `model`: a second student that is trained, too; `head`: a small network on its states."""
+    ahead: bool = False
+    """Keep a copy of the student that plays while the student learns (--staleness)."""
+    plays: bool = True
+    """Whether the student plays what it learns from; it does not imitate an expert or recorded episodes."""
     slots: Count = 64
     """Episodes that a process plays side by side at most."""
-    rollout_dtype: Dtype = "float32"
-    """Precision of the weights and the cache that play; bfloat16 weights are a copy beside those that are trained."""
+    rollout_dtype: Dtype | None = None
+    """Precision of the weights and the cache that play, by default that of --dtype; where the two differ, the weights
+    are a copy beside those that are trained."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """What plays: the trainer's process, or a server of the run's own beside it, on one GPU. It has its own weights, in
     --rollout-dtype, and gives its memory back during updates."""
@@ -414,7 +438,8 @@ class Workload:
     """Share of the chip's memory left to the allocator, the libraries and the communication buffers."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk", "slots"):
+        counts = ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk", "slots")
+        for name in (*counts, "updates", "epochs"):
             if getattr(self, name) < 1:
                 raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 1")
         for name in ("eval_episodes", "lora_rank"):
@@ -427,11 +452,70 @@ class Workload:
             raise TurngymError(f"start_us is {self.start_us}; valid: at least 0")
         if not 0 <= self.reserve < 1:
             raise TurngymError(f"reserve is {self.reserve}; valid: at least 0, below 1")
+        if self.reference == "base" and not self.lora_rank:
+            raise TurngymError("reference is base without lora_rank; valid: own, the student has no adapters")
+        past_turns(self.memory)
+
+    @property
+    def played_dtype(self) -> Dtype:
+        """Precision of the weights and the cache that play."""
+        return self.rollout_dtype or self.dtype
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """Tokens of each row that an episode is trained as: of all turns together, or of each with what its prompt
+        shows."""
+        turn, shown = self.observation + self.response, past_turns(self.memory)
+        if shown is None:
+            return (self.turns * turn,)
+        if self.memory == "react":
+            # a transcript repeats thoughts, too
+            return tuple((past + 1) * turn for past in range(self.turns))
+        # a window shows observations with the actions that were read, not responses
+        return tuple((min(past, shown) + 1) * self.observation + self.response for past in range(self.turns))
 
     @property
     def length(self) -> int:
-        """Tokens of an episode."""
-        return self.turns * (self.observation + self.response)
+        """Tokens of the longest row."""
+        return max(self.row_lengths)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows of an episode."""
+        return sum(self.row_lengths)
+
+    @property
+    def context(self) -> float:
+        """Tokens that a token attends to on average: under a causal mask half of its row."""
+        return sum(length**2 for length in self.row_lengths) / (2 * self.tokens)
+
+    @property
+    def fresh(self) -> int:
+        """Tokens of an episode that its prompts bring while it is played: with rows of single turns all of them."""
+        return self.tokens - self.turns * self.response
+
+    @property
+    def cached(self) -> float:
+        """Tokens in an episode's cache while it decodes, on average."""
+        return self.length / 2 if self.memory == "all" else self.tokens / self.turns - self.response / 2
+
+    @property
+    def halves(self) -> bool:
+        """Whether the update computes in bfloat16."""
+        return self.precision == "autocast" or self.dtype == "bfloat16"
+
+
+def past_turns(memory: str) -> int | None:
+    """How many past turns a prompt shows, where every turn is a row of its own; None: an episode is one row.
+
+    Raises TurngymError for a memory that does not exist.
+    """
+    from turngym.agents.rendering.conversation import require_memory
+
+    require_memory(memory)
+    if memory == "all":
+        return None
+    return MAX_TURNS if memory == "react" else int(memory.partition(":")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,8 +523,9 @@ class Estimate:
     """Bytes per GPU and seconds per step."""
 
     states: float
-    """Weights, gradients and moments of the student's shard, the teacher or its shard, and what plays beside them (a
-    copy of the student in another precision, its weights with the adapters merged): there all the time."""
+    """Weights, gradients and moments of the student's shard and the critic's, teacher and initial policy or their
+    shards, and what plays beside them (a copy of the student in another precision or an older one, its weights with the
+    adapters merged): there all the time."""
     update: float
     """Bytes on top while updating: gathered layers, activations, logits; or AdamW's one copy of its second moments,
     which torch makes for all parameters at once."""
@@ -557,70 +642,81 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     if served:
         # servers record a token's operations once and start them together (CUDA graphs)
         work = replace(work, start_us=0.0)
-    adapters = student.adapter_parameters(work.lora_rank)
-    # 16 bytes: float32 weight, gradient and AdamW's two moments; a frozen weight is 4
-    states = (4.0 * student.parameters + 16.0 * adapters if adapters else 16.0 * student.parameters) / gpus
+    adapters, size = student.adapter_parameters(work.lora_rank), float(BYTES[work.dtype])
+    # four numbers a parameter: weight, gradient and AdamW's two moments; frozen weights are one, adapters float32
+    states = (size * student.parameters + 16.0 * adapters if adapters else 4 * size * student.parameters) / gpus
+    if work.critic == "model":
+        # its gradients come when the student's are gone
+        states += (size * student.parameters + 12.0 * adapters if adapters else 3 * size * student.parameters) / gpus
+    if work.ahead:
+        states += size * student.parameters
     if served:
         pass  # what plays is in the server's share, below
-    elif work.rollout_dtype != "float32":
-        states += BYTES[work.rollout_dtype] * student.parameters
+    elif work.played_dtype != work.dtype:
+        states += BYTES[work.played_dtype] * student.parameters
     elif adapters:
         # the engine merges the weights that play, beside those that they are made of
-        states += 4.0 * (student.parameters - student.embedding_parameters)
-    held, gathered = (0.0, 0.0) if teacher is None else _teacher_bytes(teacher, gpus, work)
-    states += held
+        states += size * (student.parameters - student.embedding_parameters)
+    frozen = ([] if teacher is None else [teacher]) + ([student] if work.reference == "own" else [])
+    states += sum(_frozen_bytes(model, gpus, work)[0] for model in frozen)
     # while they play all processes hold all weights; of a single one they are its own
-    weights = 4.0 * student.parameters * (1 - 1 / gpus)
+    weights = size * student.parameters * (1 - 1 / gpus)
     room = chip.memory * (1 - work.reserve)
     share, evaluated = math.ceil(work.episodes / gpus), math.ceil(work.eval_episodes / gpus)
-    cache = float(student.episode_bytes(work.length, work.rollout_dtype))
+    cache = float(student.episode_bytes(work.length, work.played_dtype))
     fitting = int(max(0.0, room - states - weights) // cache)
     if served:
-        weights = float(BYTES[work.rollout_dtype] * student.parameters)
+        weights = float(BYTES[work.played_dtype] * student.parameters)
         taken = work.engine_memory * chip.memory
         # a share that does not fit beside the trainer's states leaves nothing
         fitting = int(max(0.0, taken - weights) // cache) if states + taken <= room else 0
     at_once = min(share, work.slots, fitting)
+    scoring = ([] if teacher is None else [teacher]) + ([] if work.reference == "none" else [student])
     return Estimate(
         states=states,
         update=_update_bytes(student, gpus, work),
-        scoring=gathered,
-        rollout=taken if served else weights + at_once * cache,
+        scoring=max((_frozen_bytes(model, gpus, work)[1] for model in frozen), default=0.0),
+        rollout=taken if served else weights + at_once * cache if work.plays or evaluated else 0.0,
         at_once=at_once,
-        rollout_s=_rollout_seconds(student, chip, work, share, at_once),
-        teacher_s=0.0
-        if teacher is None
-        else _forward_flops(teacher, work) / gpus / _operations(chip, work, work.teacher_dtype),
-        update_s=_update_flops(student, work)
+        rollout_s=_rollout_seconds(student, chip, work, share, at_once) if work.plays else 0.0,
+        teacher_s=sum(_forward_flops(model, work) for model in scoring)
         / gpus
-        / _operations(chip, work, "float32" if work.precision == "float32" else "bfloat16"),
+        / _operations(chip, work, work.teacher_dtype),
+        update_s=(_update_flops(student, work) + _critic_flops(student, work))
+        / gpus
+        / _operations(chip, work, "bfloat16" if work.halves else "float32"),
         eval_s=_rollout_seconds(student, chip, work, evaluated, min(evaluated, work.slots, fitting)),
         room=room,
     )
 
 
-def _teacher_bytes(teacher: ModelShape, gpus: int, work: Workload) -> tuple[float, float]:
-    """Bytes of one GPU all the time, and on top while it scores."""
-    whole = float(BYTES[work.teacher_dtype] * teacher.parameters)
+def _frozen_bytes(model: ModelShape, gpus: int, work: Workload) -> tuple[float, float]:
+    """Bytes of a teacher or of the initial policy on one GPU, all the time, and on top while it scores."""
+    whole = float(BYTES[work.teacher_dtype] * model.parameters)
     return (whole / gpus, whole * (1 - 1 / gpus)) if work.shard_teacher else (whole, 0.0)
 
 
 def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
     tokens, adapters = max(work.micro_tokens, work.length), student.adapter_parameters(work.lora_rank)
+    size, precision = float(BYTES[work.dtype]), "autocast" if work.halves else "float32"
     forward = activation_bytes(
-        student, tokens, checkpointing=work.checkpointing, precision=work.precision, lora_rank=work.lora_rank
+        student,
+        tokens,
+        checkpointing=work.checkpointing,
+        precision=precision,  # type: ignore[arg-type]
+        lora_rank=work.lora_rank,
     )
     # on one GPU nothing is sharded, so nothing is gathered but the bfloat16 copies that autocast makes of weights
     copied = student.parameters
     if adapters and work.checkpointing:
         # it keeps none of frozen weights, so one layer's and the head's are there at a time
         copied = student.layer_parameters + student.embedding_parameters
-    alone = 0.0 if work.precision == "float32" else 2.0 * copied
+    alone = 2.0 * copied if work.precision == "autocast" and work.dtype == "float32" else 0.0
     gathered = alone if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
     pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
-    embedding = 0.0 if adapters else embedding_bytes(student)
+    embedding = 0.0 if adapters else embedding_bytes(student) * size / 4
     # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
-    return max(max(pass_, embedding) + gathered, 4.0 * (adapters or student.parameters) / gpus)
+    return max(max(pass_, embedding) + gathered, (4.0 * adapters or size * student.parameters) / gpus)
 
 
 def _operations(chip: Chip, work: Workload, dtype: str) -> float:
@@ -629,9 +725,8 @@ def _operations(chip: Chip, work: Workload, dtype: str) -> float:
 
 
 def _forward_flops(shape: ModelShape, work: Workload) -> float:
-    tokens = float(work.episodes * work.length)
-    # under a causal mask a token sees half of its episode on average
-    return shape.forward_flops(tokens, work.length / 2, work.episodes * work.turns * work.response)
+    tokens = float(work.episodes * work.tokens)
+    return shape.forward_flops(tokens, work.context, work.episodes * work.turns * work.response)
 
 
 def _update_flops(shape: ModelShape, work: Workload) -> float:
@@ -640,13 +735,27 @@ def _update_flops(shape: ModelShape, work: Workload) -> float:
     Frozen weights need no gradient of their own, which is one of the backward pass's two, but attention, which has no
     weights, needs both; adapters are trained as weights are.
     """
-    forward, tokens = _forward_flops(shape, work), float(work.episodes * work.length)
-    attention = tokens * (shape.forward_flops(1.0, work.length / 2, 0.0) - shape.forward_flops(1.0, 0.0, 0.0))
+    forward, tokens = _forward_flops(shape, work), float(work.episodes * work.tokens)
+    attention = tokens * (shape.forward_flops(1.0, work.context, 0.0) - shape.forward_flops(1.0, 0.0, 0.0))
     again = forward - attention if work.checkpointing else 0.0
     if not work.lora_rank:
-        return 3 * forward + again
+        return work.epochs * (3 * forward + again)
     adapters = 2.0 * tokens * shape.adapter_parameters(work.lora_rank)
-    return 2 * forward + again + attention + (4 if work.checkpointing else 3) * adapters
+    return work.epochs * (2 * forward + again + attention + (4 if work.checkpointing else 3) * adapters)
+
+
+def _critic_flops(shape: ModelShape, work: Workload) -> float:
+    """One forward pass for the values, then an update as the student's without a head, or a forward pass where only a
+    small network learns."""
+    if work.critic == "none":
+        return 0.0
+    tokens = float(work.episodes * work.tokens)
+    forward = shape.forward_flops(tokens, work.context, 0.0)
+    if work.critic == "head":
+        return (1 + work.epochs) * forward
+    head = shape.forward_flops(0.0, 0.0, work.episodes * work.turns * work.response)
+    passes = 3 if work.lora_rank == 0 else 2
+    return forward + _update_flops(shape, work) - work.epochs * (passes + work.checkpointing) * head
 
 
 OPERATIONS = 23
@@ -660,15 +769,14 @@ def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, 
         return 0.0
     if at_once == 0:
         return math.inf
-    rate, dtype = _operations(chip, work, work.rollout_dtype), work.rollout_dtype
+    rate, dtype = _operations(chip, work, work.played_dtype), work.played_dtype
     # every decoded token reads all weights once, and caches that are half full on average
-    read = float(BYTES[dtype] * shape.parameters + at_once * shape.episode_bytes(work.length // 2, dtype))
-    compute = at_once * shape.forward_flops(1.0, work.length / 2, 1.0)
+    read = float(BYTES[dtype] * shape.parameters + at_once * shape.episode_bytes(int(work.cached), dtype))
+    compute = at_once * shape.forward_flops(1.0, work.cached, 1.0)
     # the operations of a layer are started one after the other, however few rows they have
     started = OPERATIONS * shape.layers * work.start_us * 1e-6
     token_s = max(read / (chip.bandwidth * work.decode_share), compute / rate, started)
-    seen = float(at_once * work.turns * work.observation)
-    prefill_s = shape.forward_flops(seen, work.length / 2, 0.0) / rate
+    prefill_s = shape.forward_flops(float(at_once * work.fresh), work.context, 0.0) / rate
     return math.ceil(share / at_once) * (work.turns * work.response * token_s + prefill_s)
 
 
@@ -718,17 +826,19 @@ def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Wo
         top_k: ids of a support, with their log-probabilities, that a teacher's answer has per token.
     """
     missing = 1 - 1 / gpus
-    weights = 4.0 * student.parameters * missing
-    passes = math.ceil(math.ceil(work.episodes / gpus) * work.length / max(work.micro_tokens, work.length))
+    weights = float(BYTES[work.dtype]) * student.parameters * missing
+    # of one update; a longer row than --micro-tokens has a pass of its own
+    read = math.ceil(work.episodes / gpus) * work.tokens / work.updates
+    passes = work.epochs * work.updates * math.ceil(read / max(work.micro_tokens, work.length))
     sampled, adapters = work.episodes * work.turns * work.response, student.adapter_parameters(work.lora_rank)
-    own_teacher = 0.0
-    if teacher is not None and work.shard_teacher:
-        own_teacher = float(BYTES[work.teacher_dtype]) * teacher.parameters * missing
+    own_teacher, frozen = 0.0, ([] if teacher is None else [teacher]) + ([student] if work.reference == "own" else [])
+    if work.shard_teacher:
+        own_teacher = float(BYTES[work.teacher_dtype]) * sum(model.parameters for model in frozen) * missing
     return Traffic(
         to_play=weights,
         update=passes * (2 * weights + (4.0 * adapters * missing if adapters else weights)),
         teacher=own_teacher,
         top_k=0.0 if teacher is None else TOP_K_ENTRY * top_k * sampled * missing,
-        episodes=EPISODE_TOKEN * work.episodes * work.length * missing,
-        to_server=float(BYTES[work.rollout_dtype] * student.parameters),
+        episodes=EPISODE_TOKEN * work.episodes * work.tokens * missing,
+        to_server=float(BYTES[work.played_dtype] * student.parameters),
     )

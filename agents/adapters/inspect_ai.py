@@ -16,7 +16,7 @@ from inspect_ai.event import ModelEvent
 from inspect_ai.log import transcript
 from inspect_ai.scorer import Score, Scorer, Target, grouped, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
+from inspect_ai.tool import ToolInfo, ToolParams
 from inspect_ai.util import LimitExceededError
 
 from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions
@@ -81,11 +81,11 @@ def panel_task(panel: str, samples: int = 4, temperature: float | None = 0.85, *
 @solver
 def play(sessions: PanelSessions) -> Solver:
     """Plays one episode with the model under evaluation. An environment that fails is the sample's error."""
-    tool, tools = sessions.pool.tool, []
+    tools = []
     if sessions.channel == "tool":
-        argument = {tool.argument: ToolParam(type="string", description=tool.argument_description)}
-        parameters = ToolParams(properties=argument, required=[*argument])
-        tools = [ToolInfo(name=tool.name, description=tool.description, parameters=parameters)]
+        for tool in sessions.pool.tool.tools:
+            parameters = ToolParams.model_validate(tool.parameters())
+            tools.append(ToolInfo(name=tool.name, description=tool.description, parameters=parameters))
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         session = await run_sync(sessions.open, str(state.sample_id), state.epoch - 1)

@@ -1,4 +1,4 @@
-"""A panel as an MCP server (tried with mcp 2.0.0): `begin` opens an episode, the environment's action is another tool.
+"""A panel as an MCP server (tried with mcp 2.0.0): `begin` opens an episode, the environment's tools act in it.
 
 Over stdio a process is one episode. Since protocol 2026-07-28 HTTP has no sessions, so there `begin` names the episode,
 and every action says which one it belongs to. The name cannot be guessed, and is good for the client that got it. What
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -21,10 +21,11 @@ from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.agents.serving_asgi import CLIENT
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Argument, Tool, Tools
 from turngym.envs.channels import tagged, with_call
 
-BEGIN = "begin"
+BEGIN, EPISODE = "begin", "episode"
+"""The server's own tool, and the argument of the others that names the episode."""
 GRACE = 60.0
 """Seconds after its last call for which an episode keeps its place although another client needs one."""
 
@@ -74,34 +75,41 @@ class Episodes:
     """Held while an episode is opened, which may take seconds in which the others are played."""
 
     @property
-    def tool(self) -> ToolSpec:
+    def tool(self) -> Tools:
         return self.sessions.pool.tool
 
-    def schemas(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """(name, description, JSON Schema of the arguments) of every tool."""
-        which = {"episode": {"type": "string", "description": "What begin called the episode."}} if self.named else {}
-        described = {self.tool.argument: self.tool.argument_description}
-        rows = [(self.tool.name, self.tool.description, described)]
-        rows += [(tag, f"Acts as <{tag}>...</{tag}> does.", {tag: f"The {tag}."}) for tag in self.tool.tags[1:]]
+    def __post_init__(self) -> None:
+        for tool in self.tool.tools:
+            if tool.name == BEGIN or (self.named and any(one.name == EPISODE for one in tool.arguments)):
+                raise TurngymError(
+                    f"{self.sessions.pool.env_id}: the tool {tool.name!r} cannot be served over MCP, where the tool "
+                    f"{BEGIN!r} and the argument {EPISODE!r} are the server's own; rename yours"
+                )
+
+    def tools(self) -> list[Tool]:
+        """Every tool of the server: the one that begins an episode, and those of the environment."""
         begins = "Begins an episode: the rules, and what is seen first. Call it once, before anything else."
-        found: list[tuple[str, str, dict[str, Any]]] = [(BEGIN, begins, {})]
-        for name, said, texts in rows:
-            strings = {argument: {"type": "string", "description": text} for argument, text in texts.items()}
-            found.append((name, said, strings | which))
-        return [
-            (name, said, {"type": "object", "properties": properties, "required": list(properties)})
-            for name, said, properties in found
-        ]
+        spoken = (
+            Tool(
+                name=tag,
+                description=f"Acts as <{tag}>...</{tag}> does.",
+                arguments=(Argument(name=tag, description=f"The {tag}."),),
+            )
+            for tag in self.tool.tags[1:]
+        )
+        which = (Argument(name=EPISODE, description="What begin called the episode."),) if self.named else ()
+        acting = (replace(tool, arguments=(*tool.arguments, *which)) for tool in (*self.tool.tools, *spoken))
+        return [Tool(name=BEGIN, description=begins), *acting]
 
     def call(self, name: str, arguments: dict[str, Any], client: str = "") -> str:
         """Play one call of `client`. Returns the text for the client. Raises CallError, SessionFailed."""
-        known = {tool: schema for tool, _, schema in self.schemas()}
+        known = [tool.name for tool in self.tools()]
         if name not in known:
             raise CallError(f"there is no tool {name!r}; tools are: {', '.join(known)}")
         self._end_idle()
         if name == BEGIN:
             return self._begin(client)
-        episode = str(arguments.get("episode", "")) if self.named else ""
+        episode = str(arguments.get(EPISODE, "")) if self.named else ""
         with self._lock:  # two calls at a time would step one environment twice
             found = self._open.get(episode)
             playing = None if found is None or found.client != client else found
@@ -171,7 +179,7 @@ class Episodes:
 
     def _step(self, episode: str, playing: Playing, name: str, arguments: dict[str, Any]) -> str:
         session = playing.session
-        given = {key: value for key, value in arguments.items() if key != "episode"}
+        given = {key: value for key, value in arguments.items() if key != EPISODE}
         is_tag = name in self.tool.tags[1:]
         try:
             text = tagged(name, str(given.get(name, ""))) if is_tag else with_call("", name, given)
@@ -201,7 +209,10 @@ def server(episodes: Episodes) -> Any:
     make_server: Any = import_module("mcp.server.lowlevel").Server
     run_sync: Any = import_module("anyio.to_thread").run_sync
 
-    tools = [types.Tool(name=name, description=said, input_schema=schema) for name, said, schema in episodes.schemas()]
+    tools = [
+        types.Tool(name=tool.name, description=tool.description, input_schema=tool.parameters())
+        for tool in episodes.tools()
+    ]
 
     async def list_tools(context: Any, params: Any) -> Any:
         return types.ListToolsResult(tools=tools)

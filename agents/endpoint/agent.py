@@ -40,7 +40,8 @@ from turngym.core.errors import AgentError
 from turngym.core.outgoing import LoopThread
 from turngym.core.plugins import need
 from turngym.core.strict_json import json_object
-from turngym.core.task import ToolSpec, content_hash
+from turngym.core.task import content_hash
+from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
 
 # random streams; the scripted agents use 0 to 2
@@ -140,7 +141,7 @@ class EndpointAgent:
         model: str,
         options: EndpointOptions,
         channel: Channel,
-        tool: ToolSpec,
+        tool: Tools,
         *,
         temperature: float = 0.85,
         thinking: Literal["auto", "on", "off"] = "auto",
@@ -284,7 +285,7 @@ class EndpointAgent:
                 parallel=self._parallel,
                 expected=Expected(
                     model=self.model,
-                    tool=self.tool.name if self.channel.name == "tool" else "",
+                    tools=tuple(one.name for one in self.tool.tools) if self.channel.name == "tool" else (),
                     thoughts=self._thinking != "off",
                     logprobs=self.options.token_ids,
                 ),
@@ -343,7 +344,7 @@ class EndpointAgent:
             body["seed"] = int(rng.integers(1 << 31))
         stops = self.channel.stop_text
         if self.channel.name == "tool":
-            body["tools"] = [self.tool.schema()]
+            body["tools"] = self.tool.schemas()
             # the server finds the end of a call itself
             stops = tuple(stop for stop in stops if stop != "</tool_call>")
         if self.options.send_stop and stops:

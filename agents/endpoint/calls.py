@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,10 +94,10 @@ def json_of(text: Any) -> Any:
     return None if deeper(read, DEEPEST) else read
 
 
-def written_calls(text: str, tool: str) -> WrittenCall | None:
+def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
     """The first of the calls that end `text`, where the server has left them; None if there are none.
 
-    Only whole calls of `tool`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
+    Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
     dialects whose calls are bare JSON read those.
     """
     style = next((style for style in (THINK, *STYLES.values()) if style.closing in text), THINK)
@@ -107,7 +107,7 @@ def written_calls(text: str, tool: str) -> WrittenCall | None:
     for dialect in DIALECTS.values() if reason is None else ():
         start = dialect.find(body)
         calls = read_calls(dialect, body[start:]) if start >= 0 else None
-        if calls and calls[0].name == tool:
+        if calls and calls[0].name in tools:
             call = calls[0]
             found.append(
                 WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)

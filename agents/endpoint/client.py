@@ -312,7 +312,7 @@ class EndpointClient:
             if failed.filtered:
                 return Answer(content="", finish="content_filter", usage=Usage(answers=1))
             # the model wrote a call that its server could not read, and this is what it wrote
-            if failed.written is not None and self.expected.tool:
+            if failed.written is not None and self.expected.tools:
                 return Answer(content=failed.written)
             if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
                 failed.passing, failed.foreign = False, not _has_choices(found)
@@ -374,7 +374,7 @@ class EndpointClient:
 
     def advice(self, failed: RequestFailed) -> str:
         """A sentence on what may help; empty if nothing is known."""
-        tools, reasoning = bool(self.expected.tool), self.profile.reasoning
+        tools, reasoning = bool(self.expected.tools), self.profile.reasoning
         return advice(failed, Asked(model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning))
 
     async def _models(self) -> str:

@@ -17,6 +17,7 @@ What is left of two answered requests is the `Profile` that the client keeps to.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from turngym.agents.endpoint.reader import Answer
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.endpoint.wire import Noticed
 from turngym.core.redaction import redacted
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
 
 ACTION = "look"
@@ -161,18 +162,21 @@ class Hands:
     """Fields of a request beside its messages, as an episode's have them, its `max_tokens` included."""
     channel: Channel
     """How actions are written."""
-    tool: ToolSpec
-    """The environment's tool."""
+    tool: Tools
+    """What the environment offers."""
     check: Check | None = None
 
     def words(self) -> tuple[str, str, str]:
         """(system, first message, second message)."""
         system = f"This is a short test of the connection.\n{self.channel.instructions(self.tool)}"
+        action = self.tool.sample(ACTION)
         if "tools" in self.fields:
-            ask = f'Call the tool {self.tool.name} with "{self.tool.argument}" set to "{ACTION}".'
+            name, arguments = self.tool.call(action)
+            given = " and ".join(f'"{key}" set to {json.dumps(value)}' for key, value in arguments.items())
+            ask = f"Call the tool {name} with {given or 'no arguments'}."
         else:
             tag = self.tool.tags[0]
-            ask = f"Answer with exactly this: <{tag}>{ACTION}</{tag}>"
+            ask = f"Answer with exactly this: <{tag}>{action}</{tag}>"
         return system, f"Test 1 of 2. {ask}", f"Test 2 of 2. {ask}"
 
 

@@ -16,7 +16,7 @@ from turngym.agents.endpoint.calls import ToolCall, hides_call, json_of, own_id
 from turngym.agents.endpoint.reader import Answer, TokenIds
 from turngym.agents.endpoint.wire import REASONING
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES
 from turngym.envs.spaces import printable
@@ -78,13 +78,13 @@ class Transcript:
         self.messages.append(message)
 
 
-def example_messages(examples: Iterable[Example], channel: Channel, tool: ToolSpec) -> tuple[dict[str, Any], ...]:
+def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools) -> tuple[dict[str, Any], ...]:
     """Episodes as messages of the API; in the tool channel actions are calls, each with its result.
 
     Args:
         examples: episodes to show, in order.
         channel: how their actions are written.
-        tool: the environment's tool, which calls name in the tool channel.
+        tool: what the environment offers, which calls name in the tool channel.
     """
     shown = Transcript()
     for number, example in enumerate(examples):
@@ -96,8 +96,9 @@ def example_messages(examples: Iterable[Example], channel: Channel, tool: ToolSp
             if action is None or (verb is not None and verb[0] != tool.tags[0]):
                 shown.answer(Answer(content=response), response)
                 continue
-            arguments = json.dumps({tool.argument: action if verb is None else verb[1]}, ensure_ascii=False)
-            call = ToolCall(id=own_id(turn, number + 1), name=tool.name, arguments=arguments)
+            name, arguments = tool.call(action if verb is None else verb[1])
+            written = json.dumps(arguments, ensure_ascii=False)
+            call = ToolCall(id=own_id(turn, number + 1), name=name, arguments=written)
             shown.answer(Answer(content="", calls=(call,)), "")
         if shown.open_calls:
             shown.observe("", example.final)

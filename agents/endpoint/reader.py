@@ -51,8 +51,8 @@ class Expected:
 
     model: str = ""
     """The model's name; empty: any."""
-    tool: str = ""
-    """Name of the tool that was offered; empty: none was."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that were offered."""
     thoughts: bool = True
     """False if thinking was switched off."""
     logprobs: bool = False
@@ -167,13 +167,13 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     if ending:
         reading.note(Noticed.ENDING, ending)
     written = None
-    if expected.tool and not calls and finish == "stop":
-        written = written_calls(content, expected.tool)
+    if expected.tools and not calls and finish == "stop":
+        written = written_calls(content, expected.tools)
         if written is not None:
             reading.note(Noticed.WRITTEN, written.dialect)
         elif first.finish_reason.lower() in CALLED:
             reading.note(Noticed.NO_CALL)
-    if calls and not expected.tool:
+    if calls and not expected.tools:
         reading.note(Noticed.UNASKED)
     if calls and hides_call(content):
         reading.note(Noticed.HIDDEN)

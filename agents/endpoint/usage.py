@@ -8,6 +8,7 @@ from typing import Any
 
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
+from turngym.core.tables import Table
 
 NOTE = "usage"
 """The key of `Usage` in an episode's `meta`."""
@@ -104,11 +105,16 @@ def usage_of(episodes: Iterable[Episode]) -> Usage | None:
     return sum(noted, start=Usage()) if noted else None
 
 
-def usage_table(names: Iterable[str], used: Usage | None) -> list[tuple[list[str], list[list[str]]]]:
-    """A list with one table (header, rows) for the run called `names`; empty if no usage is known."""
-    if used is None or not used.answers:
-        return []
-    header = ["run", "prompt tokens", "completion tokens"]
-    header += ["cost"] if used.cost is not None else []
-    cells = [f"{used.prompt_tokens:,}", f"{used.completion_tokens:,}"]
-    return [(header, [[*names, *cells, *([f"{used.cost:.4f}"] if used.cost is not None else [])]])]
+def usage_table(used: Mapping[str, Usage | None]) -> list[Table]:
+    """A list with one table, a row for each run by its name; empty if no usage is known."""
+    known = {name: one for name, one in used.items() if one is not None and one.answers}
+    priced = any(one.cost is not None for one in known.values())
+    header = ["run", "prompt tokens", "completion tokens", *(["cost"] if priced else [])]
+    rows = [
+        [
+            *(name, f"{one.prompt_tokens:,}", f"{one.completion_tokens:,}"),
+            *(["-" if one.cost is None else f"{one.cost:.4f}"] if priced else []),
+        ]
+        for name, one in known.items()
+    ]
+    return [(header, rows)] if rows else []

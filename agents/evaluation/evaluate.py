@@ -12,7 +12,7 @@ from turngym.agents.evaluation.published import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.play_spec import EvalSpec, First, OnPanel, Published, episodes_of
+from turngym.agents.play_spec import EvalSpec, OnPanel, Published, episodes_of, part_of
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.presets import Preset
@@ -157,4 +157,4 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
             return published_tasks(panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed)
     finally:
         env.close()
-    return panel.tasks[: sampling.limit] if isinstance(sampling, First) else panel.tasks
+    return part_of(panel.tasks, sampling)

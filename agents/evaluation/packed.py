@@ -26,7 +26,7 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
-from turngym.agents.evaluation.results import EACH, token_counts
+from turngym.agents.evaluation.results import EACH, check_kind, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import alike
@@ -42,10 +42,11 @@ from turngym.agents.play_spec import (
     Published,
     Replay,
     Servers,
+    part_of,
 )
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
-from turngym.core.episode import Episode, Status, Turn
+from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import FILE, loaded_versions
 from turngym.core.redaction import excerpt
@@ -86,8 +87,9 @@ def packed(run: str | Path) -> PackedResult:
     written = Path(run) / "results.json"
     try:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
-    except ValueError as error:
-        raise EvaluationError(f"{written} is no JSON: {error}") from error
+        check_kind("content", about, dict)
+    except (ValueError, LookupError, TypeError) as error:
+        raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
         spec = replaced(spec, agent=replaced(spec.agent, weights=weights))
@@ -283,8 +285,7 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     for name, (said, known) in own.items():
         if said != known:
             yield f"settings: {name} is {said!r}, the panel {panel.full_name} has {known!r}"
-    limit = tasks.sampling.limit if isinstance(tasks.sampling, First) else None
-    chosen = {task.task_id: task for task in panel.tasks[:limit]}
+    chosen = {task.task_id: task for task in part_of(panel.tasks, tasks.sampling)}
     samples = play.samples
     played = Counter((episode.task.task_id, episode.sample) for episode in result.episodes)
     wanted = {(task_id, sample) for task_id, sample in played if task_id in chosen and 0 <= sample < samples}
@@ -331,6 +332,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         yield _said("cluster", episode.task.cluster, task.cluster)
     success, total, final, end = False, 0.0, 0.0, None
     goals: float | None = None
+    progress, lenient = 0.0, 0
     for turn in episode.turns:
         if end is not None:
             yield f"turn {turn.index}: the episode is over ({end.value}), but goes on in the file"
@@ -339,18 +341,23 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {_said('observation', turn.observation, observation)}"
             return
         if turn.excluded == BROKEN_OFF:
+            if not alike(turn.progress, progress):
+                yield f"turn {turn.index}: {_said('progress', turn.progress, progress)}"
             if turn is not episode.turns[-1] or turn.verdict is not Verdict.MALFORMED or turn.reward:
                 yield f"turn {turn.index}: an answer that was broken off is the last one, malformed, without a reward"
                 return
             break
         observation, reward, terminated, truncated, info = env.step(turn.response)
+        goals = None if info.get("goal_rate") is None else float(info["goal_rate"])
+        success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
+        lenient += info.get("reading") == "lenient"
+        progress = final if goals is None else goals
         before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
         after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
+        before["progress"], after["progress"] = turn.progress, progress
         if wrong := [_said(name, before[name], after[name]) for name in after if not alike(before[name], after[name])]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
-        success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
-        goals = None if info.get("goal_rate") is None else float(info["goal_rate"])
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
@@ -360,6 +367,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         ("score", episode.score, final),
         ("return", episode.episode_return, total),
         ("goal_rate", episode.meta.get("goal_rate"), goals),
+        (LENIENT, episode.meta.get(LENIENT, 0), lenient),
         ("final observation", episode.final_observation, observation),
     ):
         if not alike(recorded, now):
@@ -449,6 +457,8 @@ def evaluate_as(
     counts = [count for count in limits if count is not None]
     heat = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
+    # a recorded choice is made again
+    more |= {"spread": sampling.spread} if isinstance(sampling, First) else {}
     more |= {} if heat is None else {"temperature": heat}
     return evaluate(
         panel,

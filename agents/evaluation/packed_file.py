@@ -16,11 +16,11 @@ from turngym.agents.evaluation.results import check_kind
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode, EpisodeError
-from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import brief, excerpt
 from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
+from turngym.core.user_files import too_many_values
 
 FORMAT, VERSION = "turngym-packed-result", 3
 FACTS = ("spec", "agent", "versions", "date", "seconds", "tokens", "scores")

@@ -61,7 +61,8 @@ class PlayedEpisodes:
         if self.errors == len(self.episodes):
             return None
         scores = {self.agent: score(self.episodes, self.spec.play)}
-        return columns(success_table(scores), behavior_table(scores), *usage_table(scores, usage_of(self.episodes)))
+        used = usage_table({self.agent: usage_of(self.episodes)})
+        return columns(success_table(scores), behavior_table(scores), *used)
 
     @property
     def summary(self) -> str:

@@ -227,7 +227,7 @@ class EvalResult:
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {self.agent: self.scores}
-        return columns(success_table(runs), behavior_table(runs), *usage_table(runs, self.used))
+        return columns(success_table(runs), behavior_table(runs), *usage_table(dict.fromkeys(runs, self.used)))
 
     @property
     def departs(self) -> Departures | None:
@@ -241,7 +241,7 @@ class EvalResult:
         what = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
         sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
         if isinstance(sampling, First):
-            what += ", first task" if sampling.limit == 1 else f", first {sampling.limit} tasks"
+            what += f", {sampling.said}"
         if self.spec.preset is not None:
             what += f", preset {self.spec.preset}"
             what += f" but {', '.join(departs.beside)}" if departs is not None and departs.beside else ""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError, Scores
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
+from turngym.core.plugin_values import LARGE
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
-from turngym.core.task import Task, plain_id
+from turngym.core.task import Task, Verdict, plain_id
 from turngym.core.user_files import json_file
 
 FORMAT, VERSION = "turngym-results", 3
@@ -24,7 +26,6 @@ AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
-LARGE = 1e18
 
 
 def check_kind(name: str, value: Any, kind: Any) -> None:
@@ -56,21 +57,31 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     }
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Finite = Annotated[float, msgspec.Meta(ge=-LARGE, le=LARGE)]
+
+
 class _Row(msgspec.Struct):
     task_id: str
     sha256: str
     category: str
     status: Status
-    sample: int
+    sample: _Count
+    # may have any number of digits
     seed: int
     success: bool
-    score: float
-    episode_return: float
-    turns: int
-    invalid: int
+    score: _Share
+    episode_return: _Finite
+    turns: _Count
+    invalid: _Count
     cluster: str = ""
-    prompt_tokens: int | None = None
-    response_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    response_tokens: _Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.invalid > self.turns:
+            raise ValueError(f"invalid is {self.invalid}, of {self.turns} turns")
 
 
 class _Results(msgspec.Struct):
@@ -90,6 +101,10 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
         found = msgspec.convert(json_file(path, EvaluationError), _Results)
     except (msgspec.ValidationError, ValueError) as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
+    played = Counter((row.task_id, row.sample) for row in found.episodes)
+    for (task_id, sample), times in played.most_common(1):
+        if times > 1:
+            raise EvaluationError(f"{path} lists {brief(task_id, 80)} sample {sample} twice; valid: once")
     env_id = plain_id(found.spec.play.env.id)
     outcomes = [
         EpisodeOutcome(
@@ -108,7 +123,11 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
             success=row.success,
             score=row.score,
             episode_return=row.episode_return,
-            verdicts=(row.turns - row.invalid, row.invalid),
+            # which invalid ones they were is not in the file
+            verdicts=tuple(
+                {Verdict.OK: row.turns - row.invalid, Verdict.INADMISSIBLE: row.invalid}.get(verdict, 0)
+                for verdict in Verdict
+            ),
             goal_rate=None,
             prompt_tokens=row.prompt_tokens,
             response_tokens=row.response_tokens,

@@ -12,7 +12,7 @@ from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation, gat
 from turngym.agents.playing.env_maker import probe
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import EvalPoint
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.panels import Panel
 
 AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
@@ -57,7 +57,7 @@ def _point(result: EvalResult) -> EvalPoint:
     return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)
 
 
-def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: ToolSpec) -> None:
+def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) -> None:
     """Check that a run that trains on `env` with the action `tool` can be evaluated on `panel` (made with `made`).
 
     Another environment with the same action is a test of transfer, and one line says so. Raises TurngymError if its

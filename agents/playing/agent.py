@@ -18,8 +18,9 @@ from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import Origin, Status
 from turngym.core.protocols import Sampling
 from turngym.core.task import Task, task_number
+from turngym.core.tools import ToolSet
 from turngym.envs.base import TextEnv
-from turngym.envs.channels import Channel
+from turngym.envs.channels import Channel, ToolChannel
 from turngym.envs.guard import ActionGuard
 
 
@@ -31,9 +32,14 @@ def reset_seed(task_id: str, seed: int) -> int:
 def system_message(env: ActionGuard | TextEnv, channel: Channel | None, renderer: ChatRenderer | None) -> str:
     """The default system message: the environment's instructions, and the channel's unless the chat template gives
     them."""
-    if channel is None or (renderer is not None and renderer.describes_tool):
+    if renderer is not None and renderer.describes_tool:
         return env.instructions
-    return f"{env.instructions}\n\n{channel.instructions(env.tool)}"
+    parts = [env.instructions]
+    # a text channel describes the tools itself; without a renderer, calls have them beside the messages
+    untold = channel is None or (isinstance(channel, ToolChannel) and renderer is not None)
+    if untold and isinstance(env.tool, ToolSet):
+        parts.append(f"An action is {env.tool.said}")
+    return "\n\n".join(parts if channel is None else (*parts, channel.instructions(env.tool)))
 
 
 def with_stops(sampling: Sampling, channel: Channel | None, renderer: ChatRenderer | None) -> Sampling:
@@ -152,9 +158,14 @@ class ConcurrentAgent(Agent, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseWriter:
-    """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer."""
+    """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer.
+
+    A response that does not fit ends the episode as `truncated_tokens`, as it does where a model answers.
+    """
 
     renderer: ChatRenderer | None = None
+    max_context: int | None = None
+    """Most ids of a segment, prompt and response together; None: no limit."""
 
     def present(self, conversation: Conversation) -> TokenHistory | None:
         """Render the waiting observation as the thread's next prompt. Does nothing the second time."""
@@ -186,13 +197,26 @@ class ResponseWriter:
         thread = self.present(conversation)
         if thread is None or self.renderer is None:
             return Reply(text=turn.response, finish="scripted", origin=turn.origin)
-        text = self.renderer.respond(thread, np.array(turn.ids, np.int32))
-        return Reply(text=text, finish="scripted", origin=turn.origin)
+        return self._record(thread, self.renderer, np.array(turn.ids, np.int32), turn.origin)
 
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
         """Answer with `text` as it stands."""
         thread = self.present(conversation)
-        if thread is not None and self.renderer is not None:
-            text = self.renderer.template.fit(text)
-            self.renderer.write(thread, text)
-        return Reply(text=text, finish="scripted", origin=origin)
+        if thread is None or self.renderer is None:
+            return Reply(text=text, finish="scripted", origin=origin)
+        text = self.renderer.template.fit(text)
+        return self._record(thread, self.renderer, self.renderer.answer_ids(text), origin, text)
+
+    def _record(
+        self,
+        thread: TokenHistory,
+        renderer: ChatRenderer,
+        ids: NDArray[np.int32],
+        origin: Origin,
+        text: str | None = None,
+    ) -> Reply:
+        """Record `ids` as the response; its text is `text`, by default what the ids say."""
+        if self.max_context is not None and thread.buffer.size + len(ids) > self.max_context:
+            return Reply(ends=Status.TRUNCATED_TOKENS)
+        said = renderer.respond(thread, ids)
+        return Reply(text=text or said, finish="scripted", origin=origin)

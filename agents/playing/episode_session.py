@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,9 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import Episode, Status, wrong_numbers
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
-from turngym.core.task import Task, ToolSpec, Verdict
+from turngym.core.task import Task, Verdict
+from turngym.core.tools import Tools
+from turngym.envs.channels import ToolChannel
 from turngym.envs.guard import guard_of
 
 if TYPE_CHECKING:
@@ -145,7 +147,7 @@ class EpisodeSession:
         return self._step(runner, reply)
 
     def step_action(self, action: str) -> Stepped:
-        """Answer with an action that a trainer has already read from the response (a function call's argument)."""
+        """Answer with an action that a trainer has already read from the response."""
         runner = self._in_progress()
         channel = runner.conversation.channel
         try:
@@ -154,6 +156,15 @@ class EpisodeSession:
             # the channel cannot express the action; the environment then reports that it cannot read it
             text = action
         return self.step_text(text)
+
+    def step_call(self, name: str, arguments: Mapping[str, Any]) -> Stepped:
+        """Answer with a call that a trainer has already read from the response. Raises AgentError without a channel of
+        calls."""
+        channel = self._in_progress().conversation.channel
+        if not isinstance(channel, ToolChannel):
+            said = "bare actions" if channel is None else f"channel {channel.name!r}"
+            raise AgentError(f"these sessions read {said} and no calls: give them channel 'tool'")
+        return self.step_text(channel.dialect.write(name, arguments))
 
     def outside(self, text: str) -> str:
         """What the environment says, `text`, for a trainer that tokenizes by itself: without control tokens, if the
@@ -286,7 +297,7 @@ class SessionPool:
         self._count = itertools.count()
         probe = make_env()
         guard = guard_of(probe)
-        self.tool: ToolSpec = guard.tool
+        self.tool: Tools = guard.tool
         self.env_id = guard.env_id
         self.scoring: dict[str, str] = guard.base.scoring
         self._task_ids = guard.task_ids()

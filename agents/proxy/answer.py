@@ -245,7 +245,7 @@ def _dropped(thoughts: Thoughts) -> list[str]:
 
 def _written(dialect: Dialect | None) -> tuple[str, ...]:
     """Texts with all markers that calls are made of."""
-    return () if dialect is None else (dialect.write("n", "k", "v"), *dialect.begins, *dialect.stop_text)
+    return () if dialect is None else (dialect.write("n", {"k": "v"}), *dialect.begins, *dialect.stop_text)
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:

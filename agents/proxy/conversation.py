@@ -45,7 +45,7 @@ from turngym.agents.rendering.template_dialect import (
 from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
 from turngym.core.episode import Span
 from turngym.core.redaction import brief
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.dialects import HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, THINK, Dialect
 
@@ -149,7 +149,7 @@ class ChatListRenderer:
         """Texts that stand for special tokens."""
         # some templates ignore tools and their results; both are then written into other messages
         given = ([_user("x")], self.template.opening("x", "x"))
-        shown = [TOOL.name in self.template.render(messages, tools=[TOOL.schema()]) for messages in given]
+        shown = [TOOL.name in self.template.render(messages, tools=TOOL.schemas()) for messages in given]
         self._shows_tools = shown[0]
         # some show tools behind a system message alone
         self._calls = self._find_calls() if any(shown) else WRITTEN_OUT

@@ -20,7 +20,7 @@ from turngym.agents.rendering.conversation import AnswerForm, ContentAnswers, Me
 from turngym.agents.rendering.template_limits import TRUSTED, TemplateLimit
 from turngym.agents.rendering.text_encoder import CACHE, Shielded, TextEncoder
 from turngym.core.errors import TurngymError
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools, ToolSet
 from turngym.envs.tool_calls import THINK, Dialect, Thoughts
 
 if TYPE_CHECKING:
@@ -51,12 +51,18 @@ class TemplateCostError(TurngymError):
     """A chat template that goes beyond the limits of `template_limits`. No `RenderError`: nobody tries another form."""
 
 
+def probe_call(tool: Tools, text: str) -> tuple[str, dict[str, Any]]:
+    """(name, arguments) of a call that carries `text`, for rendering: templates do not look at types."""
+    first = tool.tools[0]
+    return first.name, {first.arguments[0].name if first.arguments else "text": text}
+
+
 class ChatTemplate:
     """The chat template of one tokenizer with one set of switches, and what probing it has shown.
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template.
-        tool: described to the template (`tools=[schema]`); None leaves it out.
+        tool: described to the template (`tools=schemas`); None leaves it out.
         thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
         observation_role: role of every observation after the first (which is always `user`).
         dialect: how the model writes calls of `tool`; None if responses are plain content.
@@ -70,7 +76,7 @@ class ChatTemplate:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        tool: ToolSpec | None = None,
+        tool: Tools | None = None,
         thinking: bool | None = None,
         observation_role: ObservationRole = "user",
         dialect: Dialect | None = None,
@@ -80,7 +86,7 @@ class ChatTemplate:
             raise RenderError(f"observation_role {observation_role!r} is unknown; valid: 'user', 'tool'")
         self.tokenizer = tokenizer
         self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-        self._tools: list[Any] | None = None if tool is None else [tool.schema()]
+        self._tools: list[Any] | None = None if tool is None else tool.schemas()
         self._variables: dict[str, Any] = {**FIXED_DATE}
         if thinking is not None:
             self._variables["enable_thinking"] = thinking
@@ -211,12 +217,12 @@ class ChatTemplate:
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode_cached(tuple(ids))
 
-    def _probe(self, tool: ToolSpec | None) -> None:
+    def _probe(self, tool: Tools | None) -> None:
         """Read the template's habits from a few renderings. Later steps use what the earlier ones have set."""
         prompt = self.render(self.opening(SYSTEM, OBSERVATION))
         if OBSERVATION not in prompt:
             raise RenderError(f"the chat template of {self.name!r} does not show user messages")
-        self.describes_tool = tool is not None and tool.name in prompt
+        self.describes_tool = tool is not None and all(one.name in prompt for one in tool.tools)
         self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
         """Text between an observation and the answer."""
         self._opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
@@ -234,7 +240,10 @@ class ChatTemplate:
         self.samples = tuple(self.fit(answer) for answer in self.samples)
         delta = self._probe_delta()
         # templates also write tokens that they put together, so that their source does not have them
-        self.encoder = TextEncoder(self.tokenizer, f"{self.source}\n{prompt}\n{delta}")
+        written = f"{self.source}\n{prompt}\n{delta}"
+        self.encoder = TextEncoder(self.tokenizer, written)
+        self.writes = frozenset(token for token in self.encoder.control if token in written)
+        """Control tokens that the template writes."""
         end = self.encode(delta, after=self._bare)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
         # if a template closes answers with plain text, or as thoughts are closed (GPT-OSS), only the tokenizer's eos
@@ -248,10 +257,13 @@ class ChatTemplate:
         calls = () if self.dialect is None else self.dialect.stop_text
         self.spoken = frozenset(token for token in self.encoder.control if token in form or token in calls)
 
-    def _sample_answers(self, tool: ToolSpec | None) -> tuple[str, ...]:
+    def _sample_answers(self, tool: Tools | None) -> tuple[str, ...]:
         if tool is not None and self.dialect is not None:
             values = (ANSWER, "go to shelf 1", 'it\'s "here"')
-            return tuple(self.dialect.write(tool.name, tool.argument, value) for value in values)
+            calls = [probe_call(tool, value) for value in values]
+            # numbers and truth values, which templates write each in its own way
+            calls += map(tool.call, tool.examples) if isinstance(tool, ToolSet) else ()
+            return tuple(self.dialect.write(*call) for call in calls)
         plain = (ANSWER, "<action>go to shelf 1</action>", '<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>')
         if self.thoughts is THINK:
             return plain

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.core.episode import Span, Turn
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
-from turngym.envs.tool_calls import CALL_ID, THINK, Call, Dialect, Thoughts
+from turngym.envs.tool_calls import CALL_ID, THINK, Bare, Call, Dialect, Thoughts
 
 Message = dict[str, Any]
 T = TypeVar("T")
@@ -96,6 +96,7 @@ class StructuredAnswers:
             except (ValueError, RecursionError):
                 arguments = {}
         arguments = arguments if isinstance(arguments, dict) else {}
+        arguments = {name: value.typed if isinstance(value, Bare) else value for name, value in arguments.items()}
         shown = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
         return {"type": "function", "id": call.id or CALL_ID, "function": {"name": call.name, "arguments": shown}}
 
@@ -185,6 +186,13 @@ def without(observation: str, listing: str) -> str:
     return before + after if found else observation
 
 
+def require_memory(name: str) -> None:
+    """Raises TurngymError for a `name` that is none of a `Memory`'s."""
+    if name not in ("all", "react") and WINDOW.fullmatch(name) is None:
+        hint = did_you_mean(name, ("all", "window:2", "react", "verl-agent:2"))
+        raise TurngymError(f"memory {name!r} is unknown; valid: all, window:N, react, verl-agent:N.{hint}")
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Which part of an episode stands in the prompt of a turn. Raises TurngymError for a `name` that is none of these.
@@ -206,9 +214,7 @@ class Memory:
     """Templates of the memory `verl-agent:N`."""
 
     def __post_init__(self) -> None:
-        if self.name not in ("all", "react") and WINDOW.fullmatch(self.name) is None:
-            hint = did_you_mean(self.name, ("all", "window:2", "react", "verl-agent:2"))
-            raise TurngymError(f"memory {self.name!r} is unknown; valid: all, window:N, react, verl-agent:N.{hint}")
+        require_memory(self.name)
         if self.templated != (self.templates is not None):
             said = "needs templates" if self.templated else "takes no templates"
             raise TurngymError(

@@ -18,7 +18,8 @@ from turngym.agents.rendering.renderer import said_in
 from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
-from turngym.core.task import Task, ToolSpec, content_hash
+from turngym.core.task import Task, content_hash
+from turngym.core.tools import Tools
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import read_text, user_path
 from turngym.envs.channels import Channel
@@ -62,7 +63,7 @@ def read_examples(
     form: ExamplesForm,
     env_id: str,
     channel: Channel,
-    tool: ToolSpec,
+    tool: Tools,
     shown_for: ExamplesFor = "all",
 ) -> Examples:
     """The examples in a trace (`*.jsonl`; its successful episodes, in order) or in a text file.
@@ -106,7 +107,7 @@ def read_examples(
     return Examples(tasks=tasks, text="\n\n".join(f"Example {n}:\n{one.text}" for n, one in enumerate(shown, start=1)))
 
 
-def _example(episode: Episode, channel: Channel, tool: ToolSpec, shown_for: ExamplesFor) -> Example:
+def _example(episode: Episode, channel: Channel, tool: Tools, shown_for: ExamplesFor) -> Example:
     valid = [turn for turn in episode.turns if turn.verdict.valid]
     turns: Sequence[tuple[str, str]] = [(turn.observation, said_in(channel, tool, turn)) for turn in valid]
     category = episode.task.category if shown_for == "category" else ""

@@ -14,7 +14,7 @@ from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.template_dialect import with_dialect
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel, make_channel
 
 THOUGHT = "turngymthought"
@@ -23,7 +23,7 @@ THOUGHT = "turngymthought"
 def open_renderer(
     tokenizer: Any,
     settings: ChatSettings,
-    tool: ToolSpec,
+    tool: Tools,
     *,
     history: Literal["template", "append"] | None = None,
     stop_ids: Sequence[int] = (),
@@ -64,7 +64,7 @@ def renderer_of(
     model: Any,
     tokenizer: Any,
     settings: ChatSettings,
-    tool: ToolSpec,
+    tool: Tools,
     examples: Sequence[Example] = (),
     skills: Skills | None = None,
 ) -> ChatRenderer:
@@ -101,7 +101,7 @@ def end_ids(model: Any) -> tuple[int, ...]:
     return ids
 
 
-def complete_settings(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+def complete_settings(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSettings:
     """`settings` with what the tokenizer's chat template decides: the dialect, and the role of observations.
 
     In the tool channel observations go into role `tool` if the template shows them there. In the text channel they are
@@ -118,10 +118,10 @@ def complete_settings(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) ->
     return replace(settings, observation_role="tool" if prefers_tool else "user")
 
 
-def _segments(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> int | None:
+def _segments(settings: ChatSettings, tokenizer: Any, tool: Tools) -> int | None:
     """How many segments a short episode with thoughts needs; None if the template refuses it."""
     channel = make_channel(settings.channel, tool)
-    action = tool.templates[0] if len(tool.tags) > 1 else "look"
+    action = tool.templates[0] if len(tool.tags) > 1 else tool.sample("look")
     thought = None if settings.thinking is False else THOUGHT
     try:
         renderer = open_renderer(tokenizer, settings, tool)

@@ -10,9 +10,9 @@ from itertools import product
 from typing import Any
 
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, RenderError
+from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, RenderError, probe_call
 from turngym.core.redaction import excerpt
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
 
@@ -23,7 +23,7 @@ class UnknownDialectError(RenderError):
     """A chat template that writes tool calls in a dialect that is not known here."""
 
 
-def with_dialect(settings: ChatSettings, tokenizer: Any, tool: ToolSpec) -> ChatSettings:
+def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSettings:
     """`settings` with the channel that the tokenizer's chat template writes (`tool` becomes `tool:glm`).
 
     A channel that names its dialect (`tool:hermes`) stays as it is.
@@ -58,22 +58,23 @@ class TemplateCalls:
     """Whether it takes arguments as JSON text, and not as an object."""
 
 
-def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> TemplateCalls:
-    """The dialect in which the chat template writes a call of `tool`: one rendering is compared with every known one.
+def dialect_of_template(tokenizer: Any, tool: Tools) -> TemplateCalls:
+    """The dialect in which the chat template writes a call: one rendering is compared with every known one.
 
     Raises RenderError as `with_dialect` does, UnknownDialectError for a dialect that is not known.
     """
     template = ChatTemplate(tokenizer, tool=tool)
-    written = list(_written_calls(template, tool))
+    call = probe_call(tool, VALUE)
+    written = list(_written_calls(template, *call))
     for text, id, as_text in written:
-        exact = [d for d in DIALECTS.values() if d.write(tool.name, tool.argument, VALUE) in text]
+        exact = [d for d in DIALECTS.values() if d.write(*call) in text]
         if exact:
             # the longest match, since bare JSON is part of many other dialects
-            dialect = max(exact, key=lambda dialect: len(dialect.write(tool.name, tool.argument, VALUE)))
+            dialect = max(exact, key=lambda dialect: len(dialect.write(*call)))
             return TemplateCalls(dialect=dialect, exact=True, id=id, as_text=as_text)
     for text, id, as_text in written:
         for dialect in DIALECTS.values():
-            if _reads(dialect, text, tool):
+            if _reads(dialect, text, *call):
                 return TemplateCalls(dialect=dialect, exact=False, id=id, as_text=as_text)
     if written:
         raise UnknownDialectError(
@@ -86,7 +87,7 @@ def dialect_of_template(tokenizer: Any, tool: ToolSpec) -> TemplateCalls:
     )
 
 
-def thought_style(tokenizer: Any, tool: ToolSpec) -> str | None:
+def thought_style(tokenizer: Any, tool: Tools) -> str | None:
     """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None means `<think>`."""
     source = ChatTemplate(tokenizer).source
     for name, thoughts in STYLES.items():
@@ -96,15 +97,14 @@ def thought_style(tokenizer: Any, tool: ToolSpec) -> str | None:
     return None
 
 
-def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[tuple[str, str, bool]]:
-    """What the template writes for an assistant message with a call, in the forms that templates accept: (text, the
+def _written_calls(template: ChatTemplate, name: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """What the template writes for an assistant message with this call, in the forms that templates accept: (text, the
     call's id, whether its arguments were JSON text)."""
     opening = template.opening(SYSTEM, USER)
     before = template.render(opening, generate=False)
-    forms = product((CALL_ID, named_id(tool.name, 0)), (False, True), ("", None))
+    forms = product((CALL_ID, named_id(name, 0)), (False, True), ("", None))
     for id, as_text, content in forms:
-        arguments: Any = {tool.argument: VALUE}
-        function = {"name": tool.name, "arguments": json.dumps(arguments) if as_text else arguments}
+        function = {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}
         message = {
             "role": "assistant",
             "content": content,
@@ -117,7 +117,7 @@ def _written_calls(template: ChatTemplate, tool: ToolSpec) -> Iterator[tuple[str
         # the system message may show an example call, so the part that equals the bare opening is cut off
         same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
         text = text[same:]
-        if VALUE in text and tool.name in text:
+        if VALUE in text and name in text:
             yield text, id, as_text
 
 
@@ -126,9 +126,7 @@ def named_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
-def _reads(dialect: Dialect, text: str, tool: ToolSpec) -> bool:
+def _reads(dialect: Dialect, text: str, name: str, arguments: dict[str, Any]) -> bool:
     start = dialect.find(text)
     call = dialect.read(text[start:]) if start >= 0 else None
-    if not isinstance(call, Call) or call.name != tool.name or not isinstance(call.arguments, dict):
-        return False
-    return call.arguments.get(tool.argument) == VALUE
+    return isinstance(call, Call) and call.name == name and call.arguments == arguments

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from turngym.core.errors import TaskError, checked_choice
-from turngym.core.task import Task, ToolSpec, Verdict
+from turngym.core.task import Task, Verdict
+from turngym.core.tools import ToolSpec
 from turngym.envs.alfworld.engine import NativeEngine, check_record
 from turngym.envs.alfworld.game import KEYS, Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from turngym.core.errors import TaskError, checked_choice, checked_int
-from turngym.core.task import Task, ToolSpec, Verdict
+from turngym.core.task import Task, Verdict
+from turngym.core.tools import ToolSpec
 from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
 from turngym.envs.channels import Channel
 from turngym.envs.search import players, turn_protocol

@@ -8,12 +8,11 @@ from functools import lru_cache
 from cachetools import LRUCache, cached
 
 from turngym.core.errors import EnvBackendError, RetrievalError, TaskError, TurngymError
-from turngym.core.plugin_values import answers
 from turngym.core.rows import Stamp
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
 from turngym.retrieval.bm25 import BM25Retriever
-from turngym.retrieval.core import Hit, Retriever, RetrieverUnavailable, checked_hits
+from turngym.retrieval.core import Hit, Retriever, RetrieverUnavailable, searched
 from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever, spec_stamp
 
@@ -63,9 +62,8 @@ class Searcher:
         failed."""
         retriever = self.retriever(question)
         try:
-            found = retriever.search([query[:MAX_QUERY]], k)
-            [hits] = answers("the retriever", found, 1, object, RetrieverUnavailable)
-            return checked_hits(hits)
+            [hits] = searched(retriever, [query[:MAX_QUERY]], k)
+            return hits
         except RetrieverUnavailable as error:
             raise EnvBackendError(f"{question.task_id}: the search failed: {error}") from error
         except RetrievalError as error:

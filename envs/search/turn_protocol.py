@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import cut, first_action, tagged
 from turngym.envs.spaces import printable
 

@@ -11,9 +11,11 @@ from malformed import MALFORMED
 from servers import running
 
 from turngym.agents.playing.episode_session import SessionPool
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving_asgi import AsgiServer
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
+from turngym.core.tools import tool_call
 from turngym.trainers.adapters import openenv as adapter
 from turngym.trainers.adapters.token_session import Trajectory
 
@@ -155,3 +157,13 @@ def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
         open_sessions(ServeOpenEnv(world=world, model="/nowhere"))
     with pytest.raises(TurngymError, match="takes no argument 'temperature'"):
         open_sessions(ServeOpenEnv(world=EnvOptions(env_kwargs='{"temperature": 0}')))
+
+
+def test_a_client_is_given_the_tools_and_answers_with_a_call() -> None:
+    pytest.importorskip("openenv", reason="needs the extra turngym[openenv]")
+    pool = SessionPool.of("turngym.scripts.examples.oven:example/Oven-v0", None, ChatSettings(channel="tool"))
+    with running(AsgiServer(adapter.app(pool), extra="openenv")) as address, client(address) as seat:
+        assert seat.reset(task_id="cake/200/fan").observation["tools"] == pool.tool.schemas()
+        assert seat.step({"action": tool_call("heat", degrees="200")}).observation["verdict"] == "inadmissible"
+        seat.step({"action": tool_call("heat", degrees=200, fan=True)})
+        assert seat.step({"action": tool_call("bake", dish="cake")}).observation["success"]

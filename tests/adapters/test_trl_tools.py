@@ -9,7 +9,8 @@ import pytest
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.episode import Episode
-from turngym.core.errors import EnvBackendError, TurngymError
+from turngym.core.errors import AgentError, EnvBackendError, TurngymError
+from turngym.core.tools import Tool, ToolSet, tool_call
 from turngym.envs.guard import ActionGuard
 from turngym.trainers.adapters import trl as adapter
 
@@ -24,7 +25,7 @@ def test_the_tool_is_described_as_the_environment_describes_it(tools: SessionPoo
     from transformers.utils import get_json_schema
 
     playing = adapter.environment_factory(tools)()
-    assert get_json_schema(playing.alfworld_step) == tools.tool.schema()
+    assert get_json_schema(playing.alfworld_step) == tools.tool.schemas()[0]
 
 
 def test_a_won_episode_is_worth_what_the_environment_says(tools: SessionPool, recorded: list[Episode]) -> None:
@@ -71,3 +72,33 @@ def test_a_failed_environment_has_no_reward(tools: SessionPool, monkeypatch: pyt
     monkeypatch.setattr(ActionGuard, "step", gone)
     assert playing.alfworld_step(action="look") == adapter.OVER
     assert playing.get_reward() is None
+
+
+OVEN = "turngym.scripts.examples.oven:example/Oven-v0"
+
+
+def test_several_tools_are_several_methods() -> None:
+    from transformers.utils import get_json_schema
+
+    sessions = SessionPool.of(OVEN, None, ChatSettings(channel="tool"))
+    playing = adapter.environment_factory(sessions)()
+    assert [get_json_schema(getattr(playing, tool.name)) for tool in sessions.tool.tools] == sessions.tool.schemas()
+    playing.reset(task_id="cake/200/fan")
+    assert '"degrees" of heat must be an integer' in playing.heat(degrees="200")
+    assert playing.heat(degrees=200, fan=True) == "The oven is hot."
+    assert playing.bake(dish="cake") == "Delicious."
+    assert playing.get_reward() == 1.0
+
+
+def test_a_tool_that_is_called_as_a_method_of_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = SessionPool.of(OVEN, None, ChatSettings(channel="tool"))
+    tools = ToolSet(tools=(Tool(name="reset", description=""),), examples=(tool_call("reset"),))
+    monkeypatch.setattr(sessions, "tool", tools)
+    with pytest.raises(TurngymError, match="'reset' is a method of TRL"):
+        adapter.environment_factory(sessions)
+
+
+def test_calls_need_a_channel_of_calls() -> None:
+    session = SessionPool.of(OVEN, None, ChatSettings(channel="text")).open("cake/200/fan")
+    with pytest.raises(AgentError, match="channel 'text' and no calls"):
+        session.step_call("bake", {"dish": "cake"})

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from turngym.core.errors import EnvBackendError
 from turngym.core.protocols import GenerateRequest, Generation
-from turngym.core.task import Task, ToolSpec, Verdict, content_hash
+from turngym.core.task import Task, Verdict, content_hash
+from turngym.core.tools import ToolSpec
 from turngym.envs.base import Outcome, TextEnv
 from turngym.envs.guard import ActionGuard
 

@@ -124,6 +124,14 @@ CHEATS: Mapping[str, tuple[Change, str]] = {
         each(lambda one: replace(one, task=replace(one.task, cluster="only"))),
         "cluster is 'only' in the file",
     ),
+    "progress that was made": (
+        each(lambda one: replace(one, turns=(replace(one.turns[0], progress=0.5), *one.turns[1:]))),
+        "progress is 0.5 in the file",
+    ),
+    "responses that were read strictly": (
+        each(lambda one: replace(one, meta={**one.meta, "read_leniently": 1})),
+        "read_leniently is 1 in the file, 0 when",
+    ),
     "turns after the end": (each(goes_on_after_the_break), "an answer that was broken off is the last one"),
     "a broken answer that pays": (each(broken_off_but_valid), "an answer that was broken off is the last one"),
 }
@@ -274,6 +282,7 @@ TEXTS = {
     "a backslash before a bar": "me \\| 100.0 \\",
     "letters from right to left": "me \u202e0.001",
     "a terminal's code": "\x1b]0;x\x07\x1b[2J",
+    "marks of the page": "__DATA__ __BODY__ __TITLE__",
 }
 
 

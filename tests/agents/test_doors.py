@@ -32,7 +32,8 @@ TOY = """
 import gymnasium
 from turngym.agents.playing.agent import Reply, ResponseWriter
 from turngym.envs.base import Outcome, TextEnv
-from turngym.core.task import Task, ToolSpec, content_hash
+from turngym.core.task import Task, content_hash
+from turngym.core.tools import ToolSpec
 from turngym.envs.registration import register
 
 

@@ -25,7 +25,7 @@ from toy_evaluation import toy_evaluation, toy_spec
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address, EndpointOptions
-from turngym.agents.endpoint.messages import INVALID, SKIPPED
+from turngym.agents.endpoint.messages import INVALID, SKIPPED, example_messages
 from turngym.agents.endpoint.usage import usage_of
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.scores import EvaluationError
@@ -34,13 +34,15 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.play_spec import EndpointChat, OpenAI
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.rendering.conversation import Memory
+from turngym.agents.rendering.conversation import Example, Memory
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.task import Verdict
+from turngym.core.tools import tool_call
 from turngym.envs.channels import make_channel
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
+from turngym.scripts.examples.oven import OvenEnv
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -655,6 +657,40 @@ def test_bad_calls_are_data(serve: Any, make_doors: Any, made: Any, reason: str,
     assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == sent_back
     assert result["role"] == "tool"
     assert result["tool_call_id"] == assistant["tool_calls"][0]["id"]
+
+
+def test_several_tools_are_sent_and_their_calls_are_played(serve: Any) -> None:
+    """The handshake asks for a call of one of them; types are judged; a call in the text is found by any name."""
+    make = env_maker("turngym.scripts.examples.oven:example/Oven-v0", channel="tool")
+    heat = {"degrees": 200, "fan": True}
+    model = turns_of(
+        {"tool_calls": [call('{"dish": "cake"}', name="read_recipe")]},
+        {"tool_calls": [call(json.dumps(heat | {"degrees": "200"}), name="heat")]},
+        {"tool_calls": [call(json.dumps(heat), name="heat")]},
+        {"content": '```json\n{"name": "bake", "arguments": {"dish": "cake"}}\n```'},
+    )
+    fake = serve(message=model)
+    agent = agent_for(make, fake.url, "tool", handshake=True)
+    (episode,) = rollout([Job(task_id="cake/200/fan")], make, agent)
+    assert 'Call the tool read_recipe with "dish" set to "cake".' in fake.requests[0]["messages"][1]["content"]
+    assert fake.requests[2]["tools"] == OvenEnv.tool.schemas()
+    assert [turn.verdict for turn in episode.turns] == [Verdict.OK, Verdict.INADMISSIBLE, Verdict.OK, Verdict.OK]
+    assert [turn.action for turn in episode.turns[2:]] == [tool_call("heat", **heat), tool_call("bake", dish="cake")]
+    assert '"degrees"' in episode.turns[2].observation
+    assert episode.success
+
+
+def test_typed_calls_that_somebody_else_played_are_calls_in_the_messages() -> None:
+    actions = [tool_call("heat", degrees=200, fan=True), tool_call("bake", dish="cake")]
+    channel = make_channel("tool", OvenEnv.tool)
+    shown = Example(turns=tuple(("You see.", channel.format(action)) for action in actions), final="Delicious.")
+    sent = [
+        m["tool_calls"][0]["function"] for m in example_messages([shown], channel, OvenEnv.tool) if "tool_calls" in m
+    ]
+    assert [(one["name"], json.loads(one["arguments"])) for one in sent] == [
+        ("heat", {"degrees": 200, "fan": True}),
+        ("bake", {"dish": "cake"}),
+    ]
 
 
 def test_a_server_that_leaves_calls_in_the_text(serve: Any, make_doors: Any) -> None:

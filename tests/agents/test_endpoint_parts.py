@@ -31,7 +31,7 @@ from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.outgoing import retry_after
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
 
 VERBS = TextChannel(tags=("search", "answer"))
@@ -134,7 +134,7 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     call["function"] = {"name": "t", "arguments": "{}", "thought_signature": "x"}
     details = [{"type": "reasoning.encrypted", "data": "x"}]
     message = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "reasoning": "hm"}
-    asked = Expected(tool="t")
+    asked = Expected(tools=("t",))
     found = read_answer(body({**message, "tool_calls": [call], "reasoning_details": details, "other": None}), asked)
     transcript = Transcript()
     transcript.answer(found, "")
@@ -412,7 +412,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     client = agent._open()[1]
     assert (client.deadline, client.retries, client.parallel, client.ids) == (9.0, 2, 5, True)
     assert (client.expected.model, client.expected.thoughts, client.profile.reasoning) == ("org/m:7b", False, True)
-    assert client.expected.tool
+    assert client.expected.tools
     assert (opened.channel, opened.system, opened.temperature) == ("tool", "Go.", 0.3)
 
 

@@ -13,12 +13,12 @@ from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
 from turngym.agents.endpoint.wire import Call, Choice, Completion, Counts, Details, Function, Message, Noticed
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import ToolChannel
 
 TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")
 CHANNEL = ToolChannel(tool=TOOL)
-ASKED = Expected(model="m", tool="door")
+ASKED = Expected(model="m", tools=("door",))
 ARGUMENTS = '{"action": "open door 1"}'
 
 

@@ -23,7 +23,7 @@ from turngym.agents.rendering.examples import read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.errors import AgentError, TurngymError
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.core.trace import TraceWriter
 from turngym.envs.channels import TextChannel, make_channel
 from turngym.envs.panels import PanelError

@@ -13,16 +13,18 @@ import pytest
 from conftest import DoorEnv
 from families import FAMILIES, family_tokenizer
 
+from turngym.agents.playing.agent import system_message
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec, tool_call
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.guard import ActionGuard
 from turngym.envs.tool_calls import CALL_ID
+from turngym.scripts.examples.oven import OvenEnv
 
 TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)
@@ -118,7 +120,7 @@ def test_which_templates_keep_thoughts_around_tool_results(name: str) -> None:
 def test_whatever_is_sampled_stays_and_the_next_prompt_is_the_template_s(name: str) -> None:
     renderer, channel, _ = opened(name)
     call = renderer.template.fit(channel.format("look"))
-    other = renderer.template.fit(channel.dialect.write("alfworld_stop", "action", "x"))
+    other = renderer.template.fit(channel.dialect.write("alfworld_stop", {"action": "x"}))
     strange = [f"Let me see. {call}", call + "\n" + channel.format("inventory"), "I give up", call[:-3] + "?"]
     for response in (other, *strange):
         played(renderer, [call, response, call])
@@ -215,13 +217,13 @@ def followed(name: str) -> bool:
     guard = ActionGuard(DoorEnv(), channel=channel)
     observation, _ = guard.reset(options={"task": "doors/1"})
     thread = renderer.open("Play.", observation)
-    renderer.write(thread, renderer.template.fit(channel.dialect.write("dor", "action", "open door 1")))
-    refusal, _, _, _, info = guard.step(channel.dialect.write("dor", "action", "open door 1"))
+    renderer.write(thread, renderer.template.fit(channel.dialect.write("dor", {"action": "open door 1"})))
+    refusal, _, _, _, info = guard.step(channel.dialect.write("dor", {"action": "open door 1"}))
     assert (info["verdict"], "<" in refusal) == ("malformed", False)
     renderer.observe(thread, refusal)
     shown = renderer.template.decode(thread.buffer.view().tolist())
     named = "the tool is door" in shown
-    right = channel.dialect.write(refusal.partition("the tool is ")[2].split(".")[0], "action", "open door 1")
+    right = channel.dialect.write(refusal.partition("the tool is ")[2].split(".")[0], {"action": "open door 1"})
     return named and bool(guard.step(right)[4]["success"])
 
 
@@ -245,3 +247,39 @@ def test_the_table_of_families_says_what_is_measured() -> None:
     rows = [row(name) for name in FAMILIES]
     missing = [line for line in rows if line not in page]
     assert not missing, "\n".join(rows)
+
+
+TYPED = (
+    tool_call("read_recipe", dish="cake"),
+    tool_call("heat", degrees=180, fan=True),
+    tool_call("heat", degrees=-20),
+    tool_call("bake", dish="cake"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_typed_calls_of_several_tools_are_written_and_kept_as_the_template_has_them(name: str) -> None:
+    tools, tokenizer = OvenEnv.tool, family_tokenizer(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chat = complete_settings(ChatSettings(channel="tool"), tokenizer, tools)
+    renderer, channel = open_renderer(tokenizer, chat, tools), make_channel(chat.channel, tools)
+    assert isinstance(channel, ToolChannel)
+    assert channel.dialect.name == FAMILIES[name]
+    assert renderer.describes_tool
+    responses = [renderer.template.fit(channel.format(action)) for action in TYPED]
+    assert [channel.parse(response).action for response in responses] == list(TYPED)
+    # an int and a truth value stand in the history as they were sampled
+    assert len(played(renderer, responses).segments) == 1
+
+
+def test_who_has_no_functions_is_told_the_tools_in_words() -> None:
+    tools, guard = OvenEnv.tool, ActionGuard(OvenEnv())
+    for name, told in (("phi3", True), ("qwen3", False)):
+        renderer = open_renderer(family_tokenizer(name), ChatSettings(channel="tool:hermes"), tools)
+        channel = make_channel("tool:hermes", tools)
+        assert (tools.said in system_message(guard, channel, renderer)) == told
+        # an endpoint gets them beside its messages
+        assert tools.said not in system_message(guard, channel, None)
+    for channel in (None, make_channel("text", tools)):
+        assert tools.said in system_message(guard, channel, None)

@@ -16,7 +16,7 @@ from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.text_encoder import reveal
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 
 QWEN3 = """
 {%- set ns = namespace(last=0) -%}

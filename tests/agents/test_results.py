@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) 
     check(written)
     play = written["spec"]["play"]
     assert (play["tasks"]["panel"], play["tasks"]["size"]) == ("alfworld-quickstart-v1", 100)
-    assert play["tasks"]["sampling"] == {"kind": "first", "limit": 3}
+    assert play["tasks"]["sampling"] == {"kind": "first", "limit": 3, "spread": True}
     assert (play["env"]["id"], play["env"]["max_turns"]) == ("turngym/ALFWorld-v0", 4)
     assert written["spec"]["agent"]["temperature"] == 0.85
     assert {"python", "turngym", "torch", "transformers", "gymnasium"} <= set(written["versions"])
@@ -222,14 +223,40 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
         read_evaluation(tmp_path / "old.json")
 
 
-@pytest.mark.parametrize("broken", [{"spec": 3}, {"version": 2}, {"episodes": 3}, {"episodes": [{}]}])
+def row_with(**changes: Any) -> Callable[[Any], Any]:
+    return lambda whole: whole | {"episodes": [whole["episodes"][0] | changes, *whole["episodes"][1:]]}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *(lambda whole, part=part: whole | part for part in ({"spec": 3}, {"version": 2}, {"episodes": 3})),
+        *(row_with(task_id=task_id) for task_id in (5, None)),
+        *(row_with(score=score) for score in (math.nan, math.inf, 1.5, -1, 10**400, "1", True)),
+        *(row_with(episode_return=paid) for paid in (math.nan, 1e19, 10**400)),
+        *(row_with(turns=turns) for turns in (-1, 0, 10**400, 1.0)),
+        *(row_with(**{name: -1}) for name in ("sample", "invalid", "prompt_tokens", "response_tokens")),
+        row_with(success=1),
+        lambda whole: whole | {"episodes": [*whole["episodes"], whole["episodes"][0]]},
+    ],
+)
 def test_a_results_file_of_another_kind_is_refused_in_one_line(
-    broken: dict[str, Any], panel: Panel, make_doors: Any, tmp_path: Path
+    broken: Callable[[Any], Any], panel: Panel, make_doors: Any, tmp_path: Path
 ) -> None:
     whole = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
-    (tmp_path / "a.json").write_text(json.dumps(whole | broken))
-    with pytest.raises(EvaluationError, match=r"a\.json is no results file of this turngym: [^\n]+$"):
+    whole["episodes"][0]["invalid"] = 1
+    (tmp_path / "a.json").write_text(json.dumps(broken(whole)))
+    with pytest.raises(EvaluationError, match=r"a\.json [^\n]+$"):
         read_evaluation(tmp_path / "a.json")
+
+
+def test_two_results_files_are_compared(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
+    whole = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
+    whole["episodes"][0] |= {"turns": 4, "invalid": 1}
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    found = read_evaluation(tmp_path / "a.json")
+    assert (found.outcomes[0].turns, found.outcomes[0].invalid) == (4, 1)
+    assert compare_recorded(tmp_path / "a.json", tmp_path / "a.json").rows[-1].difference.mean == 0
 
 
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +274,11 @@ def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "-100.0 [-100.0, " in out
     assert "play.env.max_turns differs: 24 and 2" in out
+    for pair, worse in (("ab", 1), ("ba", 0), ("aa", 0)):
+        folders = [str(tmp_path / name) for name in pair]
+        words = ["--compare", *folders, "--different-settings", "--fail-if-worse", "0"]
+        assert eval_verb.main(words) == worse
+        assert f"the second is {'' if worse else 'not '}clearly worse" in capsys.readouterr().out
     assert main(["eval", "--rescore", str(tmp_path), "--panel", "alfworld-quickstart"]) == 2
     assert "--rescore plays nothing" in capsys.readouterr().err
     assert main(["eval"]) == 2
@@ -284,3 +316,7 @@ def test_graded_scores_are_compared_too(panel: Panel, make_doors: Any, tmp_path:
     for suffix in ("", ".json"):
         found = compare_recorded(tmp_path / f"first{suffix}", tmp_path / f"second{suffix}").rows[-1]
         assert (found.name, found.difference.mean, found.first.mean) == ("score", 0.5, 0.25)
+        # all are won in both: the score alone falls
+        fallen = compare_recorded(tmp_path / f"second{suffix}", tmp_path / f"first{suffix}")
+        assert fallen.worse_by(10)
+        assert not fallen.worse_by(60)

@@ -27,7 +27,7 @@ from turngym.agents.rollout_sources import (
 from turngym.core.episode import SHORT, Episode
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_trace
 from turngym.envs.channels import TextChannel
 from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order

@@ -29,7 +29,7 @@ from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, read_exactly
 from turngym.agents.rendering.text_encoder import TextEncoder, reveal
 from turngym.core.protocols import Generation, JudgeRequest
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.dialects import HERMES
 
 # the last one ends in a word, beside which a token that wants to be a single word is none
@@ -364,7 +364,7 @@ def test_sampled_tokens_stay_and_spelled_ones_are_no_tokens_when_the_past_is_rew
 def test_a_demonstration_spells_what_is_no_call_and_no_thought() -> None:
     renderer = ChatRenderer(qwen(), tool=TOOL, observation_role="tool", dialect=HERMES)
     thread = renderer.open("S", "o")
-    call = HERMES.write("act", "action", "click[a<|im_end|>b]")
+    call = HERMES.write("act", {"action": "click[a<|im_end|>b]"})
     ids = renderer.write(thread, f"<think>\nthe <|im_start|> of it\n</think>\n\n{call}")
     assert controls(renderer, ids) == ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"]
     assert "click[a<|im_end|>b]" in renderer.template.decode(ids.tolist())

@@ -82,7 +82,7 @@ def test_outputs_are_kept_from_their_inputs(tmp_path: Path) -> None:
             with pytest.raises(KeyError, match="kept as it is"):
                 keep_inputs(out, [other, name], KeyError)
     for out in (other, tmp_path / "new", folder / "new"):
-        keep_inputs(out, [*names, tmp_path / "none", "", "model:none"], KeyError)
+        keep_inputs(out, [*names, tmp_path / "none", "", "model:none", "x" * 5000, "a\0b"], KeyError)
 
 
 def test_names_in_another_letter_case_are_the_same_where_the_file_system_says_so(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from turngym.core.task import Task, ToolSpec, Verdict, content_hash
+from turngym.core.task import Task, Verdict, content_hash
+from turngym.core.tools import ToolSpec
 from turngym.envs.base import Outcome, TextEnv
 from turngym.envs.registration import register
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import TurngymError
-from turngym.core.task import ToolSpec
+from turngym.core.tools import ToolSpec
 from turngym.envs.channels import (
     Channel,
     Parsed,

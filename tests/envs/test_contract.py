@@ -74,7 +74,7 @@ def _switching(self: Any, state: Any) -> None:
 
 
 def _closed_for_good(self: Any, **options: Any) -> Any:
-    if self._phase == "closed":
+    if self._TextEnv__phase == "closed":
         raise ResetNeeded("closed")
     return type(self).__mro__[1].reset(self, **options)  # type: ignore[attr-defined]
 
@@ -92,7 +92,7 @@ BROKEN = {
     "a state that is refused too late": ({"set_state": _switching}, "test_refused_snapshots_change_nothing"),
     "closed for good": ({"reset": _closed_for_good}, "test_a_closed_environment_opens_again"),
     "a pickle that forgets": ({"__setstate__": _forget}, "test_environments_can_be_pickled"),
-    "a forgiven wrong task": ({"_require_task": _silent}, "test_unknown_tasks_and_options_are_errors"),
+    "a forgiven wrong task": ({"_TextEnv__require_task": _silent}, "test_unknown_tasks_and_options_are_errors"),
     "a hash per object": ({"task": property(_changing)}, "test_tasks_are_chosen_by_option"),
     "arrays of strings in info": ({"describe": _array_info}, "test_info_is_complete_fresh_and_plain"),
     "success as an int": ({"describe": _int_info}, "test_info_is_complete_fresh_and_plain"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import TurngymError
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Argument, Tool, ToolSet, ToolSpec, tool_call
 from turngym.envs.channels import TextChannel, ToolChannel, make_channel
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.tool_calls import STYLES, THINK, Call, read_calls
@@ -94,16 +94,16 @@ def test_text_before_two_calls_and_thoughts_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", DIALECTS)
 def test_what_is_no_call_of_the_tool_is_refused_by_its_name(name: str) -> None:
     spoken = channel(name)
-    renamed = spoken.parse(DIALECTS[name].write("alfworld_stop", "action", "look"))
+    renamed = spoken.parse(DIALECTS[name].write("alfworld_stop", {"action": "look"}))
     assert renamed.reason == (
         "there is no tool \"alfworld_stop\"; the tool is alfworld_step. Did you mean 'alfworld_step'?"
     )
-    missing = spoken.parse(DIALECTS[name].write("alfworld_step", "move", "look"))
+    missing = spoken.parse(DIALECTS[name].write("alfworld_step", {"move": "look"}))
     assert missing.reason == 'the tool call lacks the argument "action"'
-    empty = spoken.parse(DIALECTS[name].write("alfworld_step", "action", " "))
+    empty = spoken.parse(DIALECTS[name].write("alfworld_step", {"action": " "}))
     assert empty.reason == 'the argument "action" is empty'
     assert spoken.parse("look").reason == "the response has no call of the tool alfworld_step"
-    begun = spoken.dialect.write("alfworld_step", "action", "look")[: -len("look")]
+    begun = spoken.dialect.write("alfworld_step", {"action": "look"})[: -len("look")]
     assert spoken.parse(begun[: begun.index("alfworld")]).action is None
 
 
@@ -151,7 +151,7 @@ def test_nothing_that_a_model_says_raises(name: str, text: str, cut: int) -> Non
 @given(value=st.text(max_size=20), cut=st.integers(0, 200))
 def test_a_call_is_read_whole_or_not_at_all(name: str, value: str, cut: int) -> None:
     dialect = DIALECTS[name]
-    written = dialect.write("f", "x", value)
+    written = dialect.write("f", {"x": value})
     whole = read_calls(dialect, written)
     if whole is not None:  # some values cannot be written in some dialects, as one with a closing tag in it
         assert [(call.name, call.arguments) for call in whole] == [("f", whole[0].arguments)]
@@ -223,3 +223,52 @@ def test_arguments_may_be_json_inside_json() -> None:
     inner = json.dumps({"action": "look"})
     call = json.dumps({"name": "alfworld_step", "parameters": inner})
     assert channel("llama").parse(call).action == "look"
+
+
+STEPS = ToolSet(
+    tools=(
+        Tool(
+            name="take",
+            description="Take.",
+            arguments=(
+                Argument(name="what", description="A thing."),
+                Argument(name="count", description="How many.", type="integer"),
+                Argument(name="share", description="How much.", type="number", required=False),
+                Argument(name="loud", description="Whether.", type="boolean", required=False),
+            ),
+        ),
+        Tool(name="wait", description="Wait."),
+    ),
+    examples=(tool_call("wait"),),
+)
+CALLS = (
+    tool_call("take", what="a cup", count=3, share=-0.5, loud=True),
+    # what looks like another type
+    tool_call("take", what="3", count=0, loud=False),
+    tool_call("take", what="true", count=-2, share=2),
+    tool_call("take", what='say "it\'s" <b>', count=1),
+    tool_call("wait"),
+)
+
+
+@pytest.mark.parametrize("action", CALLS)
+@pytest.mark.parametrize("name", DIALECTS)
+def test_arguments_keep_their_types(name: str, action: str) -> None:
+    spoken = ToolChannel(tool=STEPS, dialect=DIALECTS[name])
+    assert STEPS.refuse(action) is None
+    assert spoken.parse(spoken.format(action, "hm")).action == action
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_call_that_is_not_valid_is_an_action_that_the_tools_refuse(name: str) -> None:
+    spoken = ToolChannel(tool=STEPS, dialect=DIALECTS[name])
+    for tool, arguments, named in (
+        ("tak", {"what": "x", "count": 1}, '"tak"'),
+        ("take", {"what": "x", "count": "many"}, '"count"'),
+        ("take", {"what": "x"}, '"count"'),
+        ("take", {"what": "x", "count": 1, "amount": 2}, '"amount"'),
+    ):
+        action = spoken.parse(DIALECTS[name].write(tool, arguments)).action
+        assert action is not None
+        assert named in str(STEPS.refuse(action))
+        assert spoken.parse(spoken.format(action)).action == action

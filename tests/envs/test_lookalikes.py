@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.core.task import Task, ToolSpec
+from turngym.core.task import Task
+from turngym.core.tools import ToolSpec
 from turngym.envs.base import Outcome, TextEnv, quote
 from turngym.envs.guard import ActionGuard
 from turngym.envs.lookalikes import LONGEST, alike, is_invisible, plain, shown

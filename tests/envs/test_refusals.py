@@ -11,7 +11,7 @@ import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.core.errors import TurngymError
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tools
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.guard import ActionGuard
 from turngym.envs.search.turn_protocol import INVALID
@@ -24,7 +24,7 @@ def made(env_id: str, **kwargs: Any) -> ActionGuard:
     return env
 
 
-def literal(refusal: str, tool: ToolSpec, action: str) -> str:
+def literal(refusal: str, tool: Tools, action: str) -> str:
     """What somebody writes who knows nothing but the refusal and the schema of the tool that it names, if it does."""
     if "tool" in refusal and tool.name in refusal:
         named = re.search(r"its argument (\w+)", refusal)
@@ -105,8 +105,8 @@ def test_the_reward_reads_what_the_agent_was_told() -> None:
 
 def test_a_tool_goes_by_the_name_that_is_asked_for() -> None:
     env = made("turngym/Search-v0", channel="tool", tool_name="search_r1/search", tool_argument="q")
-    assert env.tool.schema()["function"]["name"] == "search_r1/search"
-    assert list(env.tool.schema()["function"]["parameters"]["properties"]) == ["q"]
+    assert env.tool.schemas()[0]["function"]["name"] == "search_r1/search"
+    assert list(env.tool.schemas()[0]["function"]["parameters"]["properties"]) == ["q"]
     env.reset(seed=0)
     call = '<tool_call>{"name": "search", "arguments": {"query": "Yeithra"}}</tool_call>'
     assert env.step(call)[4]["verdict"] == "malformed"

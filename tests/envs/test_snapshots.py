@@ -93,7 +93,7 @@ def test_a_made_up_state_is_refused_or_can_be_played(env_id: str) -> None:
                 continue
             accepted += 1
             guard.describe()
-            if not guard._over and guard.base._phase == "playing":
+            if not guard._over and guard.base._TextEnv__phase == "playing":
                 played(guard, 2)
             json.dumps(guard.get_state())
     assert accepted < 0.2 * len(STRANGE) * sum(1 for _ in places(state))

@@ -23,6 +23,7 @@ from turngym.agents.adapters.inspect_ai import panel_task
 from turngym.agents.evaluation.compare import rescore
 from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.core.trace import read_trace
+from turngym.envs.panels import panel_of_env
 
 PANEL = "alfworld-quickstart"
 ANSWERS: dict[str, Callable[..., ModelOutput]] = {}
@@ -151,6 +152,32 @@ def test_function_calls_are_judged_as_our_tool_channel_judges_them(tmp_path: Pat
     assert [m.tool_call_id for m in answers[:2]] == ["c0", "c1"]
     assert answers[0].text == episode.turns[1].observation
     assert answers[1].text == "Only the first call of a response is played."
+
+
+def test_several_tools_are_inspects_tools(tmp_path: Path) -> None:
+    panel = panel_of_env("oven", "turngym.scripts.examples.oven:example/Oven-v0", task_ids=["cake/200/fan"])
+    calls = [("heat", {"degrees": "hot"}), ("heat", {"degrees": 200, "fan": True}), ("bake", {"dish": "cake"})]
+    shown: list[Any] = []
+
+    def answer(messages: Any, tools: Any) -> ModelOutput:
+        shown.append({tool.name: tool.parameters for tool in tools})
+        name, arguments = calls[sum(m.role == "assistant" for m in messages)]
+        output = says("")
+        output.choices[0].message = ChatMessageAssistant(
+            content="", tool_calls=[ToolCall(id="c", function=name, arguments=arguments)]
+        )
+        return output
+
+    ANSWERS["oven"] = answer
+    task = panel_task(panel, samples=1, channel="tool", trace=str(tmp_path / "trace.jsonl"))
+    run_eval(task, model="turngym-test/oven", display="none", log_dir=str(tmp_path / "logs"))
+    (episode,) = read_trace(tmp_path / "trace.jsonl")[0]
+    assert [turn.verdict.value for turn in episode.turns] == ["inadmissible", "ok", "ok"]
+    assert episode.success
+    assert [*shown[0]] == ["read_recipe", "heat", "bake"]
+    assert shown[0]["heat"].required == ["degrees"]
+    assert shown[0]["heat"].properties["fan"].type == "boolean"
+    assert shown[0]["bake"].properties["dish"].enum == ["bread", "cake", "pizza"]
 
 
 def test_what_inspect_cuts_is_scored_as_it_stands(tmp_path: Path) -> None:

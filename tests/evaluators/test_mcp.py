@@ -17,6 +17,8 @@ from turngym.agents.adapters.panel_sessions import PanelSessions, SessionFailed
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
+from turngym.core.errors import TurngymError
+from turngym.core.tools import Argument, Tool, ToolSet, tool_call
 from turngym.core.trace import read_trace
 from turngym.envs.panels import panel_of_env
 
@@ -292,7 +294,7 @@ def test_over_http_a_key_says_whose_episode_it_is(tmp_path: Path) -> None:
 
 def test_search_answers_with_a_tool_of_its_own(tmp_path: Path) -> None:
     episodes = open_episodes(tmp_path, "search-quickstart", limit=1, named=False)
-    assert [name for name, _, _ in episodes.schemas()] == ["begin", "search", "answer"]
+    assert [tool.name for tool in episodes.tools()] == ["begin", "search", "answer"]
     begun = episodes.call("begin", {})
     assert "call the tool answer" in begun
     assert "Doc 1" in episodes.call("search", {"query": begun.partition("Question: ")[2].partition("\n")[0]})
@@ -310,3 +312,31 @@ def test_expert_actions_win(tmp_path: Path, played: SimpleNamespace, assert_same
         for turn in episode.turns:
             episodes.call("alfworld_step", {"episode": name, "action": turn.action})
     assert rescore(tmp_path).scores == played.result.scores
+
+
+OVEN = "turngym.scripts.examples.oven:example/Oven-v0"
+
+
+def test_several_tools_are_the_servers_tools(tmp_path: Path) -> None:
+    panel = panel_of_env("oven", OVEN, task_ids=["cake/200/fan"])
+    episodes = Episodes(PanelSessions.of(panel, channel="tool", trace=tmp_path / "trace.jsonl"))
+    _, recipe, heat, bake = episodes.tools()
+    assert (recipe.name, heat.name, bake.name) == ("read_recipe", "heat", "bake")
+    schema = heat.parameters()
+    assert [kind["type"] for kind in schema["properties"].values()] == ["integer", "boolean", "string"]
+    assert schema["required"] == ["degrees", "episode"]
+    name = begin(episodes)
+    assert '"degrees" of heat must be an integer' in episodes.call("heat", {"degrees": "hot", "episode": name})
+    assert "hot" in episodes.call("heat", {"degrees": 200, "fan": True, "episode": name})
+    assert "Delicious." in episodes.call("bake", {"dish": "cake", "episode": name})
+
+
+@pytest.mark.parametrize(("tool", "argument"), [("begin", "dish"), ("bake", "episode")])
+def test_a_tool_that_is_called_as_the_servers_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, argument: str
+) -> None:
+    one = Tool(name=tool, description="", arguments=(Argument(name=argument, description=""),))
+    sessions = PanelSessions.of(panel_of_env("oven", OVEN, task_ids=["cake/200/fan"]), channel="tool")
+    monkeypatch.setattr(sessions.pool, "tool", ToolSet(tools=(one,), examples=(tool_call(tool, **{argument: "x"}),)))
+    with pytest.raises(TurngymError, match=f"'{tool}' cannot be served over MCP"):
+        Episodes(sessions)

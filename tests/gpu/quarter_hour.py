@@ -343,7 +343,8 @@ def update(sizes: Sizes, record: Record) -> None:
             row: Row = {"model": name, "tokens": sum(lengths), "seconds": took, "flops/s": flops / took}
             row |= {"of matmul": flops / took / peak}
             if sizes.device != "cpu":
-                row |= {"GB": torch.cuda.max_memory_allocated() / 1e9, "planned GB": planned(sizes, shape) / 1e9}
+                row |= {"GB": torch.cuda.max_memory_allocated() / 1e9}
+                row |= {"planned GB": planned(sizes, shape, checkpointing=bench.checkpointing) / 1e9}
             record.add("update", row)
 
 
@@ -370,16 +371,18 @@ def bench_of(sizes: Sizes) -> GpuBench:
     )
 
 
-def planned(sizes: Sizes, shape: ModelShape) -> float:
-    """Peak bytes that `turngym plan` says for the update."""
+def planned(sizes: Sizes, shape: ModelShape, *, checkpointing: bool) -> float:
+    """Bytes that `turngym plan` says for the update, when nothing that plays is there."""
     work = Workload(
         episodes=sizes.episodes,
         turns=sizes.turns,
         observation=sizes.observation,
         response=sizes.response,
-        rollout_dtype=sizes.dtype,  # type: ignore[arg-type]
+        checkpointing=checkpointing,
+        precision="float32" if sizes.device == "cpu" else "autocast",
     )
-    return float(estimate(shape, None, chip_named(sizes.chip), 1, work).peak)
+    found = estimate(shape, None, chip_named(sizes.chip), 1, work)
+    return found.states + found.update
 
 
 # --- 5. and 6. Whole steps of training

@@ -20,6 +20,7 @@ from turngym.retrieval.core import Passage, RetrieverUnavailable
 
 faiss = pytest.importorskip("faiss")
 
+from turngym.retrieval import dense  # noqa: E402
 from turngym.retrieval.dense import (  # noqa: E402
     DenseRetriever,
     load_faiss,
@@ -148,56 +149,77 @@ def test_what_is_no_index_is_refused() -> None:
         DenseRetriever([[1.0]], passages("x"), TABLE, fingerprint="")
 
 
-def test_ids_of_an_index_are_rows() -> None:
+@pytest.mark.parametrize("kind", ["IDMap,Flat", "IDMap2,Flat", "IVF1,Flat", "IVF1,SQ8", "PCA2,IVF1,Flat"])
+@pytest.mark.parametrize("ids", [[1, 2, 3, 4], [1000, 1001, 1002, 1003], [0, 1, 2, 2], [-1, 0, 1, 2], [-5, 1, 2, 3]])
+def test_ids_of_an_index_are_rows(kind: str, ids: list[int]) -> None:
     texts = passages("x", "y", "xy", "-x")
-    index = faiss.IndexIDMap(faiss.IndexFlatIP(2))
+    index = faiss.index_factory(2, kind, faiss.METRIC_INNER_PRODUCT)
+    index.train(ROWS)
     index.add_with_ids(ROWS, np.array([3, 2, 1, 0]))
     (hits,) = DenseRetriever(index, texts, TABLE, fingerprint="").search(["x"], 1)
     assert hits[0].passage.id == "p3"
-    for ids in ([1000, 1001, 1002, 1003], [0, 1, 2, 2], [-5, 1, 2, 3]):
-        index = faiss.IndexIDMap2(faiss.IndexFlatIP(2))
-        index.add_with_ids(ROWS, np.array(ids))
-        with pytest.raises(RetrievalError, match="must be the rows 0 to 3"):
-            DenseRetriever(index, texts, TABLE, fingerprint="")
-        # in lists, which are looked at where they are found
-        index = faiss.index_factory(2, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)
-        index.train(ROWS)
-        index.add_with_ids(ROWS, np.array(ids))
-        with pytest.raises(RetrieverUnavailable, match="id"):
-            DenseRetriever(index, texts, TABLE, fingerprint="").search(["x"], 4)
+    index = faiss.index_factory(2, kind, faiss.METRIC_INNER_PRODUCT)
+    index.train(ROWS)
+    index.add_with_ids(ROWS, np.array(ids))
+    with pytest.raises(RetrievalError, match="of the rows 0 to 3 are not among them"):
+        DenseRetriever(index, texts, TABLE, fingerprint="")
 
 
-def test_a_vector_in_the_index_that_is_not_finite() -> None:
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_vector_in_the_index_that_is_not_finite(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = passages("x", "y", "xy", "-x", "far")
     index = ready_made("Flat", faiss.METRIC_INNER_PRODUCT)
-    index.add(np.array([[np.inf, 0]], np.float32))
-    retriever = DenseRetriever(index, passages("x", "y", "xy", "-x", "far"), TABLE, fingerprint="")
-    with pytest.raises(RetrieverUnavailable, match="not finite"):
-        retriever.search(["x"], 2)
+    index.add(np.array([[number, 0]], np.float32))
+    with pytest.raises(RetrievalError, match="not finite"):
+        DenseRetriever(index, texts, TABLE, fingerprint="")
+    # a large index is not looked through when it is opened, nor is one of another kind
+    monkeypatch.setattr(dense, "LOOKED_AT", 0)
+    index = faiss.IndexFlatIP(2)
+    index.add(np.full((5, 2), number, np.float32))
+    graph = faiss.index_factory(2, "HNSW4", faiss.METRIC_INNER_PRODUCT)
+    graph.add(np.full((5, 2), np.nan, np.float32))
+    for found in (index, graph):
+        with pytest.raises(RetrieverUnavailable, match="not finite"):
+            DenseRetriever(found, texts, TABLE, fingerprint="").search(["x"], 2)
+
+
+def test_scores_beyond_what_a_float_holds() -> None:
+    index = faiss.IndexFlatIP(2)
+    index.add(np.full((4, 2), 3e38, np.float32))
+    far = Table({**TABLE.vectors, "x": [3e38, 3e38]})
+    with pytest.raises(RetrieverUnavailable, match="score that is not finite"):
+        DenseRetriever(index, passages("x", "y", "xy", "-x"), far, fingerprint="").search(["x"], 1)
 
 
 @pytest.mark.parametrize(
-    ("vectors", "error"),
+    "vectors",
     [
-        ([[1.0, np.nan]], RetrieverUnavailable),
-        ([[np.inf, 0.0]], RetrieverUnavailable),
-        ([[1e300, 0.0]], RetrieverUnavailable),
-        ([[1.0, 0.0], [1.0, 0.0]], RetrievalError),
-        ([1.0, 0.0], RetrievalError),
-        ([[1.0, 0.0, 0.0]], RetrievalError),
-        ([["x", "y"]], RetrievalError),
-        (None, RetrievalError),
-        ([], RetrievalError),
+        [[1.0, np.nan]],
+        [[np.inf, 0.0]],
+        [[1e300, 0.0]],
+        [[1.0, 0.0], [1.0, 0.0]],
+        [1.0, 0.0],
+        [[1.0, 0.0, 0.0]],
+        [["x", "y"]],
+        [["1", "0"]],
+        [[1.0, 0.0], [1.0]],
+        np.array([[1 + 1j, 0]]),
+        np.array([[True, False]]),
+        np.array([[1.0, None]]),
+        np.array([["2026-01-01", "2026-01-02"]], "datetime64[D]"),
+        None,
+        [],
     ],
 )
-def test_vectors_are_checked_when_built_and_when_asked(vectors: Any, error: type[Exception]) -> None:
+def test_vectors_are_checked_when_built_and_when_asked(vectors: Any) -> None:
     class Odd(Table):
         def encode_queries(self, texts: Sequence[str]) -> Any:
             return vectors
 
     odd, index = Odd(TABLE.vectors), ready_made("Flat", faiss.METRIC_INNER_PRODUCT)
-    with pytest.raises(error):
+    with pytest.raises(RetrieverUnavailable, match="the encoder"):
         DenseRetriever(index, passages("x", "y", "xy", "-x"), odd, fingerprint="").search(["x"], 1)
-    with pytest.raises(error):
+    with pytest.raises(RetrieverUnavailable, match="the encoder"):
         DenseRetriever.from_passages(passages("x"), odd)
 
 

@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
+from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable
 from turngym.retrieval.hybrid import CoverageReranker, HybridRetriever, RerankingRetriever, open_reranker
 from turngym.retrieval.open import open_retriever
 
@@ -96,8 +97,35 @@ def test_a_score_of_a_reranker_that_is_not_finite_is_a_failure() -> None:
         def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
             return [Hit(passage=hit.passage, score=float("nan")) for hit in hits]
 
-    with pytest.raises(RetrieverUnavailable, match="the score nan"):
+    with pytest.raises(RetrieverUnavailable, match="'a' is nan"):
         RerankingRetriever(Fixed("a", "b"), Odd()).search(["p"], 1)
+
+
+A = Passage(id="a", title="", text="")
+ODD: list[tuple[Any, str]] = [
+    (None, "None"),
+    ([], "0 of 1"),
+    ([[], []], "2 of 1"),
+    ([None], "None"),
+    ([["a"]], "'a'"),
+    ([[Hit(passage="a", score=1.0)]], "'a'"),  # type: ignore[arg-type]
+    ([[Hit(passage=Passage(id=5, title="", text=""), score=1.0)]], "id .* is 5"),  # type: ignore[arg-type]
+    ([[Hit(passage=Passage(id="a", title="", text=None), score=1.0)]], "text .* is None"),  # type: ignore[arg-type]
+    *(([[Hit(passage=A, score=score)]], "score of passage 'a'") for score in (float("inf"), "1", None, 10**400)),
+    ([[Hit(passage=A, score=1.0)] * 21], "21 hits; at most 20"),
+]
+
+
+@pytest.mark.parametrize(("found", "named"), ODD)
+def test_what_is_no_list_of_hits_is_a_failure_and_never_nothing(found: Any, named: str) -> None:
+    class Odd(Fixed):
+        def search(self, queries: Sequence[str], k: int) -> Any:
+            return found
+
+    doors: list[Retriever] = [RerankingRetriever(Odd(), Backwards(), depth=20), HybridRetriever([Odd()], depth=20)]
+    for door in doors:
+        with pytest.raises(RetrieverUnavailable, match=named):
+            door.search(["p"], 1)
 
 
 def test_rerankers_are_opened_by_name(tmp_path: Path) -> None:

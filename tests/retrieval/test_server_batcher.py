@@ -132,7 +132,7 @@ def test_another_number_of_answers_is_a_failure(found: list[Any]) -> None:
 
 def test_a_score_that_is_no_number_is_a_failure(echo: Any, batcher: MicroBatcher) -> None:
     echo.score = float("nan")
-    with pytest.raises(RetrieverUnavailable, match="'a#0' the score nan"):
+    with pytest.raises(RetrieverUnavailable, match="'a#0' is nan"):
         submit(batcher, "a")[0].result(10)
 
 

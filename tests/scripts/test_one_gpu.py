@@ -49,7 +49,7 @@ def test_recipes_and_commands_name_the_preset_and_give_nothing_beside_it() -> No
     assert preset is not None
     beside = {"max_turns", "channel", "memory", "system", "thinking", "max_new_tokens", "env_kwargs", "prompts"}
     beside |= {"eval_temperature", "eval_samples", "observation_role"}
-    assert sorted(RECIPES) == ["student.toml", "teacher.toml"]
+    assert sorted(RECIPES) == ["rl.toml"]
     for text in RECIPES.values():
         recipe = tomllib.loads(text)
         assert recipe["preset"] == preset.name

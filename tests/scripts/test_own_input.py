@@ -39,6 +39,22 @@ def test_traces_outlive_every_verb(trace: Path, name: str, capsys: pytest.Captur
     assert trace.read_bytes() == before
 
 
+def test_the_file_of_settings_is_an_input_too(trace: Path) -> None:
+    settings = trace.parent / "c.toml"
+    settings.write_text('outcome = "won"\n')
+    words = ["trace", "html", str(trace), "--config", str(settings), "--overwrite", "--out"]
+    assert main.main([*words, str(settings)]) == 2
+    assert settings.read_text() == 'outcome = "won"\n'
+    assert main.main([*words, str(trace.parent / "page.html")]) == 0
+
+
+def test_a_page_replaces_no_folder(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["trace", "html", str(trace), "--overwrite", "--out", str(trace.parent)]) == 2
+    said = capsys.readouterr().err
+    assert str(trace.parent) in said
+    assert ".tmp" not in said
+
+
 def test_a_picture_replaces_no_other_file(trace: Path) -> None:
     (trace.parent / "notes.md").write_text("mine")
     assert main.main(["trace", "picture", str(trace), "--out", str(trace.parent / "notes.md")]) == 2

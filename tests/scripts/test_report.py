@@ -179,6 +179,38 @@ def rows_of(text: str, header: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells}
 
 
+def test_panels_are_compared_apart_and_the_clearest_difference_comes_first(tmp_path: Path, capsys: Any) -> None:
+    """In the shop both win the same; in the house the second one falls, and that is said first. Costs are told."""
+    used = {"answers": 2, "prompt_tokens": 1000, "completion_tokens": 10, "cost": 0.25}
+    for env in ("shop", "house"):
+        for model in ("big", "small"):
+            with TraceWriter(tmp_path / f"{env}-{model}.jsonl") as writer:
+                for place in range(20):
+                    one = played(place, won=place > 4 and not (env == "house" and model == "small"))
+                    task = dataclasses.replace(one.task, env_id=f"{env}-v0")
+                    more = {"usage": used if model == "big" else {**used, "cost": None}}
+                    writer.write(dataclasses.replace(one, task=task, meta={**one.meta, **more}))
+    names = ("shop-big", "shop-small", "house-big", "house-small")
+    assert main(["report", *(f"{name}={tmp_path / name}.jsonl" for name in names), "--no-figure"]) == 0
+    text = capsys.readouterr().out
+    assert list(rows_of(text, "| comparison |")) == ["shop-small minus shop-big", "house-small minus house-big"]
+    assert text.splitlines()[2].startswith("house-small minus house-big: -75.0 [")
+    assert rows_of(text, "| run | prompt tokens |")["house-big"] == ["20,000", "200", "5.0000"]
+    assert rows_of(text, "| run | prompt tokens |")["shop-small"] == ["20,000", "200", "-"]
+
+
+@pytest.mark.parametrize(("probed", "told"), [(False, "7.0"), (True, "5.0")])
+def test_the_depth_is_what_was_played(tmp_path: Path, capsys: Any, probed: bool, told: str) -> None:
+    """A controller without a horizon leaves it where it began; a probe plays all turns, whatever the depth."""
+    rows = [train_row(step, cap, **{"depth/hbar": 1.0}) for step, cap in ((1, 3), (2, 5), (3, 7))]
+    rows[-1] |= {"depth/probe": int(probed)}
+    write_run(tmp_path / "run", rows)
+    assert main(["report", f"own={tmp_path / 'run'}", "--no-figure", "--no-diagnostics"]) == 0
+    text = capsys.readouterr().out
+    header = next(line for line in text.splitlines() if line.startswith("| method |")).strip("| ").split(" | ")
+    assert rows_of(text, "| method |")["own"][header.index("depth") - 1] == told
+
+
 def test_differences_in_new_scenes_have_a_column(tmp_path: Path, capsys: Any) -> None:
     """Ten scenes of two tasks that go alike are ten things to learn from, not twenty."""
     for scenes in (20, 10):
@@ -224,7 +256,8 @@ def test_seeds_of_a_method_are_one_row(tmp_path: Path, capsys: Any, monkeypatch:
     study = ("overview", "accuracy", "averages", "cost", "categories")
     for name in (*(f"training-{name}" for name in study), "paired", "success", "behavior", "training", "settings"):
         latex = (tmp_path / "out" / "tables" / f"{name}.tex").read_text()
-        assert latex.startswith(r"\begin{tabular}{l")
+        assert rf"\label{{tab:{name}}}" in latex
+        assert r"\begin{tabular}{l" in latex
         assert latex.count("toprule") == 1
         # the same digits everywhere
         page = html.unescape((tmp_path / "out" / "report.html").read_text())

@@ -55,7 +55,10 @@ def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:
     assert (record.world, record.method, record.seed, record.samples) == ("search", "turnopd", 0, 2)
     assert record.total.seconds == train[-1]["time/train_s"]
     assert record.total.tokens == sum(row["tokens"] for row in train)
+    assert record.total.turns == sum(row["cost/turns"] for row in train)
     assert record.total.turns == pytest.approx(sum(4 * row["turns_mean"] for row in train))
+    # every token that was drawn is trained on here
+    assert record.total.sampled == sum(row["cost/sampled"] for row in train) >= record.total.tokens
     names = ("rollout", "teacher", "update")
     assert record.total.cpu == pytest.approx(sum(row[f"time/{name}_cpu_s"] for row in train for name in names))
     assert record.total.cpu > 0

@@ -294,6 +294,35 @@ def test_packed_evaluations_that_would_have_one_name_are_refused_before_anything
     assert not out.exists()
 
 
+def test_an_evaluation_that_was_played_anew_is_packed_anew(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    made: list[str] = []
+
+    def pack(trace: Path, result: Path, *, panel: str) -> None:
+        made.append(result.name)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.write_bytes(trace.read_bytes())
+
+    monkeypatch.setattr(run, "pack_result", pack)
+    monkeypatch.setattr(run, "write_table", lambda *given: None)
+    cells = cells_of(read_study_file(path), out)
+    for cell in cells:
+        run.last_trace(cell).parent.mkdir(parents=True)
+        run.last_trace(cell).write_text("played")
+        os.utime(run.last_trace(cell), (1000, 1000))
+    run.run_study(path, out, pack=True)
+    assert len(made) == 4
+    run.run_study(path, out, pack=True)
+    assert len(made) == 4
+    run.last_trace(cells[2]).write_text("played anew")
+    later = (out / "results" / made[0]).stat().st_mtime + 10
+    os.utime(run.last_trace(cells[2]), (later, later))
+    run.run_study(path, out, pack=True)
+    assert made[4:] == [f"alfworld-{cells[2].method}-seed{cells[2].seed}.result.xz"]
+
+
 def test_every_command_that_wrote_records_is_kept(tmp_path: Path, launched: list[str]) -> None:
     path, out = study(tmp_path)
     for command, seeds in (("first", [0]), ("second", [0, 1]), ("nothing", [0, 1])):

@@ -9,7 +9,7 @@ import pytest
 
 from turngym.agents import evaluate
 from turngym.core.errors import TurngymError
-from turngym.core.tables import print_table, stacked
+from turngym.core.tables import csv_text, filled, print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
 from turngym.trainers.training_costs import SHAPES, config_of
@@ -46,6 +46,28 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[red]x" in text
     assert "Avg [bold]" in text
     assert "1.0 [0.5, 1.5]" in text
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        (" @SUM(1)", "' @SUM(1)"),
+        ("x;=cmd|' /C calc'!A0", "x;'=cmd|' /C calc'!A0"),
+        ("\uff1d1", "'\uff1d1"),
+        ("-2+3+cmd|x", "'-2+3+cmd|x"),
+        ("-1.5e-3", "-1.5e-3"),
+        ("+1.0 [-0.5, +2.5] *", '"+1.0 [-0.5, +2.5] *"'),
+        ("-", "-"),
+        ("a\t=1", "a\\t=1"),
+    ],
+)
+def test_a_cell_is_no_formula_in_a_spreadsheet(cell: str, written: str) -> None:
+    assert csv_text([["a"], [cell]]) == f"a\n{written}\n"
+
+
+def test_a_value_of_a_page_holds_no_marks() -> None:
+    assert filled("__A__-__B__", {"__A__": "__B__ \\1", "__B__": "x"}) == "__B__ \\1-x"
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
@@ -103,6 +125,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     left = {name: table[name] for name in ("student", "panel", "eval_limit")} | {"preset": "verl-agent"}
     work = plan.of_run(left).work
     assert (work.turns, work.response, work.eval_episodes) == (50, 512, 5)
+    assert (work.memory, work.checkpointing, work.precision, work.engine) == ("verl-agent:2", False, "float32", "local")
     work = plan.of_run({**left, "max_turns": 7, "eval_samples": 3}).work
     assert (work.turns, work.response, work.eval_episodes) == (7, 512, 15)
     (tmp_path / "config.toml").write_text('student = "tiny"\nepisodes = 6\n[optimizer]\nlr = 1.0\n')
@@ -110,7 +133,7 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "tiny taught by nobody" in text
-    assert "6 episodes of 750 tokens" in text
+    assert "6 episodes of 1 row and 750 tokens" in text
     assert main([*words, "--batch-size", "3"]) == 2
     assert "there is no option --batch-size. Did you mean '--episodes'" in capsys.readouterr().err
 
@@ -131,7 +154,7 @@ def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.Captur
             plan.of_run(table)
     none = dict.fromkeys(("max_turns", "eval_limit", "eval_samples", "rollout_dtype", "teacher"), "none")
     asked = plan.of_run(none | {"panel": "alfworld-quickstart"})
-    assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, plan.Workload().turns, 400)
+    assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, 50, 400)
     more = {"panel": "alfworld-quickstart", "also": ["turngym/WebShop-v0,panel=webshop-quickstart"], "eval_limit": 5}
     assert plan.of_run(more).work.eval_episodes == 2 * 5 * 4
     (tmp_path / "config.toml").write_text("optimizer = 3\n")

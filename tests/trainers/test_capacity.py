@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from transformers import Gemma3Config, Gemma3TextConfig  # noqa: E402
 
 from turngym.agents.local_engine import decoder  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
@@ -49,6 +50,7 @@ HYBRID = replace(
     layers=4,
     linear=LinearShape(layers=2, key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4),
 )
+SMOLLM2 = ModelShape(layers=30, width=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, tied=True)
 OTHER = replace(SMALL, width=96, heads=6, kv_heads=3, head_dim=16, mlp=112)
 
 
@@ -57,6 +59,11 @@ def test_parameters_are_those_of_the_model(shape: ModelShape) -> None:
     model = random_model(shape, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
     assert shape_of(config_of(shape)) == shape
+
+
+def test_the_shape_of_a_model_that_also_reads_images_is_its_language_models() -> None:
+    text = Gemma3TextConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=50)
+    assert shape_of(Gemma3Config(text_config=text.to_dict())) == shape_of(text)
 
 
 def test_known_sizes() -> None:
@@ -284,6 +291,77 @@ def test_the_engines_cache_is_counted_exactly(shape: ModelShape, dtype: str) -> 
     engine.generate(asked)
     padding = 64 * shape.kv_bytes(dtype)  # one more row takes the keys of padding ids
     assert engine.cache_bytes == 3 * shape.episode_bytes(64, dtype) + padding
+
+
+@pytest.mark.parametrize(
+    ("memory", "rows"),
+    [
+        ("all", (1000,)),
+        ("window:2", (250, 400, 550, 550)),
+        ("verl-agent:1", (250, 400, 400, 400)),
+        ("window:0", (250, 250, 250, 250)),
+        ("react", (250, 500, 750, 1000)),
+    ],
+)
+def test_rows_are_those_of_the_memory_by_hand(memory: str, rows: tuple[int, ...]) -> None:
+    """Four turns of 150 tokens seen and 100 said: a window shows two more observations, a transcript all."""
+    work = Workload(turns=4, observation=150, response=100, memory=memory)
+    assert (work.row_lengths, work.length, work.tokens) == (rows, max(rows), sum(rows))
+    assert work.context == sum(row * row / 2 for row in rows) / sum(rows)
+    assert work.fresh == sum(rows) - 400
+    one = replace(work, episodes=1)
+    found = estimate(SMALL, None, CHIPS["H100"], 1, replace(one, compute_share=1.0, checkpointing=False))
+    flops = sum(3 * SMALL.forward_flops(row, row / 2, 100 * 4 / len(rows)) for row in rows)
+    assert found.update_s == pytest.approx(flops / CHIPS["H100"].flops)
+    assert found.rollout == SMALL.episode_bytes(max(rows), "float32")
+
+
+def test_models_and_updates_by_hand() -> None:
+    """What a second model, the critic, a copy that plays ahead, another precision and further passes add."""
+    shape, chip, plain = SHAPES["0.6B"], CHIPS["H200"], Workload(rollout_dtype="float32")
+    size, usual = shape.parameters, estimate(shape, None, chip, 1, plain)
+
+    def more(**given: Any) -> tuple[float, float, float]:
+        found = estimate(shape, None, chip, 1, replace(plain, **given))
+        return found.states - usual.states, found.teacher_s, found.update_s / usual.update_s
+
+    own = more(reference="own")
+    assert own[0] == 4 * size
+    assert own[1] == pytest.approx(estimate(shape, shape, chip, 1, plain).teacher_s)
+    assert more(reference="own", teacher_dtype="bfloat16")[0] == 2 * size
+    assert more(critic="model")[0] == 12 * size
+    assert 1.9 < more(critic="model")[2] < 2.4
+    assert more(critic="head")[0] == 0
+    assert more(ahead=True)[0] == 4 * size
+    assert more(dtype="bfloat16", rollout_dtype=None)[0] == (8 - 16) * size
+    assert more(dtype="bfloat16")[0] == (8 - 16 + 4) * size  # a float32 copy plays
+    assert more(epochs=3)[2] == pytest.approx(3)
+    assert more(updates=5) == (0.0, 0.0, 1.0)
+    adapted = estimate(shape, None, chip, 1, replace(plain, lora_rank=8))
+    base = estimate(shape, None, chip, 1, replace(plain, lora_rank=8, reference="base"))
+    assert (base.states, base.teacher_s) == (adapted.states, own[1])
+    assert estimate(shape, None, chip, 1, replace(plain, plays=False, eval_episodes=0)).rollout_s == 0
+    with pytest.raises(TurngymError, match="reference is base without lora_rank"):
+        Workload(reference="base")
+    with pytest.raises(TurngymError, match="memory 'window' is unknown"):
+        Workload(memory="window")
+    two, ten = (traffic(shape, None, 2, replace(plain, updates=n)).update for n in (1, 400))
+    assert ten > 1.5 * two  # an update of less than a pass of tokens is a pass all the same
+
+
+@pytest.mark.parametrize(
+    ("shape", "checkpointing", "measured"),
+    [
+        (SMOLLM2, 0, 11.72),
+        (SHAPES["Qwen2.5-1.5B"], 1, 31.03),
+    ],
+)
+def test_the_update_takes_what_an_h200_measured(shape: ModelShape, checkpointing: int, measured: float) -> None:
+    """SmolLM2-135M and the shape of Qwen2.5-1.5B, 24 episodes of 10 turns with 140 + 60 tokens, autocast
+    (docs/research/benchmarks.md#on-a-gpu); to a twentieth."""
+    work = Workload(episodes=24, turns=10, observation=140, response=60, checkpointing=bool(checkpointing))
+    found = estimate(shape, None, CHIPS["H200"], 1, work)
+    assert (found.states + found.update) / 1e9 == pytest.approx(measured, rel=0.05)
 
 
 def test_time_by_hand() -> None:

@@ -75,6 +75,18 @@ def test_adapters_change_nothing_until_trained_and_leave_the_head_alone() -> Non
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_the_reference_of_adapters_is_the_model_before_them_and_costs_none() -> None:
+    model, row, places = shaken(student()), np.arange(9, dtype=np.int32), np.arange(1, 9)
+    plain, adapted_, bare = (
+        LocalScorer(model=one, bare=off).topk([row], [places], 5)[0]
+        for one, off in ((toy.tiny(1), False), (model, False), (model, True))
+    )
+    assert np.array_equal(bare.logp, plain.logp)
+    assert not np.allclose(adapted_.logp, plain.logp, atol=1e-3)
+    # the adapters are there again
+    assert np.array_equal(LocalScorer(model=model).topk([row], [places], 5)[0].logp, adapted_.logp)
+
+
 def test_merged_weights_by_hand() -> None:
     model = shaken(student(rank=2, alpha=6))
     weights = model.state_dict()

@@ -10,7 +10,7 @@ from tiny_runs import command, save_tiny
 
 from turngym.agents import load_world
 from turngym.scripts import train
-from turngym.trainers.optimizer_step import lr_that_suits, unsuited_lr
+from turngym.trainers.optimizer_step import lr_that_suits, unmoved_loss, unsuited_lr
 from turngym.trainers.run_config import OptimizerConfig
 
 torch.set_num_threads(1)
@@ -94,3 +94,21 @@ def test_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.count("--optimizer.lr is 1e-06: too small") == 1
     train.main(command(tmp_path, tmp_path / "right", "grpo", *words, "--grpo.n", "2", "--optimizer.lr", "1e-3"))
     assert "--optimizer.lr" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([1.86, 1.83, 1.78, 1.74], True),
+        ([1.0] * 10 + [0.91] * 2, True),
+        ([1.86, 1.2, 0.6, 0.28], False),
+        ([1.86, 1.74, 1.70], False),  # too few to tell
+        ([-0.2, -0.1, 0.1, 0.2], False),
+        ([1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 0.7, 0.7], False),
+    ],
+)
+def test_a_loss_that_hardly_moves_is_said(losses: list[float], said: bool) -> None:
+    assert bool(unmoved_loss(losses, 1e-6)) == said
+    if said:
+        assert f"{losses[0]:.3g} at the first of {len(losses)} steps" in unmoved_loss(losses, 1e-6)
+        assert "--optimizer.lr, which is 1e-06" in unmoved_loss(losses, 1e-6)

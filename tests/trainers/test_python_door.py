@@ -22,7 +22,7 @@ from turngym.core.spec import SettingsError, at, settings_of
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, OptimizerConfig, RunConfig, Targets, train
 from turngym.trainers.algorithm import BUILT_IN, TokenLosses, checked_targets, find_algorithm
-from turngym.trainers.metrics import known_metric
+from turngym.trainers.metrics import MetricsLog, known_metric, read_metrics
 from turngym.trainers.token_weights import Static
 from turngym.trainers.train_config import config_class
 
@@ -207,6 +207,12 @@ def broken(config: Any, context: Any) -> Any:
         (of_advantage(lambda n: np.zeros(n + 1, np.float32)), r"loo: its advantage_N has the shape \[\d+\]; valid: "),
         (of_advantage(lambda n: np.zeros((n, 2), np.float32)), r"its advantage_N has the shape \[\d+, 2\]"),
         (of_advantage(lambda n: [0.0] * n), "its advantage_N is list; valid: a NumPy array"),
+        (of_advantage(lambda n: np.full(n, None)), "its advantage_N holds object; valid: numbers"),
+        (
+            of_mine(target_fn=lambda batch, *_: Targets(topk_ids_NK=np.zeros((batch.tokens, 2), np.int64))),
+            "topk_logp_NK",
+        ),
+        (of_mine(target_fn=lambda *_: Targets(log=5)), "its log is 5; valid: numbers by name"),
         (of_log(step=3), "loo: its log has the name 'step'"),
         (of_log(**{"turn/mine": 1.0}), "its log has the name 'turn/mine'"),
         (of_log(**{"a\nb": 1.0}), "its log has the name"),
@@ -234,11 +240,48 @@ def test_a_part_that_does_not_fit_is_named(
         train("outside:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
 
 
+def test_a_loss_may_measure_one_form_of_the_divergence_alone(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"kl_bin": logp.detach()}))
+    monkeypatch.setattr(outside, "MINE", spec, raising=False)
+    monkeypatch.setitem(sys.modules, "outside", outside)
+    train("outside:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
+    (row, *_) = untimed(tmp_path / "run")
+    assert row["kl_bin"] < 0
+    assert row["kl_raw"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.float32("nan"), None),
+        (np.int64(3), 3),
+        *((value, "refused") for value in ("many", [1.0], {}, object(), 10**400, np.zeros(2))),
+    ],
+)
+def test_a_row_that_could_not_be_read_is_not_written(value: Any, read: Any, tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, tensorboard=False)
+    log.open(0)
+    log.write({"step": 0, "kind": "eval", "eval/avg": 0.5})
+    row = {"step": 1, "kind": "eval", "eval/mine": value}
+    if read == "refused":
+        with pytest.raises(TurngymError, match="metrics of step 1: eval/mine is"):
+            log.write(row)
+    else:
+        log.write(row)
+    found = read_metrics(tmp_path)
+    assert [one["step"] for one in found] == ([0] if read == "refused" else [0, 1])
+    assert found[-1].get("eval/mine") == (None if read == "refused" else read)
+
+
 def test_numbers_of_a_log_are_plain() -> None:
     log: Any = {"a": np.float32(0.5), "b": np.int64(3), "c": float("nan"), "d": None, "e": True, "f": np.float64("inf")}
+    log["g"] = np.float32("nan")
     found = checked_targets(Targets(log=log), 1, "mine").log
     assert [found[name] for name in "abe"] == [0.5, 3, 1.0]
-    assert all(np.isnan(found[name]) for name in "cdf")
+    assert all(np.isnan(found[name]) for name in "cdfg")
     assert {type(value) for value in found.values()} == {float, int}
 
 

@@ -107,6 +107,7 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
         text: str
         observation_ids: list[int] | None = None
         messages: list[dict[str, str]] | None = None
+        tools: list[dict[str, Any]] | None = None
         admissible: list[str] | None = None
         verdict: str | None = None
         success: bool = False
@@ -128,7 +129,7 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
             self.close()
             self._session = sessions.open(**which({"seed": seed, "sample": sample, "task_id": task_id}))
             self._state = types.State(episode_id=episode_id, step_count=0)
-            return TurngymObservation(**first(self._session))
+            return TurngymObservation(**first(self._session), tools=sessions.tool.schemas())
 
         def step(self, action: Any, timeout_s: float | None = None) -> Any:
             if self._session is None:

@@ -6,6 +6,7 @@ and ids to TRL.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Policy
 from turngym.core.redaction import excerpt
-from turngym.core.task import ToolSpec
+from turngym.core.tools import Tool
 from turngym.trainers.adapters.token_session import Trajectory, play
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
@@ -121,7 +122,7 @@ def _check(sessions: SessionPool, trainer: Any) -> None:
 
 # Our environments for TRL's `environment_factory`: TRL samples, reads function calls and writes the ids itself.
 #
-# The environment's action is the one tool. Three things follow from TRL's loop: a response without a function call ends
+# The environment's tools are the tools. Three things follow from TRL's loop: a response without a function call ends
 # the episode and the environment never sees it; after the last turn the model speaks once more; and
 # `max_tool_calling_iterations` is the limit of turns. `rollout_func` has none of them.
 
@@ -138,7 +139,7 @@ def tool_rows(sessions: SessionPool, task_ids: Iterable[str]) -> list[dict[str, 
 
 
 def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
-    """A class for `GRPOTrainer(environment_factory=...)` whose one tool is the environment's.
+    """A class for `GRPOTrainer(environment_factory=...)` whose tools are the environment's.
 
     The sessions' channel must be `tool`. A row's `task_id` says what is played, its `seed` replaces `seed`.
     """
@@ -165,14 +166,13 @@ def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
             """The return; None where the environment failed, so that TRL leaves the attempt out."""
             return self._return
 
-        def _act(self, action: Any) -> str:
+        def _act(self, tool: str, arguments: dict[str, Any]) -> str:
             session = self._session
             if session is None:
                 raise TurngymError("the environment was called before reset()")
             if session.done:
                 return OVER
-            # a model may call the tool with another argument or another type: like a response that holds no action
-            stepped = session.step_action(action) if isinstance(action, str) else session.step_text("")
+            stepped = session.step_call(tool, arguments)
             if stepped.verdict is None:
                 self._return = None
                 return OVER
@@ -184,22 +184,37 @@ def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
                 self._session.close()
 
     # TRL takes every method without an underscore, but reset and get_reward, for a tool, and its name for the tool's
-    setattr(TurngymEnvironment, sessions.tool.name, _method(sessions.tool))
+    for tool in sessions.tool.tools:
+        if hasattr(TurngymEnvironment, tool.name):
+            raise TurngymError(
+                f"{sessions.env_id}: TRL takes the tool {tool.name!r} for a method of its own; rename it"
+            )
+        setattr(TurngymEnvironment, tool.name, _method(tool))
     return TurngymEnvironment
 
 
-def _method(tool: ToolSpec) -> Any:
+PYTHON = {"string": str, "integer": int, "number": float, "boolean": bool}
+
+
+def _method(tool: Tool) -> Any:
     """The tool as a method: with the name, the signature and the docstring from which TRL makes the tool's schema."""
     import inspect
 
-    def act(self: Any, **arguments: str) -> str:
-        return str(self._act(arguments.get(tool.argument)))
+    def act(self: Any, /, **arguments: Any) -> str:
+        return str(self._act(tool.name, arguments))
 
     method: Any = act
-    argument = inspect.Parameter(tool.argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    said = [tool.description, "", "Args:"]
+    # an argument that may be left out may stand before one that may not, which Python forbids to a signature
+    for one in sorted(tool.arguments, key=lambda one: not one.required):
+        default = inspect.Parameter.empty if one.required else None
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(one.name, kind, annotation=PYTHON[one.type], default=default))
+        choices = f" (choices: {json.dumps(one.choices)})" if one.choices else ""
+        said.append(f"    {one.name}: {one.description}{choices}")
     method.__name__ = method.__qualname__ = tool.name
-    method.__signature__ = inspect.Signature([itself, argument])
-    method.__annotations__ = {tool.argument: str}
-    method.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.argument}: {tool.argument_description}\n"
+    method.__signature__ = inspect.Signature(parameters)
+    method.__annotations__ = {one.name: PYTHON[one.type] for one in tool.arguments}
+    method.__doc__ = "\n".join((*said, ""))
     return method

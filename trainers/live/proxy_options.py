@@ -22,13 +22,16 @@ from turngym.core.spec import (
     Range,
     Spec,
     Unread,
+    at,
     expand,
+    merged,
     needing,
     resolve,
 )
+from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig
-from turngym.trainers.train_config import Learns, Method, with_method
+from turngym.trainers.train_config import Learns, Method, usual_lr, with_method
 
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
 """Algorithms that can learn from sessions."""
@@ -148,6 +151,10 @@ def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str,
     usual = Layer(name="default", table={"engine": {"when_busy": "retract"}})
     chosen = {"train": False} if algorithm is None else {"algorithm": algorithm}
     asked = [Layer(name=where, table=expand(cls, table, where), asked=True) for where, table in layers]
+    if algorithm is not None:
+        given = merged([one.table for one in asked if isinstance(one.table, Mapping)])
+        rate = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
+        usual = replace(usual, table={**usual.table, "optimizer": {"lr": rate}})
     found: AnyProxy = resolve(cls, [usual, *asked, Layer(name="command line", table=chosen, asked=True)]).spec
     return found
 

@@ -25,10 +25,10 @@ from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
-from turngym.core.spec import flat
+from turngym.core.spec import flat, sha256_of
 from turngym.core.tables import write_json
 from turngym.core.trace import iter_episodes
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_file, json_of
 from turngym.envs.panels import list_panels, shipped_panel
 from turngym.trainers import contents
 from turngym.trainers.metrics import iter_metrics, read_metrics
@@ -79,9 +79,11 @@ class Cost:
     cpu: float
     """CPU seconds of the training process."""
     turns: float
-    """Turns played."""
+    """Turns played, whatever became of their episodes."""
     tokens: float
-    """Tokens sampled."""
+    """Tokens trained on."""
+    sampled: float | None = None
+    """Tokens that the policy drew; None in records from before they were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,7 @@ class Spent:
 
 
 def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
-    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
+    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0, sampled=0.0)
     found = Spent(costs={0: cost}, phases=dict.fromkeys(PHASES, (0.0, 0.0)))
     kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
     for row in rows:
@@ -239,12 +241,12 @@ def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
         if row["kind"] != "train":
             continue
         spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
-        played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
         cost = Cost(
             seconds=row.get("time/train_s") or cost.seconds,
             cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
-            turns=cost.turns + played * (row.get("turns_mean") or 0.0),
+            turns=cost.turns + (row.get("cost/turns") or 0),
             tokens=cost.tokens + (row.get("tokens") or 0),
+            sampled=(cost.sampled or 0) + (row.get("cost/sampled") or 0),
         )
         found.costs[step] = cost
         found.phases = {name: (found.phases[name][0] + w, found.phases[name][1] + c) for name, (w, c) in spent.items()}
@@ -365,7 +367,10 @@ def _text(value: object) -> bool:
 
 
 def _cost(value: object) -> bool:
-    return _table_of(_number)(value) and isinstance(value, Mapping) and {*value} == {one.name for one in fields(Cost)}
+    if not isinstance(value, Mapping):
+        return False
+    known = {name: one for name, one in value.items() if (name, one) != ("sampled", None)}
+    return _table_of(_number)(known) and {*known} | {"sampled"} == {one.name for one in fields(Cost)}
 
 
 def _nats(value: object) -> bool:
@@ -400,7 +405,7 @@ def _settings(value: object) -> bool:
 
 
 _SHARES = _table_of(lambda value: _number(value, 0.0, 1.0), 1)
-_NUMBERS = ", ".join(item.name for item in fields(Cost))
+_NUMBERS = ", ".join(item.name for item in fields(Cost) if item.name != "sampled") + ", and sampled if it is known"
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "group": (_text, "a text"),
     "about": (_text, "a text"),
@@ -469,6 +474,8 @@ def read_record(path: Path) -> Record:
 # All records of a study in one file.
 
 DATA = "study.json"
+SEAL = "sha256"
+"""Field with a hash of all others: what tables show is what was written."""
 _STUDY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "title": (_text, "a text"),
     "about": (_text, "a text"),
@@ -534,7 +541,9 @@ def made_by(command: str) -> dict[str, Any]:
 def write_records(study: Records, path: Path) -> None:
     """Writes all of `study` as JSON. The same bytes every time."""
     table = {item.name: getattr(study, item.name) for item in fields(Records) if item.name != "records"}
-    write_json(path, {**table, "records": [to_json(record) for record in study.records]})
+    # as it is read again, so that whoever reads finds the same hash
+    content = json_of(json.dumps({**table, "records": [to_json(record) for record in study.records]}))
+    write_json(path, {**content, SEAL: sha256_of(content)})
 
 
 def read_records(path: Path) -> Records:
@@ -542,7 +551,13 @@ def read_records(path: Path) -> Records:
     if path.is_dir():
         path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
     try:
-        values: dict[str, Any] = json.loads(read_whole(path, TurngymError))
+        values: dict[str, Any] = json_of(read_whole(path, TurngymError))
+        stated, found = values.pop(SEAL, None), sha256_of(values)
+        if stated != found:
+            raise TurngymError(
+                f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
+                "changed after it was written; take the file that `turngym study` has written"
+            )
         rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
         for name, (good, valid) in _STUDY.items():
             if name in values and not good(values[name]):
@@ -551,7 +566,7 @@ def read_records(path: Path) -> Records:
         if twice := next((name for name, count in cells.items() if count > 1), None):
             raise TurngymError(f"{path} has {twice} {cells[twice]} times; valid: once")
         return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TurngymError(f"{path} is not a study.json with records") from error
 
 

@@ -1,4 +1,4 @@
-"""A number to guess: the whole environment, as docs/write_an_environment.md explains it."""
+"""A number to guess, as docs/write_an_environment.md explains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIGHEST = 20
 
 
 class GuessEnv(TextEnv):
-    """Guess a number from 1 to 20: reward 1.0 for the guess that is right, which ends the episode."""
+    """Reward 1.0 for the right guess, which ends the episode."""
 
     env_id = "example/Guess-v0"
     tool = ToolSpec(
