@@ -413,7 +413,7 @@ class Spread:
     mean: float
     """The difference in the pilot."""
     paired: bool = False
-    """Whether the pilot's seeds pair up (`paired_below`), so that a study's differences have S - 1 degrees of freedom."""
+    """Whether the pilot's seeds pair up (`paired_below`): a study's differences then have S - 1 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
