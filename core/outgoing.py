@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
 from turngym.core.reaching import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
@@ -223,15 +224,25 @@ class HttpClient:
         name = safe, None if proxy is None else proxy.address
         if name not in self._clients:
             tls = safe or (proxy is not None and proxy.address.startswith("https:"))
-            self._clients[name] = httpx.AsyncClient(
-                headers=self._headers,
-                limits=self._limits,
-                # variables of the environment are read here alone, where an error can name them
-                trust_env=False,
-                proxy=name[1],
-                verify=certificates() if tls else False,
-                follow_redirects=False,
-            )
+            try:
+                self._clients[name] = httpx.AsyncClient(
+                    headers=self._headers,
+                    limits=self._limits,
+                    # variables of the environment are read here alone, where an error can name them
+                    trust_env=False,
+                    proxy=name[1],
+                    verify=certificates() if tls else False,
+                    follow_redirects=False,
+                    # what one answer sets is sent with no other request
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                )
+            # httpx quotes the proxy's address, and a password in it
+            except (ValueError, ImportError, httpx.InvalidURL):
+                if proxy is None:
+                    raise
+                raise Unreachable(
+                    "proxy", f"the variable {proxy.variable} names no proxy that can be used: write http://HOST:PORT"
+                ) from None
         return self._clients[name]
 
     async def close(self) -> None:

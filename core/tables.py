@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import html
 import errno
+import html
 import json
 import os
 import re
@@ -33,7 +33,7 @@ def columns(*tables: Table) -> Table:
 
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # a backslash, code, a cell's end, a list of attributes, emphasis where a word follows, a link or picture, a block
-_MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<!\w)_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
+_MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<![^\W_])_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
 
 
 def visible(text: str, keep: str = "") -> str:

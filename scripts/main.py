@@ -219,6 +219,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
 
 
+def command() -> NoReturn:
+    """The `turngym` command: `main` as a process of its own, which ends with it whatever threads others have left."""
+    status = main()
+    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    end = time.monotonic() + PATIENCE
+    for one in left:
+        one.join(max(0.0, end - time.monotonic()))
+    if going_on := [one.name for one in left if one.is_alive()]:
+        print(f"turngym: ended, although the thread {redacted(going_on[0])} goes on", file=sys.stderr, flush=True)
+        os._exit(status)
+    sys.exit(status)
+
+
+PATIENCE = 5.0
+"""Seconds that threads of others have at the end of a command."""
+
+
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:
     """Our own warnings in one line, without the source line that Python quotes; others as Python shows them."""
     if Path(filename).resolve().is_relative_to(Path(__file__).resolve().parents[1]):
@@ -299,6 +316,10 @@ def system_failure(error: Exception) -> str | None:
         return f"no room left on the disk{'' if where is None else f' for {where}'}: make room and run it again"
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return f"this needs {error.name}: pip install 'turngym[{extra}]'"
+    if isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
+        return (
+            "no further thread or process can be had: `ulimit -u` says how many there may be; ask for fewer --workers"
+        )
     if isinstance(error, OSError) and error.errno in PLACES:
         where = error.filename if error.filename is not None else "a file"
         return f"{where}: {error.strerror}"
@@ -332,4 +353,4 @@ def _out_folder(argv: Sequence[str]) -> Path | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

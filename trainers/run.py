@@ -244,7 +244,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reward=run.reward,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
-        longest=teachers_length(algorithm, config.teacher, further, other=other),
+        longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )

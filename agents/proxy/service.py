@@ -423,7 +423,7 @@ class ProxyService:
     def health(self) -> dict[str, Any]:
         counts, shown = self.tally.as_json()
         return {
-            "status": "stopping" if self.stopping else "updating" if self.engine.paused else "ok",
+            "status": self._status(),
             "model": self.name,
             "turns": {"main": counts["main"], "side": counts["side"]},
             "sessions": {"open": len(self.sessions), "ended": counts["sessions_ended"]},
@@ -432,6 +432,13 @@ class ProxyService:
             **({"threads": failures} if (failures := failures_of_threads()) else {}),
             **shown,
         }
+
+    def _status(self) -> str:
+        if self.stopping:
+            return "stopping"
+        if self.engine.stands_still:
+            return "stalled"
+        return "updating" if self.engine.paused else "ok"
 
     def drain(self) -> None:
         """Accept no further requests; those in flight go on."""

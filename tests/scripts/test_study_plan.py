@@ -112,8 +112,8 @@ def test_a_run_is_one_seed_of_one_method(
     copied, again = (str(shutil.copytree(run, tmp_path / f"copied{seed}")) for seed, run in enumerate(poor))
     for first, second, said in (
         ([poor[0], poor[0]], [good[0], good[0]], f"name {poor[0]} 2 times"),
-        ([poor[0], copied], good, "are the same evaluation"),
-        (poor, [copied, again], f"--first {poor[0]} and --second {copied} are the same evaluation"),
+        ([poor[0], copied], good, "are one run: "),
+        (poor, [copied, again], f"--first {poor[0]} and --second {copied} are one run: "),
         ([poor[0], str(other)], good, "max_turns 24 and 7"),
         ([poor[0], good[0]], [poor[1], good[1]], "noise 0.7 and 0.3"),
     ):
