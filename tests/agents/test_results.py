@@ -116,7 +116,7 @@ def test_a_trace_alone_gives_the_whole_table(panel: Panel, make_doors: Any, tmp_
     ).run()
     again = rescore(tmp_path)
     assert again.table() == played.table()
-    assert again.title == played.title == "doors-v1, first 3 tasks: 3 samples"
+    assert again.title == played.title == "doors-v1, 3 tasks of all categories: 3 samples"
     assert again.spec == played.spec
     assert again.scores == played.scores
     assert [(e.task, e.sample) for e in again.episodes] == [(e.task, e.sample) for e in played.episodes]
@@ -233,7 +233,7 @@ def test_a_results_file_of_another_kind_is_refused_in_one_line(
 
 
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "3"]
+    words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "12"]
     assert eval_verb.main([*words, "--out", str(tmp_path / "a")]) == 0
     played = capsys.readouterr().out
     assert eval_verb.main([*words, "--max-turns", "2", "--out", str(tmp_path / "b")]) == 0
@@ -291,5 +291,7 @@ def test_graded_scores_are_compared_too(panel: Panel, make_doors: Any, tmp_path:
         assert (found.name, found.difference.mean, found.first.mean) == ("score", 0.5, 0.25)
         # all are won in both: the score alone falls
         fallen = compare_recorded(tmp_path / f"second{suffix}", tmp_path / f"first{suffix}")
-        assert fallen.worse_by(10)
-        assert not fallen.worse_by(60)
+        (*others, last) = fallen.rows
+        clear = replace(fallen, rows=(*others, replace(last, difference=replace(last.difference, high=-0.3))))
+        assert clear.worse_by(29)
+        assert not clear.worse_by(31)
