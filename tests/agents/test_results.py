@@ -116,7 +116,7 @@ def test_a_trace_alone_gives_the_whole_table(panel: Panel, make_doors: Any, tmp_
     ).run()
     again = rescore(tmp_path)
     assert again.table() == played.table()
-    assert again.title == played.title == "doors-v1, 3 tasks of all categories: 3 samples"
+    assert again.title == played.title == "doors-v1, first 3 tasks: 3 samples"
     assert again.spec == played.spec
     assert again.scores == played.scores
     assert [(e.task, e.sample) for e in again.episodes] == [(e.task, e.sample) for e in played.episodes]
