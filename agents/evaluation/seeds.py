@@ -310,7 +310,7 @@ def _half_of_two(
 def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, tail: float) -> float:
     """Half the width for two methods whose seeds are strangers: sqrt(V + t(n - 1)^2 max(B - (C - K), K)).
 
-    K = c_1 C_1 + c_2 C_2 is chance that is known well, c = 1 - 4 / S^2, and counts with the tasks' quantile. As many
+    K = c_1 C_1 + c_2 C_2 is chance that is known well (`known_chance`), and counts with the tasks' quantile. As many
     seeds of both: V = t(f)^2 max(A_1 + A_2 - K, 0), f by Welch (`degrees_of_two`). Else V = sum_i t(S_i - 1)^2
     max(A_i - c_i C_i, 0), each with its own quantile: Welch's f covers too little where the fewer seeds vary more. One
     arm alone, against a player without seeds: `crossed_half`.
@@ -325,7 +325,7 @@ def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, ta
     if len(arms) == 1:
         (arm,) = arms
         return crossed_half(arm.between_seeds, arm.seeds - 1, chance, between_tasks, t_tasks, arm.seeds, tail)
-    shares = [known_chance(arm.seeds) * arm.chance for arm in arms]
+    shares = [known_chance(arm.seeds, tail) * arm.chance for arm in arms]
     known = math.fsum(shares)
     if arms[0].seeds == arms[1].seeds:
         degrees = degrees_of_two([arm.between_seeds for arm in arms], arms[0].seeds - 1)
@@ -339,9 +339,13 @@ def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, ta
     return math.sqrt(squared + t_tasks**2 * max(between_tasks - (chance - known), known))
 
 
-def known_chance(seeds: float) -> float:
-    """The share of the chance within A that counts with the tasks' quantile, of two methods (`half_of_arms`)."""
-    return 1 - 4 / (seeds * seeds)
+def known_chance(seeds: float, tail: float = TAIL) -> float:
+    """c, the share of the chance within A that counts with the tasks' quantile, of two methods (`half_of_arms`).
+
+    1 - 4 / S^2 at 95 %. Beyond, as for many comparisons, less of it the smaller the `tail`: with all of it a level of
+    0.56 % would really be 1.1 %.
+    """
+    return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL)
 
 
 def degrees_of_two(apart: Sequence[float], own: float) -> float:
@@ -409,7 +413,7 @@ class Spread:
     mean: float
     """The difference in the pilot."""
     paired: bool = False
-    """Whether the pilot's seeds pair up (`paired_below`), so that a study's differences have S - 1 degrees of freedom."""
+    """Whether the pilot's seeds pair up (`paired_below`): a study's differences then have S - 1 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

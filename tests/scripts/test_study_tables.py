@@ -162,7 +162,8 @@ def test_a_seed_that_lies_apart_is_said_with_both_readings() -> None:
     assert note.startswith("house: turnopd has seed 3 apart, at 7.0; 43.4 [")
     assert "52.5 [" in note
     assert "minus opd -11.6 [" in note
-    assert ", -2.5 [" in note
+    # of the seeds that both then have: .525 against .545
+    assert ", -2.0 [" in note
     # without it, and where all vary, there is none
     left = [one for one in runs if (one.method, one.seed) != ("turnopd", 3)]
     assert not [note for note in tables.notes_of(replace(study, records=left)) if "apart" in note]
@@ -434,7 +435,9 @@ def test_every_table_can_be_made_of_any_study() -> None:
 
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = [made_by("turngym study run")]
-    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=[*OPD, *OURS, *FIXED], made_by=made)
+    # two that are equal in all would be one run
+    rows = [*OPD, OURS[0], replace(OURS[1], total=cost(51.0)), *FIXED]
+    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=rows, made_by=made)
     text = write_tables(study, tmp_path / "first")
     assert "## house: to-target" in text
     data = tmp_path / "first" / "study.json"
@@ -499,6 +502,12 @@ def test_what_tables_show_is_what_was_written(change: dict[str, Any], tmp_path: 
     table = json.loads((tmp_path / "study.json").read_text())
     (tmp_path / "study.json").write_text(json.dumps(table | change))
     with pytest.raises(TurngymError, match="changed after it was written"):
+        read_records(tmp_path)
+
+
+def test_a_run_that_is_copied_is_one_seed(tmp_path: Path) -> None:
+    write_tables(Records(title="t", records=[OPD[0], replace(OPD[0], seed=7)]), tmp_path)
+    with pytest.raises(TurngymError, match="house/opd/seed0 and house/opd/seed7 are one run"):
         read_records(tmp_path)
 
 

@@ -586,6 +586,12 @@ def read_records(path: Path) -> Records:
         cells = Counter(map(_name, rows))
         if twice := next((name for name, count in cells.items() if count > 1), None):
             raise TurngymError(f"{path} has {twice} {cells[twice]} times; valid: once")
+        runs: dict[str, Record] = {}
+        for one in filter(lambda row: row.trained, rows):
+            # what a run cost, to a millisecond, is no other run's
+            same = runs.setdefault(repr((one.world, one.method, one.evaluations, one.total)), one)
+            if same is not one:
+                raise TurngymError(f"{path}: {_name(same)} and {_name(one)} are one run: their evaluations are equal")
         return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TurngymError(f"{path} is not a study.json with records") from error

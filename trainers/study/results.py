@@ -84,13 +84,14 @@ def seeds_apart(rows: Rows, baseline: str) -> dict[str, SeedApart]:
             continue
         seed = [*seeds][far]
         rest = {one: tasks for one, tasks in seeds.items() if one != seed}
-        players = {"fixed": (bool(base) and fixed(rows[baseline]), False)}
-        ways = [difference(base, of, **players) for of in (seeds, rest)] if base and name != baseline else []
+        ways: list[Difference | None] = []
+        if base and name != baseline:
+            ways = [difference(base, of, fixed=(fixed(rows[baseline]), False)) for of in (seeds, rest)]
         found[name] = SeedApart(
             seed=seed,
             mean=fmean(seeds[seed].values()),
             value=(over_seeds([*seeds.values()]), over_seeds([*rest.values()])),
-            minus_base=None if not ways or ways[0] is None or ways[1] is None else (ways[0], ways[1]),
+            minus_base=(ways[0], ways[1]) if ways and ways[0] is not None and ways[1] is not None else None,
         )
     return found
 
