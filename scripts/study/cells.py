@@ -301,7 +301,7 @@ def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[t
         assert isinstance(layer.table, Mapping)
         if "panel" in layer.table:
             raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
-        layers.append((layer.name, layer.table))
+        layers.append((layer.name, dict(layer.table)))
     with _said_of(where):
         found = resolve_play(layers, usual=USUAL)
     folder = out / "cells" / place.name / f"{method.name}-seed0"
