@@ -23,7 +23,7 @@ SMOKE = frozenset(
         *("trainers/test_batch.py", "trainers/test_returns.py", "trainers/test_group_advantages.py"),
         *("trainers/test_policy_gradient.py", "trainers/test_reverse_kl.py", "trainers/test_token_weights.py"),
         *("trainers/test_token_losses.py", "trainers/test_targets.py", "trainers/test_depth.py"),
-        *("trainers/test_rloo.py", "trainers/test_options_arrive.py", "scripts/test_needed.py"),
+        *("trainers/test_rloo.py", "trainers/test_options_arrive.py", "scripts/test_unread_options.py"),
     }
 )
 """Files of tests that find most mistakes in a minute: `pytest -m smoke`."""

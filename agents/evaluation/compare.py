@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.usage import PROFILE, Usage
-from turngym.agents.evaluation.packed_file import SUFFIX, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.evaluation.scores import (
@@ -306,7 +306,7 @@ def read_evaluation(path: str | Path) -> RecordedEvaluation:
     """
     path = user_path(path)
     if path.name.endswith(SUFFIX):
-        packed = read_result(path)
+        packed = read_sealed(path)
         return _recorded(path, packed.spec, as_outcomes(packed.episodes), packed.episodes, None)
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"

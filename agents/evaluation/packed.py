@@ -10,7 +10,6 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from turngym.agents.endpoint.client import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of
-from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
+from turngym.agents.evaluation.packed_file import PackedResult, broken_seal, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, check_kind, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
@@ -53,7 +52,7 @@ from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import differing
 from turngym.core.task import Verdict, plain_id
-from turngym.core.user_files import json_file, json_of
+from turngym.core.user_files import json_file
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 
@@ -223,7 +222,7 @@ def differences(
         env_kwargs: arguments of gym.make that replace the result's and are not compared with the panel's.
         other_rules: whether settings that change what scores may differ from the panel's.
     """
-    found = _seal(result)
+    found = broken_seal(result)
     known = load_panel(panel) if panel is not None else shipped_panel(_named(result))
     found += _tasks(result, known)
     given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
@@ -246,23 +245,7 @@ def differences(
 def inconsistencies(result: PackedResult) -> list[str]:
     """What can be told of a file without playing: its seal, its tasks where its panel comes with turngym, its table."""
     known = panel_of(result.spec.play)
-    return [*_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
-
-
-def _seal(result: PackedResult) -> list[str]:
-    """What was changed since the file was sealed; [] also for a result that was not read from a file."""
-    found: list[str] = []
-    lines = result.lines()
-    now = json_of(lines[0])
-    if result.seal and now["sha256"] != result.seal:
-        before, sums = result.checksums, now["checksums"]
-        changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
-        found += [f"seal: {name} was changed after the file was packed" for name in changed]
-        if not changed:
-            found.append("seal: the content has another SHA-256 than the file states")
-    elif result.text and result.text != hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest():
-        found.append("seal: the file holds more than is read of it, which no seal covers")
-    return found
+    return [*broken_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
 
 
 def _named(result: PackedResult) -> str:

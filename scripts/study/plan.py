@@ -29,7 +29,7 @@ from turngym.agents.evaluation.compare import (
     responses_of,
     same_run,
 )
-from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_sealed
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.seeds import (
     Design,
@@ -191,7 +191,7 @@ class _Run:
 
 def _evaluation(path: Path) -> _Run:
     packed = path.name.endswith(SUFFIX)
-    played = read_result(path) if packed else rescore(path)
+    played = read_sealed(path) if packed else rescore(path)
     outcomes = played.episodes if isinstance(played, PackedResult) else played.outcomes
     seconds = played.seconds / len(outcomes)
     said = responses_of(played.episodes)

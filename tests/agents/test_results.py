@@ -260,7 +260,7 @@ def test_two_results_files_are_compared(panel: Panel, make_doors: Any, tmp_path:
 
 
 def test_the_verb_rescores_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "3"]
+    words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "12"]
     assert eval_verb.main([*words, "--out", str(tmp_path / "a")]) == 0
     played = capsys.readouterr().out
     assert eval_verb.main([*words, "--max-turns", "2", "--out", str(tmp_path / "b")]) == 0
@@ -318,5 +318,7 @@ def test_graded_scores_are_compared_too(panel: Panel, make_doors: Any, tmp_path:
         assert (found.name, found.difference.mean, found.first.mean) == ("score", 0.5, 0.25)
         # all are won in both: the score alone falls
         fallen = compare_recorded(tmp_path / f"second{suffix}", tmp_path / f"first{suffix}")
-        assert fallen.worse_by(10)
-        assert not fallen.worse_by(60)
+        (*others, last) = fallen.rows
+        clear = replace(fallen, rows=(*others, replace(last, difference=replace(last.difference, high=-0.3))))
+        assert clear.worse_by(29)
+        assert not clear.worse_by(31)

@@ -79,7 +79,8 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
 
 def agent(name: str, seed: int, value: float) -> Record:
     """An agent that was evaluated and not trained."""
-    given = {"settings": {"agent": name, "panel": "p"}, "group": "main", "steps": []}
+    kind = "model" if name.startswith("model") else "player"
+    given = {"settings": {"agent": {"kind": kind}}, "group": "main", "steps": []}
     return study_records.record(name, seed, [cost(0.0)], [{"a": value, "b": value}], every=10, **given)
 
 
@@ -434,7 +435,9 @@ def test_every_table_can_be_made_of_any_study() -> None:
 
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = [made_by("turngym study run")]
-    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=[*OPD, *OURS, *FIXED], made_by=made)
+    # two that are equal in all would be one run
+    rows = [*OPD, OURS[0], replace(OURS[1], total=cost(51.0)), *FIXED]
+    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=rows, made_by=made)
     text = write_tables(study, tmp_path / "first")
     assert "## house: to-target" in text
     data = tmp_path / "first" / "study.json"
@@ -466,7 +469,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
         *(("categories", ["a"], "categories is"), ("clusters", {"a": 3}, "clusters is"), ("group", 3, "group is 3")),
         ("total", {"seconds": -1.0, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*-1.0"),
         ("total", {"seconds": 1.7e308, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*1.7e"),
-        *(("settings", value, "settings is") for value in (3, {"lm_loss": {"files": 5}}, {"lm_loss": {"files": [5]}})),
+        *(("settings", value, "settings is") for value in (3, {}, {"algorithm": 3}, {"agent": "expert"})),
+        ("game", 3, "game is"),
         ("total", {"seconds": 1.0}, "total is .*; valid: numbers from 0: seconds, cpu"),
         *(("phases", value, "phases is") for value in ({}, {"rollout": 3}, 3)),
         *(("steps", value, "steps is") for value in (3, [{}], [{"step": 1, "depth/cap": "x"}])),
@@ -498,6 +502,12 @@ def test_what_tables_show_is_what_was_written(change: dict[str, Any], tmp_path: 
     table = json.loads((tmp_path / "study.json").read_text())
     (tmp_path / "study.json").write_text(json.dumps(table | change))
     with pytest.raises(TurngymError, match="changed after it was written"):
+        read_records(tmp_path)
+
+
+def test_a_run_that_is_copied_is_one_seed(tmp_path: Path) -> None:
+    write_tables(Records(title="t", records=[OPD[0], replace(OPD[0], seed=7)]), tmp_path)
+    with pytest.raises(TurngymError, match="house/opd/seed0 and house/opd/seed7 are one run"):
         read_records(tmp_path)
 
 
