@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import RetrievalError
-from turngym.core.redaction import brief, excerpt
+from turngym.core.redaction import brief, excerpt, redacted
 from turngym.core.user_files import json_of, user_path
 
 NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
@@ -103,7 +103,7 @@ def _folder(named: str, weights: bool) -> Path:
     if weights and not any(WEIGHTS.fullmatch(name) for name in needed):
         raise HubError(f"{named}: the hub has no weights of it as safetensors; no other form is taken")
     total = sum(sizes[name] for name in needed)
-    where = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    where = redacted(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     print(f"turngym: fetching {repo}@{commit}, {len(needed)} files, {_size(total)}, from {where}", file=sys.stderr)
     try:
         # the configuration last: what has it is whole

@@ -188,9 +188,8 @@ class ToolSpec:
     def called(self, name: str, arguments: Any) -> str:
         """The text that a call carries. Raises ValueError, with a clause for the agent, if it carries none."""
         if name != self.name:
-            hint = did_you_mean(name, [self.name])
+            said, hint = json.dumps(excerpt(name, 80)), did_you_mean(name, [self.name])
             # the guard adds the full stop
-            said = json.dumps(excerpt(name, 80))
             raise ValueError(f"there is no tool {said}; the tool is {self.name}.{hint}".rstrip("."))
         arguments, wanted = _opened(arguments), f'"{self.argument}"'
         if not isinstance(arguments, dict) or self.argument not in arguments:
@@ -276,7 +275,7 @@ class ToolSet:
             raise TurngymError(str(error)) from error
 
     def sample(self, text: str) -> str:
-        """An action for trying out how actions travel: `text`, where any text is one."""
+        """An action for trying out how actions travel: the first example, since not any text is one."""
         return self.examples[0]
 
     def canonical(self, action: str) -> str:

@@ -132,6 +132,18 @@ def refuse_torchrun(verb: str) -> None:
     )
 
 
+def open_closed_streams() -> None:
+    """Puts the null device in place of standard streams that are closed (`>&-`, daemons, pythonw).
+
+    Else the next file that is opened gets their number, and what a child process prints stands in it.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, open(null, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
 def write_any_path() -> None:
     """Lets standard output take paths that are no UTF-8, as the bytes that they are, and what its encoding lacks."""
 
@@ -188,19 +200,26 @@ def _escape(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]
 
 
+FORCING = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""Variables that make libraries write codes into pipes and files, too."""
+
+
 @contextlib.contextmanager
 def plain_terminal() -> Iterator[None]:
-    """Inside, standard output and error are `Terminal`s."""
+    """Inside, standard output and error are `Terminal`s, and no library is asked for colors where none is."""
     before = sys.stdout, sys.stderr
+    forcing = {name: os.environ.pop(name) for name in FORCING if name in os.environ}
     sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        os.environ.update(forcing)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
+    open_closed_streams()
     write_any_path()
     with plain_terminal(), redacted_tracebacks(), warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)

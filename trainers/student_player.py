@@ -177,7 +177,8 @@ class StudentPlayer:
                 config.engine,
                 played.model,
                 played.tokenizer,
-                self._played_with.max_context,
+                # what servers draw is scored by the student, whose positions they may be started beyond
+                self._played_with.max_context or position_limit(played.model.config),
                 run.out,
                 weights=weights,
                 own=own,

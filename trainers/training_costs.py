@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
+from turngym.agents.rendering.conversation import require_memory
 from turngym.core.errors import ModelError, TurngymError, did_you_mean
 from turngym.core.settings import Count, Length, Range, Share
 from turngym.core.task import MAX_TURNS
@@ -510,8 +511,6 @@ def past_turns(memory: str) -> int | None:
 
     Raises TurngymError for a memory that does not exist.
     """
-    from turngym.agents.rendering.conversation import require_memory
-
     require_memory(memory)
     if memory == "all":
         return None

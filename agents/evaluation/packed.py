@@ -25,7 +25,7 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of
 from turngym.agents.evaluation.packed_file import PackedResult, broken_seal, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
-from turngym.agents.evaluation.results import EACH, token_counts
+from turngym.agents.evaluation.results import EACH, check_kind, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import alike
@@ -86,8 +86,9 @@ def packed(run: str | Path) -> PackedResult:
     written = Path(run) / "results.json"
     try:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
-    except ValueError as error:
-        raise EvaluationError(f"{written} is no JSON: {error}") from error
+        check_kind("content", about, dict)
+    except (ValueError, LookupError, TypeError) as error:
+        raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
         spec = replaced(spec, agent=replaced(spec.agent, weights=weights))

@@ -659,6 +659,7 @@ def test_bad_calls_are_data(serve: Any, make_doors: Any, made: Any, reason: str,
     assert result["tool_call_id"] == assistant["tool_calls"][0]["id"]
 
 
+@pytest.mark.filterwarnings("ignore:.*answers have")
 def test_several_tools_are_sent_and_their_calls_are_played(serve: Any) -> None:
     """The handshake asks for a call of one of them; types are judged; a call in the text is found by any name."""
     make = env_maker("turngym.scripts.examples.oven:example/Oven-v0", channel="tool")

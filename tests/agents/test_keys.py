@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.agents.endpoint.failures import refused
-from turngym.agents.endpoint.reader import UnreadableAnswer, read_answer
+from turngym.agents.endpoint.reader import read_answer
+from turngym.agents.endpoint.wire import UnreadableAnswer
 from turngym.agents.model_server import ServerProcess
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown

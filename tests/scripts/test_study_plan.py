@@ -73,7 +73,8 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
     )
     said = capsys.readouterr().out
     row = next(line for line in said.splitlines() if re.match(r"\W*3\W+\d", line) and "100" not in line)
-    assert float(re.findall(r"\d+\.\d", row)[0]) <= cautious
+    # by what the pilot's seeds happened to show, a smaller difference would do
+    assert float(re.findall(r"\d+\.\d", row)[0]) < cautious
     assert "--spread seen; seen" in said
     assert main([*data, "--difference", "0.2", "--most-seeds", "3"]) == 1
     assert "none" in capsys.readouterr().out

@@ -186,9 +186,7 @@ def environment_factory(sessions: SessionPool, *, seed: int = 0) -> type:
     # TRL takes every method without an underscore, but reset and get_reward, for a tool, and its name for the tool's
     for tool in sessions.tool.tools:
         if hasattr(TurngymEnvironment, tool.name):
-            raise TurngymError(
-                f"{sessions.env_id}: TRL takes the tool {tool.name!r} for a method of its own; rename it"
-            )
+            raise TurngymError(f"{sessions.env_id}: {tool.name!r} is a method of TRL's own; rename the tool")
         setattr(TurngymEnvironment, tool.name, _method(tool))
     return TurngymEnvironment
 

@@ -331,7 +331,7 @@ def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
         teacher=teacher,
         reference=reference,
         vocab_size=vocab_size,
-        longest=teachers_length(algorithm, config.teacher, ()),
+        longest=teachers_length(algorithm, teacher, config.teacher),
     )
 
 

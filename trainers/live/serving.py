@@ -11,6 +11,7 @@ import torch
 
 from turngym.agents.executor.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.play_spec import Servers
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.agents.proxy.engine_queue import EngineQueue
@@ -115,7 +116,9 @@ def open_engine(
     elif isinstance(config.engine, ServersOf):
         assert learning is not None
         live = learning.serve_from != "student"
-        engine = train_policy(config.engine, model, tokenizer, max_length, config.out, weights=weights, live=live)
+        # what servers draw is scored by the student, whose positions they may be started beyond
+        most = max_length or position_limit(model.config)
+        engine = train_policy(config.engine, model, tokenizer, most, config.out, weights=weights, live=live)
     elif kind == "process":
         engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
     else:
