@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turngym.core.errors import TurngymError
+from turngym.core.secrets import clean_key
 from turngym.core.user_files import read_text
 
 SHORTEST = 16
@@ -53,7 +54,7 @@ class ClientKeys:
                 )
             if name in keys or rest[0] in keys.values():
                 raise TurngymError(f"{where}: its name or its key is there already; each client needs its own")
-            keys[name] = rest[0]
+            keys[name] = clean_key(where, rest[0])
         if not keys:
             raise TurngymError(f"--client-keys {path} names no client: write a line for each, a name and a key")
         return cls(keys)

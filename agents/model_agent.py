@@ -52,7 +52,7 @@ class ModelAgent:
         self.policy = policy
         self.renderer = renderer
         self.name = name
-        self.writer = ResponseWriter(renderer)
+        self.writer = ResponseWriter(renderer, max_context)
         self.channel = channel
         self.sampling = with_stops(sampling or Sampling(), channel, renderer)
         self._max_context = max_context

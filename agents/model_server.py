@@ -62,7 +62,8 @@ class ServerProcess:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.PIPE if self.tied else subprocess.DEVNULL,
-                env={**os.environ, **self.env, **({TIED: "1"} if self.tied else {})},
+                # a file of the working folder is none of the server's modules
+                env={**os.environ, "PYTHONSAFEPATH": "1", **self.env, **({TIED: "1"} if self.tied else {})},
                 # a process group of its own, which killpg below ends as a whole
                 start_new_session=True,
             )
@@ -306,7 +307,9 @@ def device(config: ServePolicy) -> str:
 
 def installed(python: str, engine: str = "sglang") -> str:
     """The release of the server that `python` has. Raises ServerError where it has none."""
+    # a Python before 3.11 knows no -P
     code = (
+        "import sys; sys.path[:] = [path for path in sys.path if path]; "
         f"import importlib.metadata as m; found = {{d.name: d.version for d in m.distributions()}}; "
         f"print(next(found[name] for name in {DISTRIBUTIONS[engine]} if name in found))"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
+from turngym.agents.model_files import check_model_files
 from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
@@ -43,12 +44,15 @@ MOST_ADAPTERS = 8
 def hub_folder(named: str | Path, *, weights: bool = True) -> Path:
     """The folder of a model: a path as it is, `ORG/NAME[@REVISION]` of the hub from its cache, fetched if need be.
 
-    Raises ModelError for a name of the hub that cannot be had.
+    Raises ModelError for a name of the hub that cannot be had, and for a folder that `check_model_files` refuses.
     """
     try:
-        return model_folder(named, weights=weights)
+        folder = model_folder(named, weights=weights)
     except HubError as error:
         raise ModelError(str(error)) from None
+    if folder.is_dir():
+        check_model_files(folder)
+    return folder
 
 
 def set_torch_variables() -> None:

@@ -47,6 +47,7 @@ from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned
+from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find, installed, need
 from turngym.core.spec import kind_of
 from turngym.core.task import content_hash
@@ -145,7 +146,10 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     if spec.name not in installed(AGENTS) and (hint := _meant(spec.name)):
         raise AgentError(f"unknown agent {spec.name!r}. {hint}")
     make: MakeAgent = find(AGENTS, spec.name, {}, known=(*KINDS, *env.players))
-    made = make(env, spec)
+    with failures_of(f"--agent {spec.name}", make, AgentError):
+        made = make(env, spec)
+    if made is None:
+        raise AgentError(f"--agent {spec.name}: its function returned None; valid: an Agent")
     opened = opened_object(made, spec)
     return replace(opened, spec=msgspec.structs.replace(opened.spec, name=spec.name))
 

@@ -82,8 +82,13 @@ class First(Sampling, tag="first"):
     def said(self) -> str:
         """Which tasks, in words."""
         if self.limit == 1:
-            return "first task"
-        return f"{self.limit} tasks of all categories" if self.spread else f"first {self.limit} tasks"
+            return "1 task" if self.spread else "first task"
+        return f"{self.limit} tasks over all categories" if self.spread else f"first {self.limit} tasks"
+
+    def said_of(self, size: int) -> str:
+        """Which of `size` tasks, in words."""
+        spread = f"{self.limit} of {size} tasks, over all categories"
+        return spread if self.spread else f"the first {self.limit} of {size} tasks"
 
 
 def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:

@@ -134,6 +134,8 @@ class ExpertSource:
     expert: str = "expert"
     noise: tuple[float, float] = (0.0, 0.0)
     mistakes: float = 0.0
+    max_context: int | None = None
+    """Most ids of a segment: the student's."""
     players: PlayerMix | None = None
     """Who else plays; None: the noisy expert alone."""
     play: PlayJobs = rollout
@@ -141,6 +143,7 @@ class ExpertSource:
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         plays: Any = {"expert": named_player(self.expert), "noise": self.noise, "mistakes": self.mistakes}
+        plays["max_context"] = self.max_context
         mix, renderer = self.players, self.renderer
         agent = ExpertAgent(renderer, **plays) if mix is None else MixedAgent(mix, renderer, **plays)
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))

@@ -109,7 +109,7 @@ class Turn:
     logprobs: NDArray[np.float32] | None = None
     """Behavior log-probabilities of the sampled ids, float32 [R], at the sampling temperature; None if unknown."""
     finish: str = "stop"
-    """Why generation ended: `stop`, `length`, `scripted`, `aborted`."""
+    """Why generation ended: `stop`, `length`, `content_filter`, `scripted`, `aborted`."""
     policy_version: int = 0
     """Version of the weights that drew the response; the oldest one if they changed while it was drawn."""
     version_spans: tuple[tuple[int, int, int], ...] = ()
@@ -136,6 +136,11 @@ class Turn:
     @property
     def response_length(self) -> int:
         return self.response_span[1] - self.response_span[0]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit of tokens, a filter or a failure broke the response off."""
+        return self.finish in ("length", "content_filter", "aborted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

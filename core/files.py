@@ -26,8 +26,9 @@ from typing import Any
 from filelock import FileLock, SoftFileLock, Timeout
 
 from turngym.core.errors import ModelError, TurngymError
+from turngym.core.line_file import refuse_link
 from turngym.core.mapped import changed_files, describe_files, files_under
-from turngym.core.redaction import excerpt
+from turngym.core.redaction import brief, excerpt
 from turngym.core.secrets import recorded_command
 from turngym.core.tables import written_whole
 from turngym.core.trace import add_checksum, check_checksum
@@ -81,6 +82,7 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_link(path)
             path.open("ab").close()
         except OSError as error:
             blocked = isinstance(error, FileExistsError | NotADirectoryError)
@@ -197,6 +199,11 @@ class ChangedFileError(TurngymError):
     """A file is not as it was written."""
 
 
+def inside(name: str) -> bool:
+    """Whether a file's `name`, which a file of somebody else states, is a place within the folder of that file."""
+    return not os.path.isabs(name) and ".." not in Path(name).parts
+
+
 def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
     """Writes `turngym.sums` for all files under `folder` except those under the names `without`."""
     facts = describe_files(folder, files_under(folder, without=(FILE, *without)))
@@ -234,6 +241,8 @@ def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
         line = path.read_bytes()
         check_checksum(line)
         files: Any = json_of(line)["files"]
+        if outside := next((name for name in files if not inside(name)), None):
+            raise ValueError(f"it names {brief(outside, 80)}, which is outside of the folder")
         return {name: (int(size), int(checksum)) for name, (size, checksum) in files.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ChangedFileError(

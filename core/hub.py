@@ -12,7 +12,6 @@ a mirror.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import RetrievalError
-from turngym.core.redaction import brief, excerpt
-from turngym.core.user_files import user_path
+from turngym.core.redaction import brief, excerpt, redacted
+from turngym.core.user_files import json_of, user_path
 
 NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
 OFFLINE = ("TURNGYM_OFFLINE", "HF_HUB_OFFLINE")
@@ -104,7 +103,7 @@ def _folder(named: str, weights: bool) -> Path:
     if weights and not any(WEIGHTS.fullmatch(name) for name in needed):
         raise HubError(f"{named}: the hub has no weights of it as safetensors; no other form is taken")
     total = sum(sizes[name] for name in needed)
-    where = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    where = redacted(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     print(f"turngym: fetching {repo}@{commit}, {len(needed)} files, {_size(total)}, from {where}", file=sys.stderr)
     try:
         # the configuration last: what has it is whole
@@ -155,7 +154,7 @@ def _whole(folder: Path) -> bool:
     try:
         if index.stat().st_size > LARGEST_INDEX:
             return False
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(json_of(index.read_text(encoding="utf-8"))["weight_map"].values())
         return all((folder / str(name)).is_file() for name in shards)
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError):
         return False

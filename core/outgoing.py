@@ -16,9 +16,8 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
-
-import numpy as np
 
 from turngym.core.reaching import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
 from turngym.core.redaction import Keys, excerpt, is_secret, remember_key
@@ -89,24 +88,6 @@ def read_json(body: bytes) -> Any:
     # deep nesting is a RecursionError; bad bytes and numbers of thousands of digits are ValueErrors
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the answer is not JSON: {excerpt(body, 100)!r}") from error
-
-
-def too_many_values(body: bytes, most: int) -> bool:
-    """Whether JSON holds more than `most` values, told before they are made: `[]` takes 27 times its bytes.
-
-    Each value but the first has a bracket or a comma before it; those in texts, which may be code, do not count. The
-    time is that of a few passes over the bytes, whatever they are: 0.1 s for 8 MB.
-    """
-    if sum(map(body.count, MARKS)) <= most:
-        return False
-    # what is left has quotes only where texts begin and end: an even number of backslashes escapes nothing
-    plain = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
-    inside = np.bitwise_xor.accumulate((plain == ord('"')).view(np.uint8))
-    marks = np.logical_or.reduce([plain == ord(mark) for mark in MARKS])
-    return int(np.count_nonzero(marks & (inside == 0))) > most
-
-
-MARKS = (b",", b"[", b"{")
 
 
 LONGEST_WAIT = 7 * 86_400.0
@@ -243,15 +224,25 @@ class HttpClient:
         name = safe, None if proxy is None else proxy.address
         if name not in self._clients:
             tls = safe or (proxy is not None and proxy.address.startswith("https:"))
-            self._clients[name] = httpx.AsyncClient(
-                headers=self._headers,
-                limits=self._limits,
-                # variables of the environment are read here alone, where an error can name them
-                trust_env=False,
-                proxy=name[1],
-                verify=certificates() if tls else False,
-                follow_redirects=False,
-            )
+            try:
+                self._clients[name] = httpx.AsyncClient(
+                    headers=self._headers,
+                    limits=self._limits,
+                    # variables of the environment are read here alone, where an error can name them
+                    trust_env=False,
+                    proxy=name[1],
+                    verify=certificates() if tls else False,
+                    follow_redirects=False,
+                    # what one answer sets is sent with no other request
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                )
+            # httpx quotes the proxy's address, and a password in it
+            except (ValueError, ImportError, httpx.InvalidURL):
+                if proxy is None:
+                    raise
+                raise Unreachable(
+                    "proxy", f"the variable {proxy.variable} names no proxy that can be used: write http://HOST:PORT"
+                ) from None
         return self._clients[name]
 
     async def close(self) -> None:

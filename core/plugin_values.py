@@ -7,15 +7,16 @@ what its protocol says is refused here, by name, and never enters a mean. NumPy'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 
-from turngym.core.errors import EnvBackendError, TaskError
-from turngym.core.redaction import brief
+from turngym.core.errors import EnvBackendError, TaskError, TurngymError
+from turngym.core.redaction import brief, excerpt
 from turngym.core.task import Task, Verdict
 
 T = TypeVar("T")
@@ -144,6 +145,23 @@ def unique(what: str, ids: Collection[str]) -> None:
     if len(set(ids)) < len(ids):
         [(twice, _)] = Counter(ids).most_common(1)
         raise TaskError(f"{what} lists {brief(twice, 80)} twice; valid: every task once (samples play one again)")
+
+
+@contextmanager
+def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
+    """Inside, what an object of another package raises is its failure: `error`, in one line. `code` is the object, or
+    its function; those of ours fail as they do."""
+    try:
+        yield
+    except TurngymError:
+        raise
+    # sys.exit would end the run without a word
+    except (Exception, SystemExit) as reason:
+        module = getattr(code, "__module__", "") or ""
+        if module.partition(".")[0] == "turngym":
+            raise
+        said = excerpt(" ".join(str(reason).split()), 500)
+        raise error(f"{whose} failed: {type(reason).__name__}: {said}") from reason
 
 
 def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:

@@ -94,12 +94,16 @@ def proxy_of(url: str) -> Proxy | None:
 
 def is_here(host: str) -> bool:
     """Whether `host`, a name or an address, is this machine."""
-    if host.lower().rstrip(".") == "localhost":
+    # RFC 6761: every name below localhost, too
+    if host.lower().rstrip(".").rpartition(".")[2] == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    # a server that listens everywhere is often asked by the address that it was told (0.0.0.0)
+    return address.is_loopback or address.is_unspecified
 
 
 def _excepted(parts: SplitResult) -> bool:

@@ -7,8 +7,10 @@ is never cut before it is redacted, because whoever cuts a key first hides most 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import html
 import json
 import os
 import re
@@ -27,8 +29,9 @@ _USER = re.compile(r"(?<=://)(?:[^/?#@]++|[^/?#@\[:]*+:(?!\d+[/?#])[^@]++)@")
 _QUERY = re.compile(r"(://[^\s?#\"'\\]*+)(\?[^\s#\"'\\]++)?")
 # tokens of a tokenizer (`eos_token`) are none; JSON often writes names in camel case, without a joint
 _NAME = (
-    r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret)?key|(?:access|api|auth|bearer|session)token|secret"
-    r"|passw(?:or)?d|pwd|passphrase|auth|authorization|bearer|cookie|credentials?|signature)"
+    r"(?:[\w-]*[_-])?(?:key|idtoken|pwd|auth|authorization|bearer|cookies?|credentials?|signature|connection_?string)"
+    r"|[\w-]*(?:(?:api|access|account|auth|client|encryption|master|private|secret|service|shared|signing|subscription)"
+    r"[_-]?key|(?:access|api|auth|bearer|refresh|security|session)token|secret|passw(?:or)?d|passphrase|passcode)"
     r"|(?:(?!(?:bos|eos|pad|unk|stop|end|start|sep|cls|mask)[_-])[\w-]*[_-])?token"
 )
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
@@ -99,9 +102,53 @@ def remembered_keys() -> frozenset[str]:
 
 
 def without_keys(text: str) -> str:
-    """`text` without the keys that this process knows, as they are, in JSON and in an address."""
-    found = _pattern(frozenset(_remembered | _of_environment()))
-    return text if found is None else found[0].sub(HIDDEN, text)
+    """`text` without the keys that this process knows, however they are spelled."""
+    keys = frozenset(_remembered | _of_environment())
+    found = _pattern(keys)
+    if found is None:
+        return text
+    text = found[0].sub(HIDDEN, text)
+    if not _SPELLED.search(text):
+        return text
+    # what a reader could decode is decoded here first: that is fast, and a key is hardly ever found
+    plain = _decoded(text)
+    if spelled := [key for key in keys if key in plain]:
+        for key in spelled:
+            text = _spellings(key).sub(HIDDEN, text)
+        plain = _decoded(text)
+    return HIDDEN if any(key in plain for key in spelled) else text
+
+
+_SPELLED = re.compile(r"[%&\\]|\n")
+_ESCAPE = re.compile(r"(?:%|(?<!\\)\\++(?:u00|x))([0-9a-fA-F]{2})")
+_LINE_END = re.compile(r"(?:(?<!\\)\\++[nr]|[\r\n]++[ \t]*+)++")
+ROUNDS = 3
+"""How often one spelling is taken out of another, as of JSON in an address."""
+
+
+def _decoded(text: str) -> str:
+    """`text` as who decodes all of it reads it: of addresses, HTML and JSON, and without ends of lines."""
+    for _ in range(ROUNDS):
+        plain = html.unescape(_ESCAPE.sub(lambda one: chr(int(one[1], 16)), text))
+        if plain == text:
+            break
+        text = plain
+    text = _LINE_END.sub("", text)
+    return re.sub(r"(?<!\\)\\++(?=[^\w\s\\])", "", text) if "\\" in text else text
+
+
+@functools.lru_cache(64)
+def _spellings(key: str) -> re.Pattern[str]:
+    """Every letter of a key as itself, or as one of its escapes, with an end of a line between two of them."""
+    letters = [
+        rf"(?:\\*+{re.escape(letter)}|%(?:25)*+{ord(letter):02x}|&(?:amp;)*(?:#0*+{ord(letter)}|#x0*+{ord(letter):x}"
+        rf"{''.join(f'|{name}' for name in _ENTITIES.get(letter, ()))});|\\++(?:u00|x){ord(letter):02x})"
+        for letter in key
+    ]
+    return re.compile(rf"(?:{_LINE_END.pattern})?".join(letters), re.IGNORECASE)
+
+
+_ENTITIES = {"&": ("amp",), "<": ("lt",), ">": ("gt",), '"': ("quot",), "'": ("apos",)}
 
 
 def first_letters(text: str, limit: int) -> str:
@@ -144,7 +191,7 @@ def _pattern(keys: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[bytes]] 
         form
         for key in keys
         if len(key) >= LEAST_KEY
-        for form in (key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key, ""))
+        for form in (key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key, ""), *_in_base64(key))
     }
     # a short key ("test") may be part of ordinary words
     parts = [
@@ -153,6 +200,16 @@ def _pattern(keys: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[bytes]] 
     ]
     whole = "|".join(parts)
     return (re.compile(whole), re.compile(whole.encode())) if parts else None
+
+
+def _in_base64(key: str) -> Iterator[str]:
+    """What stands in base64 of any text that holds a long key, whatever is before and behind it."""
+    data = key.encode("utf-8", "surrogatepass")
+    for before in range(3 if len(data) >= SHORT_KEY else 0):
+        # letters of 6 bits that hold a bit of a neighbor are left out
+        first, last = -(-8 * before // 6), 8 * (before + len(data)) // 6
+        for code in (base64.b64encode, base64.urlsafe_b64encode):
+            yield code(bytes(before) + data).decode()[first:last]
 
 
 _named = functools.lru_cache(4096)(is_secret)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from turngym.core.redaction import brief, excerpt, redacted
+from turngym.core.user_files import json_of
 
 CHUNK = 1 << 20
 """Bytes that are read at once."""
@@ -110,9 +111,9 @@ def _line_rows(path: Path, form: str, error: type[Exception]) -> Iterator[Row]:
             continue
         number += 1
         try:
-            value = json.loads(text)
-        # a number of thousands of digits is a ValueError, and deep nesting a RecursionError
-        except (ValueError, RecursionError) as reason:
+            value = json_of(text)
+        # a number of thousands of digits is one, too
+        except ValueError as reason:
             raise error(
                 f"{path}, line {line}: not JSON ({reason}): {show(text.strip())}; one JSON object per line: {form}"
             ) from None

@@ -1,8 +1,8 @@
 """Keys stay out of files: a recorded command is redacted, and an address with a user or a password is refused.
 
-Keys belong into environment variables. `key_of` reads every key of ours, and `clean_address` every address of a server,
-wherever they come from: both often carry the end of a line, and an error names the variable or the option. What may
-hold a key without being wrong (the query of an address, a field of a request's body) is written as ***, by
+Keys belong into environment variables. `clean_key` sees every key of ours, and `clean_address` every address of a
+server, wherever they come from: both often carry the end of a line, and an error names the variable or the option. What
+may hold a key without being wrong (the query of an address, a field of a request's body) is written as ***, by
 `turngym.core.redaction`.
 """
 
@@ -19,13 +19,19 @@ from turngym.core.redaction import redacted, without_users
 
 
 def key_of(variable: str, error: type[TurngymError] = TurngymError) -> str:
-    """The key in the environment variable of this name, without white space around it; empty if there is none.
+    """The key in the environment variable of this name, as `clean_key` leaves it; empty if there is none."""
+    return clean_key(f"the environment variable {variable}", os.environ.get(variable, ""), error)
 
-    Raises `error`, which does not show it, for what no header can hold.
+
+def clean_key(source: str, key: str, error: type[TurngymError] = TurngymError) -> str:
+    """The key that `source`, a variable or the line of a file, holds, without white space around it.
+
+    Raises `error`, which does not show it, for what no header can hold, and for quotes: a shell takes them off, the
+    readers of many files do not.
     """
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise error(f"the environment variable {variable} holds no key: a key is printable ASCII without blanks")
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()) or set(key) & set(" \"'"):
+        raise error(f"{source} holds no key: a key is printable ASCII without blanks and quotes")
     return key
 
 

@@ -880,7 +880,7 @@ def _valid_for(setting: Setting, value: Any, said: str) -> str:
 
 def _valid(said: str) -> str:
     """What msgspec expected, for people: "Expected `int` >= 1" is "a whole number of at least 1"."""
-    match = re.match(r"Expected `([^`]*)`(?: (>=|<=|>|<) (\S+))?( of length \d+)?", said)
+    match = re.match(r"Expected `([^`]*)`(?:(?: of length)? (>=|<=|>|<) (\S+))?( of length \d+)?", said)
     if match is None:
         return said
     names = " or ".join(_NAMES.get(name.strip(), name.strip()) for name in match[1].split("|"))

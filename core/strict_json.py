@@ -11,8 +11,8 @@ import math
 from typing import Any
 
 from turngym.core.errors import TurngymError
-from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import excerpt
+from turngym.core.user_files import too_many_values
 
 MAX_DEPTH = 64
 """How deep arrays and objects may be nested: far below Python's recursion limit, since readers recurse too."""

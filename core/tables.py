@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
+import csv
 import errno
+import html
 import json
 import os
 import re
 import textwrap
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from glob import escape
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -34,7 +33,7 @@ def columns(*tables: Table) -> Table:
 
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # a backslash, code, a cell's end, a list of attributes, emphasis where a word follows, a link or picture, a block
-_MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<!\w)_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
+_MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<![^\W_])_(?=\S)|!(?=\[)|(?<=\])(?=[(\[])|^(?=#|\[|[-+*]\s)")
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -47,6 +46,32 @@ def markup(text: str, form: Literal["html", "markdown"]) -> str:
     """`text` from anyone for a page: it shows as it is written, whatever tags or marks it holds."""
     shown = html.escape(visible(without_keys(text)), quote=form == "html")
     return shown if form == "html" else _MARKUP.sub(r"\\\g<0>", shown)
+
+
+def lines_of(text: str) -> str:
+    """`text` from anyone in Markdown, line by line: paragraphs, and lists whose items begin with `- `."""
+    lines = [(line[:2], line[2:]) if line.startswith("- ") else ("", line) for line in text.split("\n")]
+    return "\n".join(mark + markup(line, "markdown") for mark, line in lines)
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """The page `template` with `values` in the places of their marks (`__BODY__`). A mark in a value is a text."""
+    marks = re.compile("|".join(map(re.escape, values)))
+    return marks.sub(lambda one: values[one[0]], template)
+
+
+# where a spreadsheet takes the rest of a cell for a formula; some know the semicolon, too, as the end of a cell
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+_NUMBERS = re.compile(r"[-+.,%\[\]\d*†\s]*(?:[eE][-+]?\d+)?")
+
+
+def csv_text(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as CSV. What is no number is a text in every spreadsheet, and never a formula."""
+    page = StringIO()
+    shown = ([visible(cell) for cell in row] for row in rows)
+    cells = ([cell if _NUMBERS.fullmatch(cell) else _FORMULA.sub("'", cell) for cell in row] for row in shown)
+    csv.writer(page, lineterminator="\n").writerows(cells)
+    return page.getvalue()
 
 
 def markdown(table: Table) -> str:
@@ -132,10 +157,11 @@ def _draw(console: Any, table: Table, title: str, width: int) -> None:
         drawn = RichTable()
         for place, name in enumerate(header):
             # a first column of sentences is folded, numbers never are
-            drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+            side: Literal["left", "right"] = "right" if place else "left"
+            drawn.add_column(Text(visible(name, "\n")), justify=side, no_wrap=place > 0, overflow="fold")
         for row in rows:
             # Text: a bracket in a cell is no markup
-            drawn.add_row(*map(Text, row))
+            drawn.add_row(*(Text(visible(cell, "\n")) for cell in row))
         console.print(drawn)
 
 
@@ -166,10 +192,6 @@ def write_json(path: str | Path, value: Any) -> None:
         file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
-OLD = 24 * 3600.0
-"""Seconds after which a scratch file belongs to nobody any more."""
-
-
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
     """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
@@ -177,13 +199,8 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is where a file must be", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # of its own: other processes and machines may be writing the same file
+    # of its own: other processes and machines may be writing the same file, and no clock tells whether they still do
     scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
-    for left in path.parent.glob(f"{escape(path.name)}.*.tmp"):
-        # by a process that was killed
-        with suppress(OSError):
-            if left.stat().st_mtime < time.time() - OLD:
-                left.unlink()
     try:
         yield scratch
         os.replace(scratch, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from turngym.core.plugin_values import checked_task
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, content_hash, plain_id
-from turngym.core.user_files import read_text, user_path
+from turngym.core.user_files import json_of, read_text, user_path
 from turngym.envs.base import TextEnv
 from turngym.envs.registration import NOT_GIVEN, make
 
@@ -159,6 +160,8 @@ def panel_of_env(
     _check_name(name, version)
     if "data" in kwargs:
         raise PanelError(f"panel {name}: data is a folder of this machine; valid: data= beside make_kwargs (--data)")
+    if servers := _servers(kwargs):
+        raise PanelError(f"panel {name}: {servers[0]} is no part of a task; valid: {servers[0]}= beside make_kwargs")
     env = make(env_id, {**kwargs, **private})
     try:
         return make_panel(name, version, env_id, kwargs, collect_tasks(env, task_ids))
@@ -208,10 +211,34 @@ def list_panels(folder: str | Path | None = None) -> list[str]:
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
     """Loads a panel by name (newest version), by full name, or by the path of a manifest, and checks its hash.
 
-    `my_package:name` is a panel of another package, which keeps its manifests in its folder `panel_data`.
+    `my_package:name` is a panel of another package, which keeps its manifests in its folder `panel_data`. A manifest
+    may come from anyone: `my_package:PATH.json` says that its environment may be imported from `my_package`.
+
+    Raises PanelError for a manifest that names code or a server that its reader has not named.
     """
-    if name.endswith(".json"):
-        return _read(user_path(name))
+    panel = find_panel(name, folder)
+    package, path = _manifest(name)
+    module = panel.env_id.rpartition(":")[0]
+    if path is None or not (module or _servers(panel.make_kwargs)):
+        return panel
+    if servers := _servers(panel.make_kwargs):
+        raise PanelError(
+            f"{path}: make_kwargs has {servers[0]}, which is never taken from a manifest: a panel without it is played "
+            f"with --env-kwargs '{{\"{servers[0]}\": ...}}'"
+        )
+    if module.partition(".")[0] != package.partition(".")[0] and module not in sys.modules:
+        raise PanelError(
+            f"{path} is a panel of {panel.env_id}, whose code is not imported because a file names it; if you know it, "
+            f"name it, too: {module.partition('.')[0]}:{path}"
+        )
+    return panel
+
+
+def find_panel(name: str, folder: str | Path | None = None) -> Panel:
+    """Reads a panel as `load_panel` does, to be looked at: it may be of an environment that nobody has named."""
+    _, path = _manifest(name)
+    if path is not None:
+        return _read(path)
     package, colon, name = name.rpartition(":")
     folder = _folder_of(package) if colon else Path(folder or PANEL_FOLDER)
     names = list_panels(folder)
@@ -222,6 +249,25 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
     raise PanelError(
         f"there is no panel {name!r}; panels are: {', '.join(names) or 'none'}.{did_you_mean(name, names)}"
     )
+
+
+def _manifest(name: str) -> tuple[str, Path | None]:
+    """The package and the path that `PACKAGE:PATH.json` or `PATH.json` names; the path is None for another name."""
+    if not name.endswith(".json"):
+        return "", None
+    package, colon, rest = name.partition(":")
+    if colon and package.replace(".", "").isidentifier() and not user_path(name).exists():
+        return package, user_path(rest)
+    return "", user_path(name)
+
+
+def _servers(make_kwargs: Mapping[str, Any]) -> list[str]:
+    """The arguments that say who is asked while a game is played: what searches, and every address."""
+    return [name for name, value in make_kwargs.items() if name in SEARCHES or "://" in json.dumps(value)]
+
+
+SEARCHES = ("retriever", "rerank")
+"""Arguments that name a server, or a model of the hub. They are no part of a task."""
 
 
 def shipped_panel(name: str) -> Panel:
@@ -334,8 +380,8 @@ def _read(path: Path) -> Panel:
     if path.stat().st_size > LARGEST:
         raise PanelError(f"{path} has {path.stat().st_size:,} bytes; a panel manifest has at most {LARGEST:,}")
     try:
-        record = json.loads(read_text(path, PanelError))
-    except (ValueError, RecursionError) as error:
+        record = json_of(read_text(path, PanelError))
+    except ValueError as error:
         raise PanelError(f"{path} is not a panel manifest: {error}") from error
     if not isinstance(record, dict) or (missing := [field for field in _FIELDS if field not in record]):
         what = f"it has no {missing[0]}" if isinstance(record, dict) else "it is no JSON object"

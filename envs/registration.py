@@ -280,7 +280,11 @@ def registered_class(env_id: str) -> type[TextEnv]:
     if isinstance(found, str):
         return _load(found)
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
-        raise TurngymError(f"{env_id} was not registered with turngym.envs.register, which knows its class")
+        name = env_id.rpartition(":")[2]
+        raise TurngymError(
+            f"{env_id} is registered without its class, whose arguments and players are read; valid: a TextEnv that "
+            f"turngym.envs.register({name!r}, CLASS) registers"
+        )
     return found
 
 

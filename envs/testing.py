@@ -218,7 +218,10 @@ class EnvContract:
             assert tool.refuse(action) is None, f"{action} is no valid call: {tool.refuse(action)}"
             assert tool.canonical(action) == action, f"{action} is not canonical, which is {tool.canonical(action)}"
         for one in tool.tools:
-            wrong: list[dict[str, Any]] = [{"no_such_argument": 1}, *({each.name: []} for each in one.arguments)]
+            wrong: list[dict[str, Any]] = [
+                {"no_such_argument": 1},
+                *({argument.name: []} for argument in one.arguments),
+            ]
             for arguments in wrong:
                 info = guard.step(tool_call(one.name, **arguments))[4]
                 assert (info["verdict"], info["env_steps"]) == ("inadmissible", 0), f"{info['action']} was played"

@@ -330,7 +330,7 @@ class DenseRetriever:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
             found, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
-        asked = vectors.any(1, keepdims=True)
+        asked = np.any(vectors, axis=1, keepdims=True)
         _check_found(rows, self._index.ntotal)
         if self._compares_all and (asked[:, 0] & (rows < 0).all(1)).any():
             raise RetrieverUnavailable("the index found nothing at all: its vectors are not finite")

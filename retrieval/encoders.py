@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage
 from turngym.retrieval.precision import cast_parameters
+from turngym.retrieval.remembered import of_words
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")
@@ -234,7 +235,7 @@ def _hashes(text: str) -> list[int]:
     return [_hash(word) for word in _WORD.findall(text.lower())]
 
 
-@lru_cache(maxsize=1 << 20)
+@of_words(1 << 20)
 def _hash(word: str) -> int:
     """A 64-bit hash of the word without its ending, the same in every process."""
     ends = (ending for ending in _ENDINGS if len(word) - len(ending) >= 3 and word.endswith(ending))

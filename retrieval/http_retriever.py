@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from cachetools import LRUCache
-
 from turngym.core.errors import RetrievalError
 from turngym.core.outgoing import (
     PASSING,
@@ -30,6 +28,7 @@ from turngym.core.outgoing import (
 from turngym.core.redaction import redacted
 from turngym.core.secrets import clean_address
 from turngym.retrieval.core import Hit, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.remembered import Answers
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, check_numbers, normalize, read_reply, request_body
 
 MOST_NAME = 400
@@ -88,7 +87,7 @@ class ClientSettings:
     breaker_cooldown: float = 5.0
     """How long it is not asked."""
     cache: int = 8_192
-    """Queries whose answers are remembered, about 3 kB each; 0 remembers none."""
+    """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
     chunk: int = 512
     """Most queries per request."""
     max_query_chars: int = 32_768
@@ -144,7 +143,7 @@ class HttpRetriever:
         """Starts with connections, locks and a cache of this process alone."""
         self._lock = threading.Lock()
         self._connection: tuple[LoopThread, HttpClient] | None = None
-        self._memory: LRUCache[tuple[str, int], tuple[Hit, ...]] = LRUCache(self.settings.cache)
+        self._memory = Answers(self.settings.cache)
         self._random = random.Random(self.settings.seed)
         self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_cooldown, self._clock)
 
@@ -190,10 +189,8 @@ class HttpRetriever:
             part = missing[start : start + self.settings.chunk]
             for key, hits in zip(part, self._ask([query for query, _ in part], k, until), strict=True):
                 known[key] = tuple(hits)
-                # an LRUCache of size 0 refuses every entry
-                if self.settings.cache:
-                    with self._lock:
-                        self._memory[key] = known[key]
+                with self._lock:
+                    self._memory.keep(key, known[key])
         return [list(known[key]) for key in keys]
 
     def close(self) -> None:

@@ -10,8 +10,10 @@ The parts stand in this file from the end of that chain to its beginning: `stem`
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
+
+from turngym.retrieval.remembered import of_words
 
 # Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as in Lucene's PorterStemFilter.
 # Source: [porter]; docs/algorithms.md#stemming, and the departures listed on its author's page.
@@ -326,7 +328,7 @@ _STOPS = (
 STOP_WORDS = frozenset(_STOPS.split())
 
 
-@lru_cache(1 << 18)
+@of_words(1 << 18)
 def term_of(word: str) -> str:
     """The term that one word is indexed as; "" for a stop word."""
     if word[-1] in "sS" and word[-2:-1] in ("'", "\u2019", "\uff07"):

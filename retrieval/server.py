@@ -16,11 +16,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache
-
 from turngym.core.errors import RetrievalError
 from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.remembered import Answers, Key
 from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
 
 if TYPE_CHECKING:
@@ -92,10 +91,6 @@ def _percentile(ordered: list[float], part: float) -> float | None:
     return round(ordered[rank] * 1000, 3)
 
 
-Key = tuple[str, int]
-"""A query and its k."""
-
-
 class RetrievalService:
     """Answers requests of many threads from one retriever, which `close` closes.
 
@@ -116,7 +111,7 @@ class RetrievalService:
         """Makes everything that a forked child must have for itself."""
         self._lock = threading.Lock()
         self._flights: dict[Key, Future[Found]] = {}
-        self._memory: LRUCache[Key, Found] = LRUCache(self.settings.cache)
+        self._memory = Answers(self.settings.cache)
         self.stats = Stats()
         self._batcher = MicroBatcher(
             self._retriever.search,
@@ -167,9 +162,8 @@ class RetrievalService:
 
     def _landed(self, key: Key, flight: Future[Found]) -> None:
         with self._lock:
-            # an LRUCache of size 0 refuses every entry; ends: it has landed
-            if flight.exception() is None and self.settings.cache:
-                self._memory[key] = flight.result()  # ends: it has landed
+            if flight.exception() is None:  # ends: it has landed
+                self._memory.keep(key, flight.result())  # ends: it has landed
             if self._flights.get(key) is flight:
                 del self._flights[key]
 

@@ -16,8 +16,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from turngym.core.errors import RetrievalError
-from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import brief, excerpt
+from turngym.core.user_files import too_many_values
 from turngym.retrieval.core import Hit, Passage
 from turngym.retrieval.corpus import parse_row
 
@@ -48,7 +48,7 @@ class ServerSettings:
     deadline: float = 12.0
     """Seconds after which a waiting request is answered with 503; should be less than the client's own deadline."""
     cache: int = 16_384
-    """Queries whose answers are remembered, about 3 kB each; 0 remembers none."""
+    """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
 
     def __post_init__(self) -> None:
         from_1 = ("topk", "max_topk", "max_queries", "max_query_chars", "max_body", "max_batch", "workers")

@@ -1,7 +1,5 @@
 """`python -m turngym.scripts` is the `turngym` command."""
 
-import sys
+from turngym.scripts.main import command
 
-from turngym.scripts.main import main
-
-sys.exit(main())
+command()

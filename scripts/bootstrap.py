@@ -118,9 +118,9 @@ def failed(*tool: str) -> str:
 
 
 def long(arguments: list[str]) -> int:
-    """The tests that take long: systematic mutants, faults, growth, differential and distributed runs."""
+    """The tests that take long: systematic mutants, differential and distributed runs, every algorithm everywhere."""
     set_up_tests()
-    return pytest_in(2, f"long and {NO_SERVER}", *arguments)
+    return pytest_in(2, f"long and not nightly and {NO_SERVER}", *arguments)
 
 
 def pytest_in(processes: int, marked: str, *arguments: str) -> int:
@@ -254,8 +254,9 @@ def smollm2(arguments: list[str]) -> int:
 
 
 def nightly(arguments: list[str]) -> int:
-    """What is too heavy for every change: verl's own worker, slime's contract, and faults in their long form."""
-    set_up("train,parquet,serve,dense,dev")
+    """What is too heavy for every change: faults, hostile peers and growth, verl's own worker, slime's contract."""
+    set_up_tests()
+    failed = pytest_in(2, f"nightly and {NO_SERVER}", *arguments)
     python = other_python("verl")
     # without constraints.txt: verl wants an older transformers than the others
     if run(str(python), "-m", "pip", "install", "-q", pinned_torch(), "-e", ".[train,verl]", check=False):
@@ -263,7 +264,7 @@ def nightly(arguments: list[str]) -> int:
     else:
         os.environ["TURNGYM_VERL_PYTHON"] = str(python)
     tests = ["tests/adapters/test_verl.py", "tests/adapters/test_slime.py"]
-    failed = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False)
+    failed = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False) or failed
     words = ["--flips", "300", "--actions", "20000", "--outside", "20", "--kills", "20", "--twice", "10"]
     words += ["--soak", "200"]
     words += ["--requests", "2000"]

@@ -241,7 +241,8 @@ def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
     argv = job.argv
     argv += ["--resume"] if job.begun else []
     # jobs run side by side
-    environment = {**environment_with_threads(1), SHARE: str(cores)}
+    # no module is looked for in the working folder before the installed ones
+    environment = {**environment_with_threads(1), SHARE: str(cores), "PYTHONSAFEPATH": "1"}
     with job.log.open("ab") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 

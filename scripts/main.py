@@ -132,6 +132,18 @@ def refuse_torchrun(verb: str) -> None:
     )
 
 
+def open_closed_streams() -> None:
+    """Puts the null device in place of standard streams that are closed (`>&-`, daemons, pythonw).
+
+    Else the next file that is opened gets their number, and what a child process prints stands in it.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, open(null, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
 def write_any_path() -> None:
     """Lets standard output take paths that are no UTF-8, as the bytes that they are, and what its encoding lacks."""
 
@@ -188,19 +200,26 @@ def _escape(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]
 
 
+FORCING = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""Variables that make libraries write codes into pipes and files, too."""
+
+
 @contextlib.contextmanager
 def plain_terminal() -> Iterator[None]:
-    """Inside, standard output and error are `Terminal`s."""
+    """Inside, standard output and error are `Terminal`s, and no library is asked for colors where none is."""
     before = sys.stdout, sys.stderr
+    forcing = {name: os.environ.pop(name) for name in FORCING if name in os.environ}
     sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        os.environ.update(forcing)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
+    open_closed_streams()
     write_any_path()
     with plain_terminal(), redacted_tracebacks(), warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, show=warnings.showwarning)
@@ -217,6 +236,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             sys.stderr.write(redacted_traceback(error))
             return 1
+
+
+def command() -> NoReturn:
+    """The `turngym` command: `main` as a process of its own, which ends with it whatever threads others have left."""
+    status = main()
+    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    end = time.monotonic() + PATIENCE
+    for one in left:
+        one.join(max(0.0, end - time.monotonic()))
+    if going_on := [one.name for one in left if one.is_alive()]:
+        print(f"turngym: ended, although the thread {redacted(going_on[0])} goes on", file=sys.stderr, flush=True)
+        os._exit(status)
+    sys.exit(status)
+
+
+PATIENCE = 5.0
+"""Seconds that threads of others have at the end of a command."""
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:
@@ -299,6 +335,10 @@ def system_failure(error: Exception) -> str | None:
         return f"no room left on the disk{'' if where is None else f' for {where}'}: make room and run it again"
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return f"this needs {error.name}: pip install 'turngym[{extra}]'"
+    if isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
+        return (
+            "no further thread or process can be had: `ulimit -u` says how many there may be; ask for fewer --workers"
+        )
     if isinstance(error, OSError) and error.errno in PLACES:
         where = error.filename if error.filename is not None else "a file"
         return f"{where}: {error.strerror}"
@@ -332,4 +372,4 @@ def _out_folder(argv: Sequence[str]) -> Path | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -28,7 +28,7 @@ from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, read_text
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
-from turngym.envs.panels import Panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
+from turngym.envs.panels import Panel, find_panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
 from turngym.envs.registration import make
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, SETS, write_prompts
@@ -216,7 +216,7 @@ def _list(command: List) -> int:
 
 
 def _show(command: Show) -> int:
-    panel = load_panel(command.panel)
+    panel = find_panel(command.panel)
     print(f"{panel.full_name}\n  environment  {panel.env_id} {json.dumps(dict(panel.make_kwargs))}")
     print(f"  sha256       {panel.sha256}\n  tasks        {len(panel.tasks)}")
     for category, count in sorted(Counter(task.category for task in panel.tasks).items()):

@@ -261,7 +261,7 @@ def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
         name
         for name, there in (
             ("teachers of --also", any(further_env(text).teacher for text in config.play.also)),
-            ("a judge that is a model", "model" in kind_of(type(config.part("judge")))),
+            ("a judge that is a model", "model" in (kind_of(type(config.part("judge"))) or "")),
         )
         if there
     )

@@ -120,7 +120,7 @@ class Plan:
     def _evaluation(self, name: str, model: Path, folder: Path, needs: tuple[Job, ...] = ()) -> Job:
         words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.samples)]
         words += ["--dtype", self.world.dtype] if self.world.dtype != "float32" else []
-        words += ["--limit", str(self.limit)] if self.limit else []
+        words += ["--limit", str(self.limit), "--no-spread"] if self.limit else []
         slots = self.world.distill.settings.get("slots")
         words += ["--slots", str(slots)] if slots else []
         words += ["--seed", str(self.options.seed)]

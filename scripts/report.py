@@ -35,7 +35,7 @@ from turngym.agents.evaluation.statistics import ScoreError
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
 from turngym.core.spec import Positional, Unread, needing
-from turngym.core.tables import Table, markdown
+from turngym.core.tables import Table, csv_text, filled, lines_of, markdown, markup
 from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (
     TRAINING,
@@ -49,7 +49,7 @@ from turngym.scripts.report_data import (
     trace_curves_of,
     unlike,
 )
-from turngym.scripts.report_figures import Figure, csv_text, write_figure, write_page, write_table
+from turngym.scripts.report_figures import Figure, write_figure, write_page, write_table
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, depth_of, draw_summary
 from turngym.scripts.report_turns import episode_figures
 
@@ -491,25 +491,26 @@ def _costs(methods: Sequence[Method]) -> list[str]:
 
 def as_markdown(top: Head, made: Sequence[Section], drawn: bool) -> str:
     """The report as Markdown; with `drawn` figures appear as images of `figures/`."""
-    parts = [f"# {top.title}", top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
-    parts = [part for part in parts if part]
+    said = [top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
+    parts = [f"# {markup(top.title, 'markdown')}", *(lines_of(part) for part in said if part)]
     for section in made:
         texts = [text for part in section.parts if (text := _markdown(part, drawn))]
-        parts += [f"## {section.title}", *texts] if texts else []
+        parts += [f"## {markup(section.title, 'markdown')}", *texts] if texts else []
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown(part: Part, drawn: bool) -> str:
     if isinstance(part, str):
-        return part
+        return lines_of(part)
     if isinstance(part, tuple):
         return markdown(part[1])
     if not drawn:
         return ""
-    image = f"![{part.title}](figures/{part.name}.png)\n\n" if part.panels else ""
+    title = markup(part.title, "markdown")
+    image = f"![{title}](figures/{part.name}.png)\n\n" if part.panels else ""
     numbers = f" Numbers: [data/{part.name}.csv](data/{part.name}.csv)." if part.table[1] else ""
-    missing = "".join(f"\n- {line}." for line in part.missing)
-    return f"### {part.title}\n\n{image}{part.caption}{numbers}" + (f"\n{missing}" if missing else "")
+    missing = "".join(f"\n- {lines_of(line)}." for line in part.missing)
+    return f"### {title}\n\n{image}{lines_of(part.caption)}{numbers}" + (f"\n{missing}" if missing else "")
 
 
 # The HTML page: self-contained, figures as inline SVG, numbers as attached CSV, no script.
@@ -532,9 +533,7 @@ def page(top: Head, made: Sequence[Section], drawn: Mapping[str, Sequence[str]])
     facts = "".join(f"<li>{escape(fact)}</li>" for fact in top.facts)
     about = f"<p class=summary>{escape(top.summary)}</p><ul class=facts>{facts}</ul>"
     marks = {"__TITLE__": escape(top.title), "__ABOUT__": about, "__LINKS__": links, "__BODY__": body}
-    for name, value in marks.items():
-        text = text.replace(name, value)
-    return text
+    return filled(text, marks)
 
 
 def _part(part: Part, drawn: Mapping[str, Sequence[str]]) -> str:
@@ -569,7 +568,7 @@ def _numbers(figure: Figure) -> str:
     """Links the CSV of a figure: the file beside the page, and an embedded copy if it is small."""
     if not figure.table[1]:
         return ""
-    data, name = csv_text(figure.table).encode("utf-8"), f"{figure.name}.csv"
+    data, name = csv_text([figure.table[0], *figure.table[1]]).encode("utf-8"), f"{figure.name}.csv"
     if len(data) > MOST_ATTACHED:
         return f" Numbers: data/{name}."
     link = f"data:text/csv;base64,{base64.b64encode(data).decode('ascii')}"

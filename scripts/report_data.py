@@ -385,6 +385,7 @@ class Folder:
     about: str = ""
     verb: str = "train"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    game: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:

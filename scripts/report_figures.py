@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import os
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
-from turngym.core.tables import Table, latex
+from turngym.core.tables import Table, csv_text, latex
 from turngym.trainers.study.results import Rows, curve
 
 # A figure of the report has panels, a caption and its numbers as CSV. It is written as PNG and SVG.
@@ -111,19 +110,11 @@ def write_page(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def csv_text(table: Table) -> str:
-    """The table as CSV, header first."""
-    page = io.StringIO()
-    writer = csv.writer(page, lineterminator="\n")
-    writer.writerow(table[0])
-    writer.writerows(table[1])
-    return page.getvalue()
-
-
 def write_table(table: Table, path: Path, caption: str = "") -> None:
     """Writes a table as CSV, or as LaTeX with its `caption` where `path` ends in .tex: the same cells."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_page(path, latex(table, caption, path.stem) if path.suffix == ".tex" else csv_text(table))
+    rows = [table[0], *table[1]]
+    write_page(path, latex(table, caption, path.stem) if path.suffix == ".tex" else csv_text(rows))
 
 
 @contextmanager

@@ -8,7 +8,6 @@ group are one family (Holm).
 from __future__ import annotations
 
 import base64
-import csv
 import gzip
 import json
 import os
@@ -22,7 +21,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-from turngym.agents.evaluation.compare import decisive, describe, differences_of, episodes_hash, no_seeds, scripted
+from turngym.agents.evaluation.compare import decisive, describe, differences_of, no_seeds, responses_of, scripted
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
@@ -33,7 +32,7 @@ from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import EvalSpec, OnPanel, Own, Player, Random, Replay
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
-from turngym.core.tables import Table, atomic_write, markdown, markup, visible
+from turngym.core.tables import Table, atomic_write, csv_text, filled, markdown, markup
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
 PARTS = "What the differences rest on: runs and tasks of both, standard errors by each in points"
@@ -97,7 +96,7 @@ class Group:
             return f"{found[None]} has no training seed in its name, and {other} has one"
         if not set.intersection(*({one.task.task_id for one in self.results[name].episodes} for name in names)):
             return f"{', '.join(names)} have no task in common"
-        return no_seeds({name: (self.results[name].spec, episodes_hash(self.results[name].episodes)) for name in names})
+        return no_seeds({name: (self.results[name].spec, responses_of(self.results[name].episodes)) for name in names})
 
     def lines(self) -> list[str]:
         """What is said below the table of all results."""
@@ -359,14 +358,8 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
             data.append(
                 f'<script type="application/octet-stream" data-result="{markup(name, "html")}">{packed}</script>'
             )
-    text = TEMPLATE.read_text(encoding="utf-8")
-    for mark, value in (
-        ("__TITLE__", markup(title, "html")),
-        ("__BODY__", "".join(body)),
-        ("__DATA__", "\n".join(data)),
-    ):
-        text = text.replace(mark, value)
-    return text
+    values = {"__TITLE__": markup(title, "html"), "__BODY__": "".join(body), "__DATA__": "\n".join(data)}
+    return filled(TEMPLATE.read_text(encoding="utf-8"), values)
 
 
 def _html(table: Table, folder: str | None = None) -> str:
@@ -449,16 +442,6 @@ def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     return rows
 
 
-def _field(text: str) -> str:
-    """A field of a CSV file that no spreadsheet takes for a formula; numbers stay."""
-    shown = visible(text)
-    try:
-        float(shown)
-    except ValueError:
-        return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
-    return shown
-
-
 def write_table(folder: Path, out: Path, title: str, p: bool = False) -> tuple[list[Group], int]:
     """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`.
 
@@ -480,5 +463,5 @@ def write_table(folder: Path, out: Path, title: str, p: bool = False) -> tuple[l
     with atomic_write(out / "results.md") as file:
         file.write(as_markdown(groups, p=p))
     with atomic_write(out / "results.csv") as file:
-        csv.writer(file, lineterminator="\n").writerows([[_field(cell) for cell in row] for row in as_rows(groups)])
+        file.write(csv_text(as_rows(groups)))
     return groups, len(left_out)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from turngym.agents.evaluation.packed_file import SUFFIX, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.settings import Above0, Length
@@ -78,7 +78,7 @@ def picture(command: Picture) -> int:
 
 def _chosen(command: Picture) -> Episode:
     path = command.file
-    episodes = read_result(path).episodes if path.name.endswith(SUFFIX) else iter_episodes(path)
+    episodes = read_sealed(path).episodes if path.name.endswith(SUFFIX) else iter_episodes(path)
     for episode in episodes:
         if command.task is None and episode.success and episode.turns:
             return episode

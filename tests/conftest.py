@@ -23,10 +23,20 @@ SMOKE = frozenset(
         *("trainers/test_batch.py", "trainers/test_returns.py", "trainers/test_group_advantages.py"),
         *("trainers/test_policy_gradient.py", "trainers/test_reverse_kl.py", "trainers/test_token_weights.py"),
         *("trainers/test_token_losses.py", "trainers/test_targets.py", "trainers/test_depth.py"),
-        *("trainers/test_rloo.py", "trainers/test_options_arrive.py", "scripts/test_needed.py"),
+        *("trainers/test_rloo.py", "trainers/test_options_arrive.py", "scripts/test_unread_options.py"),
     }
 )
 """Files of tests that find most mistakes in a minute: `pytest -m smoke`."""
+NIGHTLY = frozenset(
+    {
+        *("bench/test_faults.py", "scripts/test_stopped_children.py", "core/test_held_lock.py"),
+        *("agents/test_template_limits.py", "agents/test_text_encoder.py", "core/test_outgoing.py"),
+        *("scripts/test_long_traces.py", "scripts/test_bench_rollout.py", "scripts/test_bench_gpu.py"),
+        *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
+        *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),
+    }
+)
+"""Files whose long tests are of faults, hostile peers, growth and benches: one of a kind is quick."""
 
 
 def pytest_configure() -> None:
@@ -52,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _in_tests(item.path) in SMOKE:
             item.add_marker("smoke")
+        if _in_tests(item.path) in NIGHTLY and item.get_closest_marker("long"):
+            item.add_marker("nightly")
 
 
 def _in_tests(path: Path) -> str:

@@ -143,9 +143,11 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     for index, (_, episode) in enumerate(kept):
         _add_episode(columns, index, episode, origins)
     if not columns.labels:
+        full = sum(episode.status is Status.TRUNCATED_TOKENS and not episode.turns for episode in episodes)
         raise EmptyBatchError(
-            f"nothing to train on: {len(episodes)} episodes, {excluded} of them errors, no response tokens of origin "
-            f"{' or '.join(origins)}; text-only episodes carry no token ids"
+            f"nothing to train on: {len(episodes)} episodes, {excluded} of them errors, {full} whose first prompt left "
+            f"no room for an answer, no response tokens of origin {' or '.join(origins)}; text-only episodes carry no "
+            "token ids"
         )
     return columns.batch([episode for _, episode in kept], [source for source, _ in kept], excluded)
 

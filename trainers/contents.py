@@ -68,8 +68,12 @@ def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
     What that module imports is not looked at, and one without a source has none.
     """
     found = {}
-    for path, find_module in (("algorithm", _module_of_algorithm), ("play.env", _module_of_env)):
-        named, name = at(settings, path), path.rpartition(".")[2]
+    # of an evaluation it is a table
+    env_id = at(settings, "play.env.id") or at(settings, "play.env")
+    for name, named, find_module in (
+        ("algorithm", at(settings, "algorithm"), _module_of_algorithm),
+        ("env", env_id, _module_of_env),
+    ):
         module = None if named in (None, NONE) else find_module(str(named))
         if module is None or module.__name__.partition(".")[0] == "turngym":
             continue

@@ -95,16 +95,29 @@ def _check_groups(reward_E: FloatE, group_E: NDArray[np.int64], scale: str) -> N
         raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
 
 
+GroupOver = Literal["episodes", "turns"]
+"""What the mean and the deviation of a group are over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantage:
-    """Each episode's group-relative advantage on all of its tokens; `reward` names what an episode is worth."""
+    """Each episode's group-relative advantage on all of its tokens; `reward` names what an episode is worth.
+
+    With `over` turns an episode counts in its group's mean and deviation as often as it has turns, as where every turn
+    is a row of the batch (verl-agent). Source: docs/algorithms.md#group-relative-advantage.
+    """
 
     reward: Reward = "return"
     scale: Literal["std", "none"] = "std"
+    over: GroupOver = "episodes"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         reward_E = rewards(batch, episodes, self.reward)
-        advantage_E = grpo_advantage(reward_E, batch.group_E, scale=self.scale)
+        times_E = batch.depth_E if self.over == "turns" else np.ones(batch.episodes, np.int64)
+        row_r = np.repeat(np.arange(batch.episodes), times_E)
+        advantage_E = np.zeros(batch.episodes)
+        # the rows of one episode are alike
+        advantage_E[row_r] = grpo_advantage(reward_E[row_r], batch.group_E[row_r], scale=self.scale)
         return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
 
 

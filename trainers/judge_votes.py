@@ -26,9 +26,12 @@ from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.targets import TargetError
 
 BOX = "\\boxed"
-MEANT = re.compile(r"\\boxed|[b\b]oxed\s*(?=\{)|\\fbox", re.IGNORECASE)
-r"""What is meant as a box: one by another name, or without its backslash, which JSON reads as a part of `\b`."""
 HINT = ("[HINT_START]", "[HINT_END]")
+MEANT = {
+    BOX: re.compile(r"\\boxed|[b\b]oxed\s*(?=\{)|\\fbox", re.IGNORECASE),
+    HINT[0]: re.compile(r"\[\s*HINT[\s_-]*START\s*\]", re.IGNORECASE),
+}
+r"""What is meant as a mark: one in other letters, or without its backslash, which JSON reads as a part of `\b`."""
 FACES = re.compile(r"\\(?:text|math)(?:bf|it|normal|rm|sf|tt|up)?(?![a-z])|[{}$\s]")
 r"""What TeX writes around a number and reads past, such as the `\text{}` of `\text{-1}`; `\textminus` is none of it."""
 MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
@@ -65,8 +68,7 @@ def read_hint(text: str) -> HintVote:
     Of blocks inside each other the inner one is read. Earlier blocks never stand in for a last one that is not closed.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#judge-votes.
     """
-    _, _, behind = text.rpartition(HINT[0])
-    block, closed, _ = behind.partition(HINT[1])
+    block, closed, _ = _behind_last(text, HINT[0]).partition(HINT[1])
     return HintVote(score=_last_box(text, HINT_SCORES), hint=block.strip() if closed else None)
 
 
@@ -91,10 +93,14 @@ def choose_hint(votes: Iterable[HintVote]) -> str | None:
 
 
 def _last_box(text: str, valid: Mapping[str, float]) -> float | None:
-    # the last one decides, whether it can be read or not
-    last = next(iter(deque(MEANT.finditer(text), maxlen=1)), None)
-    box = _braced(text[last.end() :]) if last is not None and last[0] == BOX else None
+    box = _braced(_behind_last(text, BOX))
     return None if box is None else valid.get(FACES.sub("", box).translate(MINUS))
+
+
+def _behind_last(text: str, mark: str) -> str:
+    """What follows the last `mark`; nothing without one, and where the last that is meant as one is another text."""
+    last = next(iter(deque(MEANT[mark].finditer(text), maxlen=1)), None)
+    return text[last.end() :] if last is not None and last[0] == mark else ""
 
 
 def _braced(text: str) -> str | None:

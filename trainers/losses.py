@@ -26,6 +26,8 @@ from turngym.trainers.run_config import ConfigError
 FloatArray = NDArray[np.float32]
 MIN_TAIL = {torch.float32: 1e-7, torch.float64: 1e-15}
 """Least probability that 1 less the sum over K ids can have: rounding cannot tell less from none."""
+ROUNDED = 1.0 + 1e-6
+"""A ratio lies beyond a bound if it does by more than this factor, which is more than float32 rounds."""
 LOG_RATIO_LIMIT = 20.0
 """A log-ratio is cut to +- this before exp."""
 TokenKL = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -373,7 +375,8 @@ def clipped_objective(
 ) -> tuple[Tensor, Tensor]:
     """l = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) of any ratio r: loss [N], and bool [N] where it is clipped.
 
-    With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached.
+    With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached. A ratio at a bound is within it, also
+    where it is rounded: one that was truncated there (`TruncatedImportance`) keeps its gradient.
 
     Args:
         ratio_N: ratios [N] new / old, with gradient.
@@ -382,13 +385,14 @@ def clipped_objective(
         eps_high: how far it may rise above 1.
         dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
-    # the maximum of two losses: the clip may only take a gain away, never hide a loss
-    loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high))
-    above = (advantage_N > 0) & (ratio_N > 1.0 + eps_high)
-    below = (advantage_N < 0) & (ratio_N < 1.0 - eps_low)
+    # the clip may only take a gain away, never hide a loss
+    above = (advantage_N > 0) & (ratio_N > (1.0 + eps_high) * ROUNDED)
+    below = (advantage_N < 0) & (ratio_N < (1.0 - eps_low) / ROUNDED)
+    bound_N = torch.where(above, 1.0 + eps_high, 1.0 - eps_low)
+    loss_N = -advantage_N * torch.where(above | below, bound_N, ratio_N)
     if dual_clip is None:
         return loss_N, above | below
-    beyond = (advantage_N < 0) & (ratio_N > dual_clip)
+    beyond = (advantage_N < 0) & (ratio_N > dual_clip * ROUNDED)
     # a constant: no gradient pushes harder than c times the advantage
     return torch.where(beyond, -advantage_N * dual_clip, loss_N), above | below | beyond
 

@@ -191,6 +191,8 @@ METRICS: Mapping[str, str] = {
     "episodes_failed": "episodes lost to a failed environment or engine",
     "episodes_dropped": "episodes left out of training by the algorithm (`groups/...` say why)",
     "tokens": "supervised tokens",
+    "cost/turns": "turns that were played, whatever became of their episodes",
+    "cost/sampled": "tokens that the policy drew in them",
     "success": "share of the step's training episodes that succeeded (depth-capped ones count as failures)",
     "return/mean": "mean return of the step's training episodes",
     "return/std": "its standard deviation over episodes",

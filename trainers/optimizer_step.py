@@ -118,11 +118,11 @@ def unsuited_lr(lr: float, parameters: int, *, adapters: bool = False) -> str:
 
 
 def unmoved_loss(losses: Sequence[float], lr: float) -> str:
-    """What is said where the loss at the end of a run is more than nine tenths of that at its beginning (means over a
-    fifth of the steps each); "" of one that fell, and of fewer than four steps."""
+    """What is said where the loss at the end of a run is that at its beginning to a tenth (means over a fifth of the
+    steps each); "" of one that moved, and of fewer than four steps."""
     size = max(1, len(losses) // 5)
     first, last = (sum(part) / size for part in (losses[:size], losses[-size:]))
-    if len(losses) < 4 or not first > 0 or last < 0.9 * first:
+    if len(losses) < 4 or not first > 0 or abs(last - first) > 0.1 * first:
         return ""
     return (
         f"the loss hardly moved: {first:.3g} at the first of {len(losses)} steps, {last:.3g} at the last; if it should "

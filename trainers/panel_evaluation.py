@@ -39,16 +39,15 @@ def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Pa
         return None
     panel = load_panel(config.evaluation.panel)
     assert_disjoint(student.examples.tasks, panel.tasks)
-    shown = examples_table(config, student.examples)
-    spec = eval_spec(panel, config, student.env_kwargs, run, student.settings, shown).spec
+    spec = _of_run(panel, config, run, student).spec
     check_panel(panel, make_arguments(spec.play), config.play.env_id, student.env.tool)
     return panel
 
 
 def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     """Evaluates the learner on `panel` after a step."""
-    run, student, shown = env.info, env.student, examples_table(env.config, env.student.examples)
-    found = eval_spec(panel, env.config, student.env_kwargs, run, student.settings, shown)
+    run, student = env.info, env.student
+    found = _of_run(panel, env.config, run, student)
     # a limit of turns that is not the panel's is easily overlooked
     own = panel.make_kwargs.get("max_turns")
     if own is not None and found.spec.play.env.max_turns != own:
@@ -73,32 +72,48 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     return PanelEvaluation(evaluation, run.out / "eval")
 
 
+def _of_run(panel: Panel, config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Resolved[EvalSpec]:
+    return eval_spec(
+        panel,
+        config,
+        seed=run.seed,
+        max_turns=run.max_turns,
+        explicit_turns=run.explicit_turns,
+        chat=student.settings,
+        shown=examples_table(config, student.examples),
+    )
+
+
 def eval_spec(
     panel: Panel,
     config: RolloutConfig,
-    given: Mapping[str, Any],
-    run: RunInfo,
-    chat: ChatSettings,
+    *,
+    max_turns: int,
+    explicit_turns: bool,
+    seed: int = 0,
+    chat: ChatSettings | None = None,
     shown: Mapping[str, Any] | None = None,
 ) -> Resolved[EvalSpec]:
-    """The settings of evaluations of `run` on `panel`.
+    """The settings of evaluations of a run on `panel`.
 
-    How the environment speaks to agents is as in training, where neither the panel nor a preset says otherwise; the
-    limit of turns is --max-turns where that was given.
+    How the environment speaks to agents (`AGENT_FACING`) is as in training, where neither the panel nor a preset says
+    otherwise; the limit of turns is --max-turns where that was given.
 
     Args:
         panel: its own arguments fix the tasks.
         config: what is evaluated, and how.
-        given: arguments of gym.make for training; those of `AGENT_FACING` hold here, too.
-        run: its limit of turns, and whether that was asked for.
-        chat: how the student is spoken to, completed, without examples.
+        max_turns: the run's limit of turns.
+        explicit_turns: whether that was asked for.
+        seed: the run's.
+        chat: how the student is spoken to, completed, without examples; None: by default.
         shown: the examples in its prompt (`examples_table`).
     """
+    chat = ChatSettings() if chat is None else chat
     play, evaluation = config.play, config.evaluation
     assert evaluation is not None
     preset = find_preset(play.preset, panel.env_id)
-    shared = {name: value for name, value in given.items() if name in AGENT_FACING}
-    training = Layer(name="training", table=play_table(panel.env_id, {"max_turns": run.max_turns, **shared}))
+    shared = {name: value for name, value in play.env_kwargs.items() if name in AGENT_FACING}
+    training = Layer(name="training", table=play_table(panel.env_id, {"max_turns": max_turns, **shared}))
     layers = [Layer(name="default", table=USUAL), environment_layer(panel.env_id)]
     if preset is None:
         layers += [training, panel_layer(panel)]
@@ -108,7 +123,7 @@ def eval_spec(
     asked: dict[str, Any] = {
         "preset": play.preset,
         "play": {
-            "seed": run.seed,
+            "seed": seed,
             "samples": evaluation.eval_samples,
             "env": {},
             "tasks": {"panel": panel_name(panel, evaluation.panel)},
@@ -116,8 +131,8 @@ def eval_spec(
         "agent": {"kind": "model", "temperature": evaluation.eval_temperature},
         "compute": {"slots": play.slots, "data": play.data},
     }
-    if run.explicit_turns:
-        asked["play"]["env"]["max_turns"] = run.max_turns
+    if explicit_turns:
+        asked["play"]["env"]["max_turns"] = max_turns
     if evaluation.eval_limit is not None:
         asked["play"]["tasks"]["sampling"] = {"kind": "first", "limit": evaluation.eval_limit}
     for table, name in ((asked["play"], "samples"), (asked["agent"], "temperature")):

@@ -108,10 +108,11 @@ def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
 
 
 def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: str) -> None:
-    """Raises TurngymError for episodes whose ids say something else to the student than their responses do.
+    """Raises TurngymError for episodes whose ids say something else to the student than was said.
 
-    Ids of another tokenizer may all be in range. In an episode of the student's own most turns can be read; a few may
-    not be, where what answered was cleaned (a call that was repaired, spaces).
+    Ids of another tokenizer may all be in range, and it may have the same letters and other control tokens. In an
+    episode of the student's own most turns can be read; a few may not be, where what answered was cleaned (a call that
+    was repaired, spaces).
 
     Args:
         episodes: those of one file; text alone has no ids.
@@ -120,30 +121,43 @@ def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: 
     """
     strange = []
     for episode in episodes:
-        turns = [turn for turn in episode.turns if turn.response_length and turn.response.strip()]
-        unread = [turn for turn in turns if not _reads(renderer, episode, turn)]
+        turns = [turn for turn in episode.turns if turn.response_length]
+        unread = [found for turn in turns if (found := _misread(renderer, episode, turn))]
         if 2 * len(unread) > len(turns):
-            strange.append((episode, unread[0]))
+            strange.append((episode.task.task_id, unread[0]))
     if strange:
-        episode, turn = strange[0]
-        said = renderer.template.decode(_known(renderer, episode, turn))
+        task, (turn, recorded, said) = strange[0]
         raise TurngymError(
             f"--traces {where}: the ids of {len(strange)} of its {len(episodes)} episodes are another tokenizer's: "
-            f"turn {turn.index} of {episode.task.task_id} is {excerpt(turn.response, 40)!r}, its ids are "
-            f"{excerpt(said, 40)!r} to the student. Train the model that recorded them, or imitate their texts "
-            "(sft --demonstrations FILE)"
+            f"turn {turn} of {task} has {recorded}, its ids are {excerpt(said, 40)!r} to the student. Train the model "
+            "that recorded them, or imitate their texts (sft --demonstrations FILE)"
         )
 
 
-def _reads(renderer: ChatRenderer, episode: Episode, turn: Turn) -> bool:
-    """Whether the student's tokenizer finds the response of `turn` in its ids, spaces apart."""
-    said = renderer.template.decode(_known(renderer, episode, turn))
-    return "".join(turn.response.split()) in "".join(said.split())
-
-
-def _known(renderer: ChatRenderer, episode: Episode, turn: Turn) -> list[int]:
-    size = len(renderer.template.tokenizer)
-    return [token for token in episode.response_ids(turn).tolist() if token < size]
+def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int, str, str] | None:
+    """The number of a turn whose ids the student's tokenizer reads otherwise, what was recorded and what is read; None
+    where they agree, spaces apart."""
+    template, controls = renderer.template, renderer.template.encoder.ids
+    size, ids = len(template.tokenizer), episode.segments[turn.segment]
+    # the observation with what the template writes around it, and the response
+    prompt, response = (
+        [token for token in ids[begin:end].tolist() if token < size]
+        for begin, end in ((turn.prompt_span[0], turn.response_span[0]), turn.response_span)
+    )
+    # a response without words says nothing of the letters; the observation before it does
+    blank = not turn.response.strip()
+    text, said = (turn.observation, template.decode(prompt)) if blank else (turn.response, template.decode(response))
+    if "".join(text.split()) not in "".join(said.split()):
+        return turn.index, repr(excerpt(text, 40)), said
+    # control tokens are in no text: those before an answer must be ones that the template writes
+    before = prompt[-len(template.encode(template.generation_prompt)) :]
+    if strange := [token for token in before if token in controls and controls[token] not in template.writes]:
+        return turn.index, "a control token before its response", template.decode(strange)
+    # and the one behind it must end an answer, or be part of one
+    last = [] if turn.is_cut else response[-1:]
+    if any(controls.get(token) not in (None, *template.spoken) and token not in renderer.stop_ids for token in last):
+        return turn.index, "an end behind its response", template.decode(last)
+    return None
 
 
 def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ import torch
 from msgspec.structs import replace as changed
 
 from turngym.agents.models import hub_folder, require_plain
+from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
@@ -34,6 +35,7 @@ from turngym.core.provenance import FILE, write_config
 from turngym.core.settings import read_toml
 from turngym.core.spec import Layer, at, kind_of, to_table
 from turngym.core.user_files import library_path, user_path
+from turngym.envs.panels import load_panel
 from turngym.envs.registration import default_arguments
 from turngym.trainers import contents
 from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
@@ -47,7 +49,7 @@ from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
 from turngym.trainers.open_judge import judged_source
 from turngym.trainers.optimizer_step import unmoved_loss, unsuited_lr
-from turngym.trainers.panel_evaluation import panel_evaluation, run_panel
+from turngym.trainers.panel_evaluation import eval_spec, panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
@@ -244,7 +246,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reward=run.reward,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
-        longest=teachers_length(algorithm, config.teacher, further, other=other),
+        longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )
@@ -415,6 +417,20 @@ def check_run(config: TrainConfig) -> None:
     algorithm = build_algorithm(config)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
     check_groups(algorithm, config.run.episodes)
+
+
+def evaluation_of(config: TrainConfig) -> EvalSpec | None:
+    """What a run's evaluations play, before its student is loaded, who may say how it is spoken to; None where there
+    are none. Raises TurngymError for a panel that is not there."""
+    if config.evaluation is None:
+        return None
+    return eval_spec(
+        load_panel(config.evaluation.panel),
+        config.rollouts,
+        seed=config.run.seed,
+        max_turns=run_of(config).full_depth,
+        explicit_turns=config.run.max_turns is not None,
+    ).spec
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:

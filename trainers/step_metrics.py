@@ -34,6 +34,16 @@ def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targ
     return row | _teacher(batch, targets)
 
 
+def spent_row(episodes: Sequence[Episode]) -> dict[str, int]:
+    """What playing cost, whatever became of it: turns of all episodes, and tokens that the policy drew; those of lost
+    episodes, of refills and of what a filter left out included."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return {
+        "cost/turns": len(turns),
+        "cost/sampled": sum(turn.response_length for turn in turns if turn.origin == "policy"),
+    }
+
+
 def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
     played = [episode for episode in episodes if not episode.status.is_error]
@@ -124,6 +134,7 @@ def step_row(
         "updates": sum(not result.skipped for result in done.results),
         "updates_skipped": sum(result.skipped for result in done.results),
         "lr": done.lr,
+        **spent_row(episodes),
         **rollout_row(episodes, batch),
         **judge_row(episodes, batch),
         **token_row(batch, done.columns, done.fresh_N),

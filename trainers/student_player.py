@@ -41,6 +41,7 @@ from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.scorer import ModelWeights
+from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, RolloutConfig
 
 
@@ -136,7 +137,7 @@ class StudentPlayer:
         self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, own)}
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
-        self._played_with = self._no_longer_than(run.longest, run.learner.model)
+        self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
         if not (Path(run.folder) / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
@@ -160,15 +161,6 @@ class StudentPlayer:
             for player in {id(player): player for player in (self.learner, self.actor)}.values():
                 self.play.prepare(player.engine)
 
-    def _no_longer_than(self, longest: int | None, model: Any) -> ChatSettings:
-        """The settings with the limit of ids that whoever scores the episodes has; said where it is less than the
-        student's own, which stays in what is saved with the model."""
-        own = self.settings.max_context or position_limit(model.config)
-        if longest is None or (own is not None and own <= longest):
-            return self.settings
-        print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
-        return replace(self.settings, max_context=longest)
-
     def _player(
         self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
     ) -> tuple[ModelPlayer, SyncedPolicy | None]:
@@ -185,7 +177,8 @@ class StudentPlayer:
                 config.engine,
                 played.model,
                 played.tokenizer,
-                self._played_with.max_context,
+                # what servers draw is scored by the student, whose positions they may be started beyond
+                self._played_with.max_context or position_limit(played.model.config),
                 run.out,
                 weights=weights,
                 own=own,

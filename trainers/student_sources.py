@@ -69,6 +69,7 @@ def played_source(
             make_env=_told_while_played(student, how, config.expert),
             noise=how.noise,
             mistakes=how.mistakes,
+            max_context=student.actor.engine.max_length,
             players=mix,
             **tasks,
             **playing,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,8 +14,10 @@ import numpy as np
 
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.models import find_model, load_model, model_config
+from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.open_servers import teacher_scorer
+from turngym.agents.servers.policy import ServerScorer
 from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError, find
@@ -122,19 +126,48 @@ def open_teacher(
 
 
 def teachers_length(
-    algorithm: Algorithm, folder: Path | None, further: Sequence[FurtherEnv], *, other: bool = False
+    algorithm: Algorithm,
+    teacher: Scorer | None,
+    folder: Path | None,
+    further: Sequence[FurtherEnv] = (),
+    *,
+    other: bool = False,
 ) -> int | None:
     """Returns the most ids of a row that every teacher of the run can read; None where none says.
 
     Args:
         algorithm: whether it needs a teacher.
-        folder: of the teacher, also of one on servers; None: those have limits of their own.
+        teacher: the run's, whose servers may be started with less than its positions.
+        folder: of the teacher, also of one on servers; None: those alone have limits.
         further: the environments of `--also`, whose teachers count, too.
         other: whether the teacher has other ids than the student; it cuts what it reads by itself.
     """
     folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
     limits = [position_limit(model_config(find_model(one))) for one in folders if one is not None]
+    limits += [teacher.longest] if isinstance(teacher, ServerScorer) else []
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> ChatSettings:
+    """Returns `settings` with the limit of ids that the teachers have, and says so where it is less than the student's.
+
+    Raises ConfigError for settings that go beyond the student's positions.
+
+    Args:
+        longest: most ids that every teacher can read (`teachers_length`).
+        settings: the student's; those that are saved with it stay.
+        model: the student.
+    """
+    known, wanted = position_limit(model.config), settings.max_context
+    if known is not None and wanted is not None and wanted > known:
+        raise ConfigError(
+            f"--max-context is {wanted}; valid: 1 to {known}, the positions that {type(model).__name__} knows"
+        )
+    own = wanted or known
+    if longest is None or (own is not None and own <= longest):
+        return settings
+    print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
+    return replace(settings, max_context=longest)
 
 
 def further_teachers(

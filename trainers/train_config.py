@@ -30,6 +30,7 @@ from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, T
 from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import Signed
 from turngym.core.spec import (
+    KIND,
     Count,
     Layer,
     NotNegative,
@@ -494,7 +495,11 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
     Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
     cls = config_class(algorithm)
-    whole = [replace(one, table=expanded(algorithm, one.table, one.name)) for one in layers if not callable(one.table)]
+    # what nobody asked this run for is for algorithms that read it
+    read = {True: expanded, False: read_alone}
+    whole = [
+        replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers if not callable(one.table)
+    ]
     given = merged([one.table for one in whole if isinstance(one.table, Mapping)])
     usual = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
     whole.insert(0, Layer(name=algorithm, table={"optimizer": {"lr": usual}}))
@@ -528,6 +533,27 @@ def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, 
         raise
 
 
+def read_alone(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a run with `algorithm` has of a table that several algorithms share, as a partial table of whole paths."""
+
+    def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
+        found = dict[str, Any]()
+        for key, value in table.items():
+            name = f"{above}{key}"
+            if key == KIND and above:
+                found |= {key: value} if has_setting(algorithm, above[:-1]) else {}
+            elif not isinstance(value, Mapping) or not value or is_free(name):
+                found |= {key: value} if has_setting(algorithm, name) else {}
+            elif inner := kept(value, f"{name}."):
+                found[key] = inner
+        return found
+
+    def is_free(name: str) -> bool:
+        return has_setting(algorithm, name) and require_setting(algorithm, name, where).free
+
+    return expanded(algorithm, kept(table, ""), where)
+
+
 def require_setting(algorithm: str, name: str, where: str) -> Setting:
     """The setting that `name` means in a run with `algorithm`. Raises SettingsError where it means none.
 
@@ -557,6 +583,7 @@ def train_config(algorithm: str, table: Mapping[str, Any], where: str) -> TrainC
     return resolve_training(algorithm, [Layer(name=where, table=table, asked=True)]).spec
 
 
+@cache
 def has_setting(algorithm: str, name: str) -> bool:
     """Whether a run with `algorithm` has the setting or table `name`. Raises PluginError for an unknown algorithm."""
     cls = config_class(algorithm)

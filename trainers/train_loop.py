@@ -356,7 +356,7 @@ class TrainLoop:
             trainer.servers.sleep()
         kept = episodes if algorithm.select is None else algorithm.select(episodes)
         if not kept:
-            self._skip(start, plan, episodes)
+            self._skip((start, collected), plan, episodes)
             return
         try:
             batch = pack(kept, origins=algorithm.origins)
@@ -364,7 +364,7 @@ class TrainLoop:
             # episodes of text will never have ids; a step in which every response was broken off is one of many
             if not any(episode.segments for episode in episodes):
                 raise
-            self._skip(start, plan, episodes)
+            self._skip((start, collected), plan, episodes)
             return
         check_ids(batch, trainer.vocab_size)
         trainer.progress.phase("teacher")
@@ -399,17 +399,25 @@ class TrainLoop:
             raise ConfigError(f"algorithm {algorithm.name}: its log has {taken[0]!r}, a column of every run; rename it")
         self._write({**row, **targets.log})
 
-    def _skip(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
-        """A step whose episodes all teach nothing: it counts, and nothing is updated."""
-        step, spent = self.state.step + 1, self.state.train_seconds + time.perf_counter() - start.wall
+    def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
+        """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
+
+        `moments`: when the step began, and when its episodes had been played.
+        """
+        end = ClockReading.now()
+        step, spent = self.state.step + 1, self.state.train_seconds + end.wall - moments[0].wall
         self.state = replace(self.state, step=step, train_seconds=spent)
         played = [episode for episode in episodes if not episode.status.is_error]
         row: dict[str, Any] = {
             "episodes": 0,
             "episodes_failed": len(episodes) - len(played),
             "episodes_dropped": len(played),
+            "tokens": 0,
             "success": float(np.mean([episode.success for episode in played])),
             "depth/cap": plan.cap,
+            **step_metrics.spent_row(episodes),
+            **phase_row((*moments, end, end)),
+            "time/step_s": end.wall - moments[0].wall,
         }
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
+from turngym.agents.rendering.conversation import require_memory
 from turngym.core.errors import ModelError, TurngymError, did_you_mean
 from turngym.core.settings import Count, Length, Range, Share
 from turngym.core.task import MAX_TURNS
@@ -232,7 +233,11 @@ def shape_named(name: str) -> ModelShape:
 
 
 def shape_of(config: Any) -> ModelShape:
-    """The shape that a Hugging Face configuration describes. Raises ModelError where a size is missing."""
+    """The shape that a Hugging Face configuration describes, of a model that also reads images its language model's.
+
+    Raises ModelError where a size is missing.
+    """
+    config = config.get_text_config()
     try:
         heads = int(config.num_attention_heads)
         return ModelShape(
@@ -506,8 +511,6 @@ def past_turns(memory: str) -> int | None:
 
     Raises TurngymError for a memory that does not exist.
     """
-    from turngym.agents.rendering.conversation import require_memory
-
     require_memory(memory)
     if memory == "all":
         return None

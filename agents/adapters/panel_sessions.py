@@ -15,7 +15,7 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.evaluation.play_panel import ELAPSED, seconds_played
 from turngym.agents.evaluation.scores import EpisodeOutcome
-from turngym.agents.play_spec import EvalSpec
+from turngym.agents.play_spec import EvalSpec, OnPanel, part_of
 from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import make_arguments, resolve_play
@@ -91,7 +91,8 @@ class PanelSessions:
             pool = SessionPool.of(require_env(panel.env_id), None, settings, **make_arguments(spec.play, data))
         spec = replaced(spec, play=replaced(spec.play, scoring=pool.scoring))
         path = None if trace is None else user_path(trace)
-        found = cls(panel=panel, tasks=panel.tasks[:limit], pool=pool, spec=spec, trace=path)
+        assert isinstance(spec.play.tasks, OnPanel)
+        found = cls(panel=panel, tasks=part_of(panel.tasks, spec.play.tasks.sampling), pool=pool, spec=spec, trace=path)
         if path is not None and path.exists():
             elapsed, held = 0.0, set()
             for episode in iter_episodes(path):

@@ -267,7 +267,7 @@ class EndpointAgent:
         )
         found = loop.run(shake_hands(client, hands, rng))
         wants = {"prices": self._prices is not None, "max_context": self.max_context is not None}
-        check_needs(found.profile, name=self.name, token_ids=self.options.token_ids, **wants)
+        check_needs(found, name=self.name, token_ids=self.options.token_ids, **wants)
         if found.said:
             print(f"{self.name}: the server {'; '.join(found.said)}", file=sys.stderr)
         used = found.used if self._prices is None else replace(found.used, cost=self._prices.cost(found.used))

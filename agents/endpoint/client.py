@@ -29,8 +29,9 @@ import numpy as np
 
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Expected, Noticed, UnreadableAnswer, read_answer
+from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
+from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
 from turngym.core.errors import AgentError, did_you_mean
 from turngym.core.outgoing import (
     SMALL_ANSWER,

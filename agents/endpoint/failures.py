@@ -141,6 +141,7 @@ _LIMITED = re.compile(
     r"rate.?limit|too many requests|per.?(second|minute|min|hour|day)\b|\b[tr]p[smd]\b|quota|billing|credit|balance"
     r"|overloaded|concurren"
 )
+_TEMPLATE = re.compile(r"jinja|chat.?template|raise_exception|roles? must alternate|\brole\b.{0,20}not supported")
 _LIMIT = re.compile(r"limit:? *(\d[\d,]*)\D{1,40}requested:? *(\d[\d,]*)")
 
 
@@ -168,8 +169,8 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
     hopeless = limited and any(_number(wanted) > _number(most) for most, wanted in _LIMIT.findall(words))
     spent = hopeless or not SPENT.isdisjoint(codes)
     filtered = status in (400, 422) and not FILTERS.isdisjoint(codes)
-    # llama.cpp answers this if it was started without support for tools
-    unable = status == 500 and "--jinja" in words
+    # the server's chat template refuses the conversation, or it was started without one that takes tools (llama.cpp)
+    unable = status == 500 and _TEMPLATE.search(words) is not None
     text = excerpt(" ".join((whole or message or "").split()), SHOWN)
     shown = f"status {status}" if status else "an error in place of an answer"
     return RequestFailed(
@@ -315,7 +316,9 @@ def advice(failed: RequestFailed, asked: Asked) -> str:
         return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
     if failed.code in (401, 403):
         return f"The key is read from ${asked.key_env}; --key-env names another variable."
-    if failed.foreign or failed.code == 405 or (failed.code == 404 and asked.model not in text):
+    # a router has the model, and nobody who takes tools for it
+    no_tools = asked.tools and "tool" in low
+    if failed.foreign or failed.code == 405 or (failed.code == 404 and asked.model not in text and not no_tools):
         return "--base-url is the address with the version, for example http://HOST:PORT/v1."
     if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", low) and "reasoning_effort" not in low:
         if asked.reasoning and _REFUSED.search(low):
@@ -325,7 +328,7 @@ def advice(failed: RequestFailed, asked: Asked) -> str:
     for name, help_text in (
         ("stop", "--no-send-stop leaves it out."),
         ("seed", "--no-send-seed leaves it out."),
-        ("temperature", "--handshake finds out whether it may be left out; --temperature 1 is what some models want."),
+        ("temperature", "--temperature 1 is what some models want; the handshake leaves it out where none is taken."),
         ("chat_template_kwargs", "--thinking auto leaves it out."),
         ("return_token_ids", "Leave out --token-ids."),
         ("logprobs", "Leave out --token-ids."),
@@ -336,6 +339,6 @@ def advice(failed: RequestFailed, asked: Asked) -> str:
         return "--max-new-tokens asks for fewer."
     if _ORDER.search(low):
         return "--memory window:8 sends every prompt as one message, and --examples.form text examples inside it."
-    if asked.tools and "tool" in low:
+    if no_tools:
         return "--channel text writes actions as text, which needs no tools."
     return ""

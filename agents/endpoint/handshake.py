@@ -11,8 +11,8 @@ A fixed conversation of two turns, in the channel that will be played:
        assistant what the server answers
 
 A request that the server refuses costs nothing. It is sent again with the first of `TRAITS` changed that the refusal
-names, else with each that could be meant. A change that brings the same refusal is taken back. What is left of two
-answered requests is the `Profile` that the client keeps to.
+names, else with each that could be meant, else with all of them. A change that brings the same refusal is taken back.
+What is left of two answered requests is the `Profile` that the client keeps to.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, Endp
 from turngym.agents.endpoint.failures import RequestFailed, blames
 from turngym.agents.endpoint.messages import Transcript, content_of
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Noticed
+from turngym.agents.endpoint.reader import Answer
 from turngym.agents.endpoint.usage import Usage
+from turngym.agents.endpoint.wire import Noticed
 from turngym.core.redaction import redacted
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
@@ -57,33 +58,43 @@ class Trait:
     """Matches the words, in lower case, of a refusal that means it; None: one that names the field of this name."""
     guessed: bool = True
     """Whether it is tried if a refusal names nothing that is known."""
+    but: re.Pattern[str] | None = None
+    """Matches refusals that name it and that no change of it would meet."""
 
     def meant(self, failed: RequestFailed) -> bool:
         """Whether a refusal says that this is at fault."""
+        if self.but is not None and self.but.search(failed.reason.lower()):
+            return False
         if self.words is None:
             return blames(failed, self.name) or re.search(rf"\b{self.name}\b", failed.reason.lower()) is not None
         return self.words.search(f"{failed.reason} {failed.param}".lower()) is not None
 
 
+SIZE = r"(between|\brange\b|too|exceed|greater|less|at (most|least)|(posi|nega)tive|m(ax|in)imum|limit|[<>]|in [\[(])"
 TRAITS = (
     Trait(
         name="limit",
         values=("max_completion_tokens",),
         turn=1,
-        words=re.compile("max_completion_tokens"),
+        words=re.compile(r"\bmax_(completion_)?tokens\b"),
         guessed=False,
+        # a number that is too large is too large by any name
+        but=re.compile(rf"max_tokens\b.{{0,80}}{SIZE}"),
     ),
-    Trait(name="temperature", values=(False,), turn=1),
+    Trait(
+        name="temperature",
+        values=(False,),
+        turn=1,
+        # one that is out of range is the user's to change: without it the model would be drawn from at another
+        but=re.compile(rf"temperature.{{0,80}}{SIZE}"),
+    ),
     Trait(name="seed", values=(False,), turn=1),
     Trait(name="stop", values=(False,), turn=1),
     Trait(
         name="system",
         values=("user",),
         turn=1,
-        words=re.compile(
-            r"system.{0,20}(role|message|prompt|instruction)|role.{0,40}\bsystem\b|developer instruction"
-            r"|only user.{0,20}assistant|roles? must alternate"
-        ),
+        words=re.compile(r"\broles?\b(?!:\w)|system.{0,20}(message|prompt|instruction)|developer instruction"),
     ),
     Trait(
         name="tool_name",
@@ -133,6 +144,12 @@ SAID = {
     "reasoning": "decides itself whether earlier reasoning goes back",
 }
 """What is said of a server that differs from most, by the field of its `Profile`."""
+Change = Mapping[str, Any]
+"""Fields of a `Profile` with other values."""
+Form = tuple[Any, ...]
+"""The values of all traits."""
+MOST_FORMS = 40
+"""Requests that may be refused before a server is given up."""
 Check = Callable[[Mapping[str, Any], Answer], Awaitable[str]]
 """Looks at the first answer, to a body; what it finds out about token ids."""
 
@@ -193,45 +210,93 @@ async def fit(
         rng: draws pauses.
         where: names the request in errors.
         turn: which traits matter, those of a first or of a second turn.
-        guess: whether every trait is tried if a refusal names none.
+        guess: whether every trait is tried if those that a refusal names are no help.
     """
-    tried: set[tuple[str, Any]] = set()
-    refusals: list[RequestFailed] = []
-    kept = client.profile
+    begun, seen, first = client.profile, set[Form](), None
+    # forms whose refusals say something new, each with one change more than the one before
+    path: list[tuple[Profile, RequestFailed]] = []
+    together: Change = {}
     while True:
         sent = client.profile
+        seen.add(_form(sent))
         try:
-            return await client.attempts(body, rng, where)
+            answer = await client.attempts(body, rng, where)
+            return await _with_less(client, body, rng, where, answer, together, begun) if together else answer
         except RequestFailed as failed:
             if not refuses_form(failed):
                 raise await client.given_up(failed, where) from None
             if client.profile is not sent:
                 # another request has learned something meanwhile
                 continue
-            if refusals and failed.reason == refusals[-1].reason:
-                # the last change was no help
-                client.profile = kept
-            refusals.append(failed)
+            first = first or failed
+            if not path or _said(failed) != _said(path[-1][1]):
+                path.append((sent, failed))
+            found = None
+            while path and found is None and len(seen) < MOST_FORMS:
+                base, why = path[-1]
+                changes = _changes(client, base, why, turn, guess)
+                found = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
+                if found is None:
+                    path.pop()
+            if found is None:
+                client.profile = begun
+                raise await client.given_up(first, where) from None
+            client.profile, together = replace(base, **found), found if len(found) > 1 else together
+
+
+async def _with_less(
+    client: EndpointClient,
+    body: Mapping[str, Any],
+    rng: np.random.Generator,
+    where: str,
+    answer: Answer,
+    together: Change,
+    begun: Profile,
+) -> Answer:
+    """The last answer, and the client keeps to a form without what `together` changes for nothing.
+
+    Those are sent once more that differ from how it `begun`, the usual values first.
+    """
+    for trait in TRAITS:
+        for value in (getattr(begun, trait.name), *trait.values) if trait.name in together else ():
             kept = client.profile
-            change = next(_changes(client, failed, tried, turn, guess), None)
-            if change is None:
-                raise await client.given_up(refusals[0], where) from None
-            client.profile = replace(client.profile, **change)
+            if value == getattr(kept, trait.name):
+                break
+            client.profile = replace(kept, **{trait.name: value})
+            try:
+                again = await client.attempts(body, rng, where)
+            except RequestFailed:
+                client.profile = kept
+                continue
+            answer = replace(again, lost=again.lost + answer.lost + replace(answer.usage, answers=0, unreported=0))
+            break
+    return answer
 
 
-def _changes(
-    client: EndpointClient, failed: RequestFailed, tried: set[tuple[str, Any]], turn: int, guess: bool
-) -> Iterator[dict[str, Any]]:
-    """What may be changed after a refusal, the likeliest first. What is in `tried` is not given out again."""
-    known = [trait for trait in TRAITS if trait.turn <= turn and trait.meant(failed)]
+def _form(profile: Profile) -> Form:
+    return tuple(getattr(profile, trait.name) for trait in TRAITS)
+
+
+def _said(failed: RequestFailed) -> str:
+    """What a refusal says, without what is new in each: gateways number requests, and tell the time."""
+    return re.sub(r"(?=[\w-]*\d)[\w-]{6,}", "", failed.reason)
+
+
+def _changes(client: EndpointClient, base: Profile, failed: RequestFailed, turn: int, guess: bool) -> Iterator[Change]:
+    """What may be changed in `base` after a refusal, the likeliest first: what it names, anything, all at once."""
+    # those of the first request were taken in it
+    matter = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
+    known = [trait for trait in matter if trait.meant(failed)]
     # a refusal with advice of its own is no matter of form
-    may_guess = guess and failed.rejected and not known and not client.advice(failed)
-    guesses = [trait for trait in TRAITS if may_guess and trait.guessed and trait.turn <= turn]
+    may_guess = guess and failed.rejected and (known or not client.advice(failed))
+    guesses = [trait for trait in matter if may_guess and trait.guessed and trait not in known]
     for trait in (*known, *guesses):
         for value in trait.values:
-            if (trait.name, value) not in tried and getattr(client.profile, trait.name) != value:
-                tried.add((trait.name, value))
-                yield {trait.name: value}
+            yield {trait.name: value}
+    if may_guess:
+        # two things that are refused in the same words
+        for place in (-1, 0):
+            yield {trait.name: trait.values[place] for trait in matter if trait.guessed}
 
 
 def refuses_form(failed: RequestFailed) -> bool:
@@ -310,23 +375,25 @@ def _answered(answers: list[Answer], hands: Hands) -> dict[str, Any]:
     }
 
 
-def check_needs(profile: Profile, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
+def check_needs(found: Found, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
     """Raises EndpointError for what an option needs and the server does not give.
 
     Args:
-        profile: what the handshake found.
+        found: by the handshake.
         name: of the agent, for the error.
         prices: whether the cost is wanted.
         max_context: whether the context is limited by the server's counts.
         token_ids: whether ids and log-probabilities are wanted.
     """
+    profile, reported = found.profile, not found.used.unreported
+    usage = "reports only a part of its usage" if profile.usage else "reports no usage"
     for wanted, given, option, lacks, instead in (
-        (prices, bool(profile.usage), "--price-in", "reports no usage", "leave the prices out"),
+        (prices, reported, "--price-in", usage, "leave the prices out"),
         (
             max_context,
-            bool(profile.usage),
+            reported,
             "--max-context",
-            "reports no usage, by which it is counted",
+            f"{usage}, by which it is counted",
             "leave it out: the server says itself when its context is full",
         ),
         (

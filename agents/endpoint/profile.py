@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from turngym.agents.endpoint.reader import REASONING
+from turngym.agents.endpoint.wire import REASONING
 
 NO_ANSWER = "(no answer)"
 """What stands for a turn without any text at servers that refuse one."""
@@ -147,6 +147,19 @@ LABELS = {
     "ids": "token ids",
     "noticed": "noticed",
 }
+
+
+DECIDING = (*LABELS,)[: (*LABELS,).index("finish")]
+"""What a server takes, and its model: with another of them episodes are others'."""
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two profiles, as results keep them, and decides what is played; a clause each."""
+    return [
+        f"{LABELS[name]}: {now.get(name)!r}, before {before.get(name)!r}"
+        for name in DECIDING
+        if now.get(name) != before.get(name)
+    ]
 
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:

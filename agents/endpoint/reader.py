@@ -1,9 +1,6 @@
 """One chat completion of any server, read once: `read_answer` is the only place that knows the form of an answer.
 
-Each table of the wire is a `Wire` below. A field of it is used (an annotated field, read as its type), known (`kept`
-fields go back with the conversation, `known` ones are dropped), or unknown: it is counted, and goes back as it came.
-
-Servers contradict themselves, too: they say that the model called and pass no call on, give a second choice that nobody
+Servers contradict themselves: they say that the model called and pass no call on, give a second choice that nobody
 asked for, or count tokens that do not add up. What is unambiguous is read as it was meant. Either way it is counted
 (`Noticed`), so that nothing that the server lost passes for the model's own mistake.
 """
@@ -12,48 +9,40 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.endpoint.calls import ToolCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
+from turngym.agents.endpoint.counts import read_usage
 from turngym.agents.endpoint.usage import Usage
+from turngym.agents.endpoint.wire import (
+    DEEPEST,
+    NAME_SHOWN,
+    REASONING,
+    Choice,
+    Completion,
+    Message,
+    Noticed,
+    Reading,
+    UnreadableAnswer,
+    deeper,
+    rest_of,
+)
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
-from turngym.envs.dialects import DIALECTS
 from turngym.envs.spaces import printable
-from turngym.envs.tool_calls import STYLES, THINK, read_calls
+from turngym.envs.tool_calls import THINK
 
-MOST_TOKENS = 1 << 32
-"""Most tokens that a server may report for one answer; larger reports are ignored."""
 MOST_IDS = 1 << 24
 """No vocabulary has as many ids. The endpoint's own is not known here; a trainer checks against the student's."""
 MOST_TOP = 20
 """Most alternatives of a token that are read, as many as the API allows."""
-REASONING = ("reasoning_content", "reasoning")
-"""Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
-DEEPEST = 32
-"""Levels of what is read or sent back: JSON of a thousand levels cannot be written, and servers refuse far less."""
-NAME_SHOWN, MODEL_SHOWN, MOST_NAMES = 60, 100, 40
-"""Characters of a server's own name for something that are kept, and of its model's; most names of fields."""
-T = TypeVar("T", bound="Wire")
-
-
-class UnreadableAnswer(Exception):
-    """A body that is no answer.
-
-    Args:
-        full: whether the context had no room for an answer.
-        foreign: whether the body is no chat completion at all; else the server broke off before the model had ended.
-        usage: what was paid for it.
-    """
-
-    def __init__(self, reason: str, *, full: bool = False, foreign: bool = False, usage: Usage | None = None) -> None:
-        super().__init__(reason)
-        self.full, self.foreign, self.usage = full, foreign, usage or Usage()
+MODEL_SHOWN = 100
+"""Characters of a model's name that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +56,6 @@ class Expected:
     thoughts: bool = True
     """False if thinking was switched off."""
     logprobs: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """One call as the server gave it. Half surrogate pairs are replaced, in the text of its arguments too."""
-
-    id: str
-    name: Any
-    arguments: Any
-    """JSON text, by the API; some servers give an object."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """The call's other fields, and those of its function under `function`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCall:
-    """A call in the text of an answer."""
-
-    before: str
-    """The text before it."""
-    name: str
-    arguments: Any
-    dialect: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,210 +113,9 @@ class Answer:
         return len(self.content) + len(self.reasoning or "") + calls + _size(self.more)
 
 
-class Noticed:
-    """What is noticed in an answer, in the words with which results count it."""
-
-    UNKNOWN = "unknown field {}"
-    OTHER_TYPE = "{} of another type"
-    CHOICES = "several choices"
-    OTHER_CHOICE = "call in another choice than the first"
-    OLD_CALL = "call in function_call"
-    WRITTEN = "call left in the text ({})"
-    NO_CALL = "finish_reason of a call without a call"
-    HIDDEN = "text beside a call that would hide it"
-    USAGE_PART = "usage in part"
-    USAGE_SUM = "usage that does not add up"
-    MODEL = "another model: {}"
-    THOUGHTS = "thoughts though switched off"
-    NO_LOGPROBS = "ids without their log-probabilities"
-    ENDING = "unknown finish_reason {}"
-
-    @classmethod
-    def said(cls, words: str) -> str:
-        """A clause that says what was noticed, and what becomes of it."""
-        heads = {form.partition("{}")[0].rstrip(" ("): effect for form, effect in cls._EFFECTS.items()}
-        effect = next((effect for head, effect in heads.items() if head and words.startswith(head)), "it is left out")
-        return f"answers have: {words} ({effect})"
-
-    _EFFECTS: ClassVar[Mapping[str, str]] = {
-        UNKNOWN: "messages and calls take it back as it came",
-        CHOICES: "one was asked for; the first counts",
-        OTHER_CHOICE: "it is played",
-        OLD_CALL: "it is played; the server speaks the API before `tools`",
-        WRITTEN: "it is played; the server has no parser for the model's calls",
-        NO_CALL: "the server says that the model called, and passes no call on: does it have the model's tool parser? "
-        "--channel text needs none",
-        HIDDEN: "the call counts",
-        USAGE_PART: "tokens and cost are too low",
-        USAGE_SUM: "they are taken as they are",
-        MODEL: "another one than was asked for plays",
-        THOUGHTS: "--thinking off has no effect",
-        NO_LOGPROBS: "they cannot be trained on as they were sampled",
-        ENDING: "it is taken as whole",
-    }
-
-
-# The tables of the wire.
-
-
-class Wire(msgspec.Struct, kw_only=True):
-    """One table of an answer. The annotated fields are used."""
-
-    essential: ClassVar[frozenset[str]] = frozenset()
-    """Fields without which, or with another type of which, a body is no answer."""
-    kept: ClassVar[frozenset[str]] = frozenset()
-    """Known fields that go back with the conversation."""
-    known: ClassVar[frozenset[str]] = frozenset()
-    """Known fields that are dropped."""
-
-
-class Function(Wire):
-    name: Any = None
-    arguments: Any = None
-    kept = frozenset({"thought_signature"})
-
-
-class Call(Wire):
-    id: str = ""
-    function: dict[str, Any] = {}
-    kept = frozenset({"index", "extra_content"})
-    known = frozenset({"type"})
-
-
-class Message(Wire):
-    content: str | list[Any] | None = None
-    refusal: str = ""
-    reasoning_content: str = ""
-    reasoning: str = ""
-    tool_calls: list[Any] = []
-    function_call: dict[str, Any] = {}
-    essential = frozenset({"content", "tool_calls"})
-    kept = frozenset({"reasoning_details", "thinking_blocks", "provider_specific_fields", "executed_tools"})
-    known = frozenset({"role", "annotations", "audio", "images", "parsed", "citations", "context", "name", "prefix"})
-
-
-class Choice(Wire):
-    message: dict[str, Any]
-    finish_reason: str = ""
-    stop_reason: Any = None
-    matched_stop: Any = None
-    logprobs: dict[str, Any] = {}
-    token_ids: Any = None
-    prompt_token_ids: Any = None
-    essential = frozenset({"message"})
-    known = frozenset(
-        {"index", "native_finish_reason", "content_filter_results", "content_filter_result", "seed", "text", "delta"}
-        | {"hidden_states", "routed_experts", "error", "provider_specific_fields", "stop_sequence"}
-    )
-
-
-class Counts(Wire):
-    """Usage. Each number has several names; the first that is there counts."""
-
-    prompt_tokens: int | None = None
-    input_tokens: int | None = None
-    completion_tokens: int | None = None
-    output_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_tokens_details: dict[str, Any] = {}
-    input_tokens_details: dict[str, Any] = {}
-    completion_tokens_details: dict[str, Any] = {}
-    output_tokens_details: dict[str, Any] = {}
-    cached_tokens: int | None = None
-    prompt_cache_hit_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    known = frozenset(
-        {
-            "prompt_cache_miss_tokens",
-            "cache_creation",
-            "cost",
-            "cost_details",
-            "is_byok",
-            "num_sources_used",
-            "iterations",
-        }
-        | {
-            "queue_time",
-            "prompt_time",
-            "completion_time",
-            "total_time",
-            "prompt_audio_seconds",
-            "service_tier",
-            "speed",
-        }
-        | {"server_tool_use", "inference_geo", "num_search_queries", "search_context_size", "cost_in_usd_ticks"}
-    )
-
-
-class Completion(Wire):
-    choices: list[Any]
-    model: str = ""
-    usage: dict[str, Any] = {}
-    prompt_token_ids: Any = None
-    essential = frozenset({"choices"})
-    known = frozenset(
-        {"id", "object", "created", "system_fingerprint", "service_tier", "provider", "error", "metadata", "message"}
-        | {
-            "prompt_filter_results",
-            "prompt_logprobs",
-            "kv_transfer_params",
-            "timings",
-            "stats",
-            "runtime",
-            "model_info",
-        }
-        | {"x_groq", "citations", "search_results", "prompt", "request_id", "warnings", "base_resp", "input_sensitive"}
-        | {"output_sensitive", "input_sensitive_type", "output_sensitive_type", "input_sensitive_int", "safety_ratings"}
-        | {"usage_breakdown", "prompt_text", "output_sensitive_int", "success", "detail", "errors", "mcp_list_tools"}
-        | {"__verbose", "generation_settings", "extra_fields", "status"}
-    )
-
-
-@dataclass(slots=True)
-class _Reading:
-    """One answer while it is read."""
-
-    noticed: dict[str, None] = field(default_factory=dict)
-    """In the order in which it was noticed."""
-
-    def note(self, words: str, name: str = "") -> None:
-        self.noticed[words.format(name)] = None
-
-    def take(self, kind: type[T], given: Any, where: str) -> T:
-        """The table `given`. Fields of another type count as absent. Raises UnreadableAnswer for an essential one."""
-        table = given if isinstance(given, Mapping) else {}
-        found: dict[str, Any] = {}
-        for each in msgspec.structs.fields(kind):
-            value = table.get(each.name)
-            try:
-                if value is not None:
-                    found[each.name] = msgspec.convert(value, each.type)
-            except (msgspec.ValidationError, OverflowError):
-                if each.name in kind.essential:
-                    raise UnreadableAnswer(
-                        f"the answer's {where}{each.name} is of another type: {excerpt(value, 200)!r}", foreign=True
-                    ) from None
-                self.note(Noticed.OTHER_TYPE, where + each.name)
-            if each.required and each.name not in found:
-                raise UnreadableAnswer(f"the answer has no {where}{each.name}: {excerpt(given, 200)!r}", foreign=True)
-        for name, value in table.items():
-            known = name in kind.__struct_fields__ or name in kind.kept or name in kind.known
-            if not known and value not in (None, "", [], {}):
-                self.note(Noticed.UNKNOWN, where + printable(excerpt(name, NAME_SHOWN)))
-        return kind(**found)
-
-
-def rest_of(kind: type[Wire], table: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `table` that go back with the conversation: the kept and the unknown ones."""
-    dropped = {*kind.__struct_fields__, *kind.known}
-    return {name: value for name, value in table.items() if name not in dropped and value not in (None, "", [], {})}
-
-
 def read_answer(body: Any, expected: Expected | None = None) -> Answer:
     """Read a completion. Raises UnreadableAnswer."""
-    reading, expected = _Reading(), expected or Expected()
+    reading, expected = Reading(), expected or Expected()
     completion = reading.take(Completion, body, "")
     usage, counted = read_usage(completion.usage, reading)
     try:
@@ -363,34 +128,40 @@ def read_answer(body: Any, expected: Expected | None = None) -> Answer:
         reading.note(Noticed.MODEL, named)
     if expected.logprobs and answer.ids is not None and answer.ids.logprobs is None:
         reading.note(Noticed.NO_LOGPROBS)
-    if not expected.thoughts and (answer.reasoning or answer.content.lstrip().startswith(THINK.opening)):
+    # some templates open the thought in the prompt, and some servers count thoughts and hide them
+    written = THINK.closing in answer.content or answer.content.lstrip().startswith(THINK.opening)
+    if not expected.thoughts and (answer.reasoning or written or usage.reasoning_tokens):
         reading.note(Noticed.THOUGHTS)
     return replace(answer, model=named, usage=usage, counted=counted, noticed=tuple(reading.noticed))
 
 
-def _read_choices(completion: Completion, expected: Expected, reading: _Reading, *, no_tokens: bool) -> Answer:
+def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> Answer:
     if not completion.choices:
         raise UnreadableAnswer("the answer has no choices: []", foreign=True)
     choices = [reading.take(Choice, given, "choice.") for given in completion.choices[:MOST_TOP]]
     for choice in choices:
-        choice.message = _without_halves(choice.message)
+        choice.message = without_halves(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
     first, message = choices[0], messages[0]
-    table, calls = first.message, _calls(message, reading)
+    table, calls = first.message, calls_of(message, reading)
     if len(choices) > 1:
         reading.note(Noticed.CHOICES)
         # gateways in front of Claude put the text into one choice and the call into the next
-        other = next((place for place, one in enumerate(messages) if _calls(one, _Reading())), 0)
+        other = next((place for place, one in enumerate(messages) if calls_of(one, Reading())), 0)
         if not calls and other:
             reading.note(Noticed.OTHER_CHOICE)
-            calls, table = _calls(messages[other], reading), {**choices[other].message, **table}
+            calls, table = calls_of(messages[other], reading), {**choices[other].message, **table}
     content, thoughts = _parts(message.content)
     # a refusal is an answer, too
     content = content or message.refusal
     back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
     reasoning = next((text for text in back.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
-        back["content"] = [part for part in message.content if isinstance(part, Mapping) and _kind(part) == "thinking"]
+        parts = [part for part in message.content if isinstance(part, Mapping) and _kind(part) == "thinking"]
+        if deeper(parts, DEEPEST):
+            reading.note(Noticed.TOO_DEEP, "message.content")
+        else:
+            back["content"] = parts
     empty = not (content or reasoning or calls)
     finish, ending = _ending(first.finish_reason, empty, no_tokens)
     if ending:
@@ -402,11 +173,13 @@ def _read_choices(completion: Completion, expected: Expected, reading: _Reading,
             reading.note(Noticed.WRITTEN, written.dialect)
         elif first.finish_reason.lower() in CALLED:
             reading.note(Noticed.NO_CALL)
+    if calls and not expected.tools:
+        reading.note(Noticed.UNASKED)
     if calls and hides_call(content):
         reading.note(Noticed.HIDDEN)
+    if reasoning and not content and not calls and finish == "stop":
+        reading.note(Noticed.ONLY_THOUGHT)
     more = rest_of(Message, table)
-    if _deeper([more, *(call.more for call in calls)], DEEPEST):
-        raise UnreadableAnswer("the answer has unknown fields that are nested too deep to be sent back")
     stops = (first.stop_reason, first.matched_stop)
     return Answer(
         content=content,
@@ -421,9 +194,6 @@ def _read_choices(completion: Completion, expected: Expected, reading: _Reading,
         stopped_at=next((stop for stop in stops if isinstance(stop, str)), None),
         ids=_ids(completion, first),
     )
-
-
-# Texts, thoughts and calls.
 
 
 def _parts(content: Any) -> tuple[str, str]:
@@ -446,112 +216,6 @@ def _parts(content: Any) -> tuple[str, str]:
 
 def _kind(part: Mapping[str, Any]) -> Any:
     return part.get("type")
-
-
-def _calls(message: Message, reading: _Reading) -> tuple[ToolCall, ...]:
-    """The calls of a message, those of the API before `tools` included."""
-    given = message.tool_calls
-    if not given and message.function_call:
-        reading.note(Noticed.OLD_CALL)
-        given = [{"function": message.function_call}]
-    calls: list[ToolCall] = []
-    for place, table in enumerate(given):
-        call = reading.take(Call, table, "tool_calls.")
-        function = reading.take(Function, call.function, "function.")
-        # a result names its call by id, so ids must differ
-        taken = ("", *(earlier.id for earlier in calls))
-        inner = rest_of(Function, call.function)
-        more = rest_of(Call, table) if isinstance(table, Mapping) else {}
-        calls.append(
-            ToolCall(
-                id=call.id if call.id not in taken else own_id(place),
-                name=function.name,
-                arguments=_arguments(function.arguments),
-                more={**more, **({"function": inner} if inner else {})},
-            )
-        )
-    return tuple(calls)
-
-
-def own_id(place: int, episode: int = 0) -> str:
-    """The id of a call that has none: nine letters and digits, which is what Mistral's models demand."""
-    return f"c{episode % 10_000:04}{place % 10_000:04}"
-
-
-def _arguments(given: Any) -> Any:
-    """`given` without half surrogate pairs. Its text may escape them (`\\\\ud83d`), and servers that parse a
-    conversation refuse them there."""
-    if not isinstance(given, str):
-        return excerpt(given, 200) if _deeper(given, DEEPEST) else given
-    if not HALF.search(given):
-        return given
-    read = json_of(given)
-    return given if read is None else json.dumps(_without_halves(read), ensure_ascii=False)
-
-
-def json_of(text: Any) -> Any:
-    """Parses `text` if it is a JSON string. Returns other values unchanged, and None for invalid JSON and for one of
-    more than `DEEPEST` levels, which few servers take back."""
-    read = text
-    if isinstance(text, str):
-        try:
-            read = json.loads(text)
-        # a few thousand open brackets raise RecursionError
-        except (ValueError, RecursionError):
-            return None
-    return None if _deeper(read, DEEPEST) else read
-
-
-def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
-    """The first of the calls that end `text`, where the server has left them; None if there are none.
-
-    Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
-    dialects whose calls are bare JSON read those.
-    """
-    style = next((style for style in (THINK, *STYLES.values()) if style.closing in text), THINK)
-    _, body, reason = style.split(text, lambda part: False)
-    body = _FENCE.sub(r"\1", body.strip())
-    found: list[WrittenCall] = []
-    for dialect in DIALECTS.values() if reason is None else ():
-        start = dialect.find(body)
-        calls = read_calls(dialect, body[start:]) if start >= 0 else None
-        if calls and calls[0].name in tools:
-            call = calls[0]
-            found.append(
-                WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)
-            )
-    # the one that leaves the least before it: without its marker a call may be another dialect's, too
-    return min(found, key=lambda one: len(one.before), default=None)
-
-
-_FENCE = re.compile(r"\A```(?:json|tool_call|xml)?\s*\n(.*)\n```\Z", re.DOTALL)
-
-
-def hides_call(text: str) -> bool:
-    """Whether the tool channel would not see a call behind `text`: it opens a thought, or begins a call of its own."""
-    _, body, reason = THINK.split(text, lambda part: False)
-    return reason is not None or DIALECTS["hermes"].find(body) >= 0
-
-
-# Surrogates: half a pair is text for Python, and for nobody else.
-
-HALF = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]|[\ud800-\udfff]")
-
-
-def _without_halves(value: Any, levels: int = 2 * DEEPEST) -> Any:
-    """`value` with `?` for half surrogate pairs in its texts; what lies deeper than `levels` is left alone."""
-    if isinstance(value, str):
-        return printable(value)
-    if levels and isinstance(value, list):
-        return [_without_halves(item, levels - 1) for item in value]
-    if levels and isinstance(value, dict):
-        return {printable(name): _without_halves(item, levels - 1) for name, item in value.items()}
-    return value
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
 
 
 def _size(fields: Mapping[str, Any]) -> int:
@@ -607,71 +271,6 @@ def _ending(given: str, empty: bool, drew_none: bool) -> tuple[str, str]:
 
 
 # Tokens.
-
-
-def read_usage(reported: Any, reading: _Reading | None = None) -> tuple[Usage, tuple[str, ...]]:
-    """(the usage of one answer, names of its fields); it is `unreported` if a number is missing.
-
-    OpenAI counts cached tokens in the prompt and reasoning in the completion. Others count them beside those (xAI, and
-    gateways to Gemini and Claude), which their total shows. They are added here.
-    """
-    reading = reading or _Reading()
-    counts = reading.take(Counts, reported, "usage.")
-    given = [_count(counts.prompt_tokens, counts.input_tokens), _count(counts.completion_tokens, counts.output_tokens)]
-    total = _count(counts.total_tokens)
-    of_prompt = (counts.prompt_tokens_details, counts.input_tokens_details)
-    of_completion = (counts.completion_tokens_details, counts.output_tokens_details)
-    cached = _most(
-        *(table.get("cached_tokens") for table in of_prompt),
-        *(counts.cached_tokens, counts.prompt_cache_hit_tokens, counts.cache_read_input_tokens),
-    )
-    # SGLang reports it beside the other counts
-    reasoning = _most(*(table.get("reasoning_tokens") for table in of_completion), counts.reasoning_tokens)
-    names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
-    named = tuple(sorted(names)[:MOST_NAMES])
-    prompt, completion = (number or 0 for number in given)
-    made = _most(counts.cache_creation_input_tokens)
-    if total is not None and total < prompt + completion:
-        reading.note(Noticed.USAGE_SUM)
-    # the total tells the number that is missing
-    if total and given[0] is None and completion:
-        prompt = max(total - completion, 0)
-    part = given[1] is None and not total
-    # a part that is larger than its whole was counted beside it
-    prompt += cached if cached > prompt else 0
-    completion += reasoning if reasoning > completion else 0
-    if not prompt or part:
-        if named:
-            reading.note(Noticed.USAGE_PART)
-        return Usage(answers=1, unreported=1, prompt_tokens=prompt, completion_tokens=completion), named
-    beside = (total or 0) - prompt - completion
-    # Claude: what was written into the cache is counted beside the prompt, too
-    if made and beside in (made, made + cached):
-        prompt, beside = prompt + made, beside - made
-    if beside in (cached, cached + reasoning) and beside != reasoning:
-        prompt, beside = prompt + cached, beside - cached
-    # the rest is reasoning, whether it is reported or not
-    completion += max(beside, 0)
-    return (
-        Usage(
-            answers=1,
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            completion_tokens=completion,
-            reasoning_tokens=reasoning,
-        ),
-        named,
-    )
-
-
-def _count(*given: Any) -> int | None:
-    """The first of `given` that is a number of tokens; None if none is."""
-    return next((value for value in given if type(value) is int and 0 <= value <= MOST_TOKENS), None)
-
-
-def _most(*given: Any) -> int:
-    """The largest number of tokens in `given`; 0 if there is none: the names of one number differ, not its value."""
-    return max((number for value in given if (number := _count(value)) is not None), default=0)
 
 
 def _drew_none(completion: Completion, usage: Usage) -> bool:

@@ -46,7 +46,7 @@ class Usage:
     cost: float | None = None
     """Cost in the currency of the prices; None without prices."""
     noticed: Mapping[str, int] = field(default_factory=dict)
-    """Answers by what nobody here knows in them, and by what contradicts itself (`reader.Noticed`)."""
+    """Answers by what nobody here knows in them, and by what contradicts itself (`wire.Noticed`)."""
 
     def __add__(self, other: Usage) -> Usage:
         names = [field.name for field in fields(Usage) if field.name not in ("cost", "noticed")]

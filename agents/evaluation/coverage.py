@@ -14,8 +14,8 @@ from statistics import fmean, stdev
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise
-from turngym.agents.evaluation.statistics import Interval, clustered, paired_difference, t_quantile
+from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
+from turngym.agents.evaluation.statistics import TAIL, Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
 from turngym.core.spec import Unread, needing
 
@@ -26,6 +26,8 @@ class SimulatedStudy:
 
     seeds: int = 3
     """Training seeds of each method."""
+    second_seeds: int | None = None
+    """Training seeds of the second method; None: as many as of the first."""
     tasks: int = 100
     """Tasks of the panel."""
     samples: int = 4
@@ -38,6 +40,8 @@ class SimulatedStudy:
     """Standard deviation between training seeds."""
     second_spread: float | None = None
     """Standard deviation between training seeds of the second method; None: as of the first."""
+    collapse: float = 0.0
+    """Probability that a training run of the second method collapses and loses 40 points."""
     correlation: float = 0.0
     """Correlation of the two methods' seeds: 1 where a seed that is good for one is as good for the other."""
     hard: float = 0.15
@@ -50,16 +54,24 @@ class SimulatedStudy:
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
     shared: float = 0.2
     """Share of the variance between tasks that is between clusters, where there are any."""
+    family: int = 1
+    """Methods that are compared with the first one, by Holm; where more than one, how often any is clear of zero."""
 
     def unread(self) -> Unread:
         if not self.clusters:
             yield from needing("--clusters", "shared")
+        if self.seeds == 1:
+            yield from needing("--seeds above 1", "second_seeds", "family", "collapse")
+        if self.second_seeds not in (None, self.seeds):
+            yield from needing("as many seeds of both methods", "correlation")
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0)):
+        for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0), ("family", 1)):
             if getattr(self, name) < least:
                 raise TurngymError(f"--{name} {getattr(self, name)}: at least {least}")
-        for name in ("rate", "correlation", "shared"):
+        if self.second_seeds is not None and self.second_seeds < 2:
+            raise TurngymError(f"--second-seeds {self.second_seeds}: at least 2")
+        for name in ("rate", "correlation", "shared", "collapse"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TurngymError(f"--{name} {getattr(self, name)}: between 0 and 1")
         if not self.clusters <= self.tasks:
@@ -71,16 +83,20 @@ class SimulatedStudy:
         return [task * self.clusters // self.tasks for task in range(self.tasks)] if self.clusters else None
 
     def rates(self, rng: np.random.Generator) -> list[NDArray[np.float64]]:
-        """Success rates of both methods [seeds, tasks]."""
+        """Success rates [seeds, tasks] of the first method, and of those that are compared with it."""
         hard = self._tasks(rng, self.hard)
         common = rng.normal(0, 1, self.seeds)
-        spreads = self.seed_spread, self.seed_spread if self.second_spread is None else self.second_spread
         found = []
-        for place, spread in enumerate(spreads):
-            own = rng.normal(0, 1, self.seeds)
-            seed_S = spread * (math.sqrt(self.correlation) * common + math.sqrt(1 - self.correlation) * own)
-            rate_N = self.rate + place * self.difference + hard + self._tasks(rng, self.task_spread)
-            rest_SN = rng.normal(0, self.both, (self.seeds, self.tasks))
+        for place in range(1 + self.family):
+            first, seeds = not place, self.seeds if not place or self.second_seeds is None else self.second_seeds
+            spread = self.seed_spread if first or self.second_spread is None else self.second_spread
+            seed_S = spread * math.sqrt(1 - self.correlation) * rng.normal(0, 1, seeds)
+            if self.correlation:
+                seed_S += spread * math.sqrt(self.correlation) * common
+            if self.collapse and not first:
+                seed_S -= COLLAPSE * (rng.random(seeds) < self.collapse)
+            rate_N = self.rate + (not first) * self.difference + hard + self._tasks(rng, self.task_spread)
+            rest_SN = rng.normal(0, self.both, (seeds, self.tasks))
             found.append((rate_N + seed_S[:, None] + rest_SN).clip(0, 1))
         return found
 
@@ -100,21 +116,25 @@ class SimulatedStudy:
     def truth(self) -> tuple[float, float]:
         """Success of the first method and how much more the second has; rates that would leave [0, 1] are cut there."""
         if not self.clipped():
-            return self.rate, self.difference
+            return self.rate, self.difference - COLLAPSE * self.collapse
         rng = np.random.default_rng(0)
         # one task by itself has the same distribution, and seeds enough make the mean exact to 0.1 points
-        many = replace(self, seeds=200, tasks=2000, clusters=0)
+        many = replace(self, seeds=200, second_seeds=None, tasks=2000, clusters=0, family=1)
         means = np.mean([[rates.mean() for rates in many.rates(rng)] for _ in range(10)], 0)
-        alike = not self.difference and self.second_spread in (None, self.seed_spread)
+        alike = not (self.difference or self.collapse) and self.second_spread in (None, self.seed_spread)
         return float(means[0]), 0.0 if alike else float(means[1] - means[0])
 
     def clipped(self) -> bool:
         """Whether rates of a method come within three deviations of an end of the scale."""
         spread = max(self.seed_spread, self.second_spread or 0.0)
         reach = 3 * math.sqrt(spread**2 + self.hard**2 + self.task_spread**2 + self.both**2)
-        return not all(reach < rate < 1 - reach for rate in (self.rate, self.rate + self.difference))
+        fall = COLLAPSE if self.collapse else 0.0
+        rates = self.rate, self.rate + self.difference, self.rate + self.difference - fall
+        return not all(reach < rate < 1 - reach for rate in rates)
 
 
+COLLAPSE = 0.4
+"""What a run that collapses loses."""
 REFERENCE = "t over seeds, for comparison"
 """What others print: it takes the tasks as given, and covers too little for new ones."""
 
@@ -141,13 +161,16 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     named = None if clusters is None else {str(task): cluster for task, cluster in enumerate(clusters)}
     kinds: dict[str, tuple[Callable[[list[list[TaskMeans]]], Interval], float, SimulatedStudy]] = {}
     # one run, and two, are asked about themselves: other seeds are no part of the question
-    alone = replace(study, seeds=1, seed_spread=0.0, second_spread=None, both=0.0)
-    kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate, alone)
+    alone = replace(
+        study, seeds=1, second_seeds=None, seed_spread=0.0, second_spread=None, both=0.0, collapse=0.0, family=1
+    )
+    family, rate_alone = study.family, alone.truth()[0]
+    kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate_alone, alone)
     kinds["two runs, by task"] = (lambda runs: paired_difference(runs[0][0], runs[1][0]), difference, alone)
     if clusters is not None:
         kinds["one evaluation, new clusters"] = (
             lambda runs: clustered([*runs[0][0].values()], clusters=clusters),
-            rate,
+            rate_alone,
             alone,
         )
         kinds["two runs, new clusters"] = (
@@ -157,8 +180,16 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
         )
     if study.seeds > 1:
         kinds["a method over its seeds"] = (lambda runs: over_seeds(runs[0], clusters=named), rate, study)
-        kinds["two methods over their seeds"] = (lambda runs: rise(*runs, clusters=named), difference, study)
-        kinds[REFERENCE] = (_t_over_seeds, difference, study)
+        kinds["two methods over their seeds"] = (lambda runs: rise(*runs[:2], clusters=named), difference, study)
+        if study.second_seeds in (None, study.seeds):
+            kinds[REFERENCE] = (_t_over_seeds, difference, study)
+        if family > 1:
+            # the least of m p-values is told by Holm at 0.05 / m
+            kinds[f"the clearest of {family}, by Holm"] = (
+                lambda runs: _clearest(runs, TAIL / family),
+                difference,
+                study,
+            )
     for place, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
         rng = np.random.default_rng([seed, place])
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
@@ -176,8 +207,21 @@ def counted(name: str, found: Sequence[Interval], truth: float) -> Measured:
     )
 
 
+def _clearest(runs: list[list[TaskMeans]], tail: float) -> Interval:
+    """Of all methods minus the first, the interval that is farthest from zero."""
+    found = [rise(runs[0], other, tail=tail) for other in runs[1:]]
+    return max(found, key=lambda one: max(one.low, -one.high))
+
+
+def shown_apart(study: SimulatedStudy, repetitions: int, seed: int = 0) -> float:
+    """In what share of the studies a seed of one of two methods lies apart (`seed_apart`)."""
+    rng = np.random.default_rng([seed, 99])
+    drawn = (replace(study, family=1).draw(rng) for _ in range(repetitions))
+    return fmean(any(seed_apart(runs) is not None for runs in both) for both in drawn)
+
+
 def _t_over_seeds(runs: list[list[TaskMeans]]) -> Interval:
     """Student's t over the seeds' differences: tasks are taken as given."""
-    values = [fmean(after.values()) - fmean(before.values()) for before, after in zip(*runs, strict=True)]
+    values = [fmean(after.values()) - fmean(before.values()) for before, after in zip(*runs[:2], strict=True)]
     half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Interval(mean=fmean(values), low=fmean(values) - half, high=fmean(values) + half, tasks=len(runs[0][0]))

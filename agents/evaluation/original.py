@@ -150,7 +150,7 @@ def _tasks(play: PlaySpec, env_id: str) -> Iterator[str]:
     if not isinstance(play.tasks, OnPanel):
         yield "tasks of no panel"
     elif isinstance(play.tasks.sampling, First) and play.tasks.sampling.limit < play.tasks.size:
-        yield f"{play.tasks.sampling.said} of {play.tasks.size}"
+        yield play.tasks.sampling.said_of(play.tasks.size)
 
 
 def _retrieval(made: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,6 @@ chose the actions shows only who has that model (`play_again`): the same seed gi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +23,9 @@ from turngym.agents.endpoint.client import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of
-from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
+from turngym.agents.evaluation.packed_file import PackedResult, broken_seal, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
-from turngym.agents.evaluation.results import EACH, token_counts
+from turngym.agents.evaluation.results import EACH, check_kind, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import alike
@@ -46,14 +45,14 @@ from turngym.agents.play_spec import (
 )
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
-from turngym.core.episode import Episode, Status, Turn
+from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import differing
 from turngym.core.task import Verdict, plain_id
-from turngym.core.user_files import json_file, json_of
+from turngym.core.user_files import json_file
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 
@@ -87,8 +86,9 @@ def packed(run: str | Path) -> PackedResult:
     written = Path(run) / "results.json"
     try:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
-    except ValueError as error:
-        raise EvaluationError(f"{written} is no JSON: {error}") from error
+        check_kind("content", about, dict)
+    except (ValueError, LookupError, TypeError) as error:
+        raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
         spec = replaced(spec, agent=replaced(spec.agent, weights=weights))
@@ -222,7 +222,7 @@ def differences(
         env_kwargs: arguments of gym.make that replace the result's and are not compared with the panel's.
         other_rules: whether settings that change what scores may differ from the panel's.
     """
-    found = _seal(result)
+    found = broken_seal(result)
     known = load_panel(panel) if panel is not None else shipped_panel(_named(result))
     found += _tasks(result, known)
     given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
@@ -245,23 +245,7 @@ def differences(
 def inconsistencies(result: PackedResult) -> list[str]:
     """What can be told of a file without playing: its seal, its tasks where its panel comes with turngym, its table."""
     known = panel_of(result.spec.play)
-    return [*_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
-
-
-def _seal(result: PackedResult) -> list[str]:
-    """What was changed since the file was sealed; [] also for a result that was not read from a file."""
-    found: list[str] = []
-    lines = result.lines()
-    now = json_of(lines[0])
-    if result.seal and now["sha256"] != result.seal:
-        before, sums = result.checksums, now["checksums"]
-        changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
-        found += [f"seal: {name} was changed after the file was packed" for name in changed]
-        if not changed:
-            found.append("seal: the content has another SHA-256 than the file states")
-    elif result.text and result.text != hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest():
-        found.append("seal: the file holds more than is read of it, which no seal covers")
-    return found
+    return [*broken_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
 
 
 def _named(result: PackedResult) -> str:
@@ -331,6 +315,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         yield _said("cluster", episode.task.cluster, task.cluster)
     success, total, final, end = False, 0.0, 0.0, None
     goals: float | None = None
+    progress, lenient = 0.0, 0
     for turn in episode.turns:
         if end is not None:
             yield f"turn {turn.index}: the episode is over ({end.value}), but goes on in the file"
@@ -339,18 +324,23 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {_said('observation', turn.observation, observation)}"
             return
         if turn.excluded == BROKEN_OFF:
+            if not alike(turn.progress, progress):
+                yield f"turn {turn.index}: {_said('progress', turn.progress, progress)}"
             if turn is not episode.turns[-1] or turn.verdict is not Verdict.MALFORMED or turn.reward:
                 yield f"turn {turn.index}: an answer that was broken off is the last one, malformed, without a reward"
                 return
             break
         observation, reward, terminated, truncated, info = env.step(turn.response)
+        goals = None if info.get("goal_rate") is None else float(info["goal_rate"])
+        success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
+        lenient += info.get("reading") == "lenient"
+        progress = final if goals is None else goals
         before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
         after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
+        before["progress"], after["progress"] = turn.progress, progress
         if wrong := [_said(name, before[name], after[name]) for name in after if not alike(before[name], after[name])]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
-        success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
-        goals = None if info.get("goal_rate") is None else float(info["goal_rate"])
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
@@ -360,6 +350,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         ("score", episode.score, final),
         ("return", episode.episode_return, total),
         ("goal_rate", episode.meta.get("goal_rate"), goals),
+        (LENIENT, episode.meta.get(LENIENT, 0), lenient),
         ("final observation", episode.final_observation, observation),
     ):
         if not alike(recorded, now):

@@ -16,11 +16,11 @@ from turngym.agents.evaluation.results import check_kind
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode, EpisodeError
-from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import brief, excerpt
 from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
+from turngym.core.user_files import json_of, too_many_values
 
 FORMAT, VERSION = "turngym-packed-result", 3
 FACTS = ("spec", "agent", "versions", "date", "seconds", "tokens", "scores")
@@ -121,6 +121,29 @@ def _check_head(head: Mapping[str, Any]) -> None:
         check_kind(f"tokens.{excerpt(key, 80)}", value, int)
     if head["seconds"] < 0:
         raise ValueError(f"its seconds are {head['seconds']}; valid: at least 0")
+
+
+def broken_seal(result: PackedResult) -> list[str]:
+    """What was changed since the file was sealed; [] also for a result that was not read from a file."""
+    lines = result.lines()
+    now = json_of(lines[0])
+    if result.seal and now["sha256"] != result.seal:
+        before, sums = result.checksums, now["checksums"]
+        changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
+        found = [f"seal: {name} was changed after the file was packed" for name in changed]
+        return found or ["seal: the content has another SHA-256 than the file states"]
+    if result.text and result.text != hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest():
+        return ["seal: the file holds more than is read of it, which no seal covers"]
+    return []
+
+
+def read_sealed(path: str | Path) -> PackedResult:
+    """Reads a packed result whose numbers are about to be shown. Raises EvaluationError as `read_result` does, and for
+    one that is not as it was packed."""
+    result = read_result(path)
+    if broken := broken_seal(result):
+        raise EvaluationError(f"{path}: {broken[0]}; turngym result check {path} names all that differs")
+    return result
 
 
 UNPACKER_BYTES = 1 << 27

@@ -7,6 +7,7 @@ finds out what a trace already holds, so that only the rest is played.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.endpoint.profile import changed
 from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
 from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.evaluation.original import Departures, departures
@@ -73,7 +75,10 @@ class RecordedEpisodes:
         """Count what `episode` used, and note the endpoint's profile."""
         if (used := Usage.noted(episode)) is not None:
             self.used = used + (self.used or Usage())
-        self.profile = episode.meta.get(PROFILE, self.profile)
+        profile = episode.meta.get(PROFILE, self.profile)
+        if self.profile is not None and (other := changed(self.profile, profile)):
+            warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=2)
+        self.profile = profile
 
     def has(self, task_id: str, sample: int) -> bool:
         return (sample, self.tasks[task_id][0]) in self._rows
@@ -250,7 +255,8 @@ class EvalResult:
         else:
             what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
         heat = getattr(agent, "temperature", None)
-        what += "" if heat is None else f", temperature {heat:g}"
+        taken = self.profile is None or self.profile.get("temperature", True)
+        what += "" if heat is None else f", temperature {heat:g}" if taken else ", the server's own temperature"
         return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
     def hints(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from turngym.core.plugin_values import LARGE
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
-from turngym.core.task import Task, plain_id
+from turngym.core.task import Task, Verdict, plain_id
 from turngym.core.user_files import json_file
 
 FORMAT, VERSION = "turngym-results", 3
@@ -100,6 +101,10 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
         found = msgspec.convert(json_file(path, EvaluationError), _Results)
     except (msgspec.ValidationError, ValueError) as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
+    played = Counter((row.task_id, row.sample) for row in found.episodes)
+    for (task_id, sample), times in played.most_common(1):
+        if times > 1:
+            raise EvaluationError(f"{path} lists {brief(task_id, 80)} sample {sample} twice; valid: once")
     env_id = plain_id(found.spec.play.env.id)
     outcomes = [
         EpisodeOutcome(
@@ -118,7 +123,11 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
             success=row.success,
             score=row.score,
             episode_return=row.episode_return,
-            verdicts=(row.turns - row.invalid, row.invalid),
+            # which invalid ones they were is not in the file
+            verdicts=tuple(
+                {Verdict.OK: row.turns - row.invalid, Verdict.INADMISSIBLE: row.invalid}.get(verdict, 0)
+                for verdict in Verdict
+            ),
             goal_rate=None,
             prompt_tokens=row.prompt_tokens,
             response_tokens=row.response_tokens,

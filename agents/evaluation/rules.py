@@ -103,7 +103,7 @@ def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
     found = stated(spec.play, panel, preset=preset)
     some = []
     if isinstance(tasks.sampling, First) and tasks.sampling.limit < len(panel.tasks):
-        some.append(f"{tasks.sampling.said} of {len(panel.tasks)}")
+        some.append(tasks.sampling.said_of(len(panel.tasks)))
     apart = {**found.scored, **found.refused}
     return [_line(*item) for item in apart.items()], [*some, *(_line(*item) for item in found.told.items())]
 

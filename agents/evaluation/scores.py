@@ -274,7 +274,7 @@ def _row_of_seeds(name: str, runs: Sequence[Sequence[EpisodeOutcome]]) -> ScoreR
 
 
 def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
-    """Task id to its mean score; {} where the score is success, or lies outside of [0, 1]."""
+    """Task id to its mean score; {} where the score is success."""
     return graded_means((one.task.task_id, one.success, one.score) for one in counted)
 
 
@@ -283,8 +283,6 @@ def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     graded = False
     for task_id, success, value in rows:
-        if not 0 <= value <= 1:
-            return {}
         graded |= value != success
         found.setdefault(task_id, []).append(value)
     return {task_id: fmean(found[task_id]) for task_id in sorted(found)} if graded else {}
@@ -301,7 +299,7 @@ def _bounds(every: Sequence[EpisodeOutcome], apart: bool) -> tuple[float, float]
 
 
 def compare_scores(first: Played, second: Played) -> Difference | None:
-    """Compares the graded score as `compare` does success; None where it is success in both, or not within [0, 1]."""
+    """Compares the graded score as `compare` does success; None where it is success in both."""
     counted = [[one for one in as_outcomes(run) if not one.status.is_error] for run in (first, second)]
     means = [score_means(run) for run in counted]
     if not any(means):
@@ -347,7 +345,9 @@ def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> S
     least = min(samples for _, samples in tasks)
     if apart:
         # the published number is a mean over draws; those of one task do not say more than one task can
-        draws = clustered([float(one.success) for one in counted], clusters=[one.task.task_id for one in counted])
+        names = [one.task.task_id for one in counted]
+        draws = clustered([float(one.success) for one in counted], clusters=names)
+        draws = replace(draws, tasks=len(set(names)))
         return ScoreRow(
             name=name, samples=1, episodes=len(counted), avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
         )

@@ -39,9 +39,15 @@ TaskMeans = Mapping[str, float]
 """Task id -> mean success of its samples in one run."""
 Clusters = Mapping[str, Hashable]
 """Task id -> what it shares with others: a scene, a world, a product."""
-PAIRED = 0.5
-"""Seeds count as paired where that makes the interval at most so wide as without. Recorded seeds of two methods
-correlate by 0.7 to 1.0 in search and the shop, by 0 in the household; always the shorter one would cover too little."""
+
+
+def paired_below(seeds: int) -> float:
+    """Seeds count as paired where that makes the interval at most so wide as without.
+
+    Recorded seeds of two methods correlate by 0.7 to 1.0 in search and the shop, by 0 in the household; always the
+    shorter one would cover too little, and two or three strangers seem to pair up often.
+    """
+    return 0.5 if seeds > 3 else 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +143,18 @@ def crossed_error(values: Sequence[Sequence[float]]) -> float:
     return _half_of(np.asarray(values, np.float64), None)
 
 
+def crossed_difference(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) -> float:
+    """Half the width of the 95 % interval of after minus before on any scale, as `rise` has it but for its bounds.
+
+    Both are of at least two seeds and the same tasks, at least two.
+    """
+    check_same_tasks([*before, *after])
+    tasks = sorted(before[0])
+    first, second = _matrix(before, tasks), _matrix(after, tasks)
+    mean_N = [b - a for a, b in zip(_means(first), _means(second), strict=True)]
+    return _half_of_two(first, second, *_over_tasks(mean_N, None, TAIL), TAIL, True)[0]
+
+
 def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL) -> float:
     parts = Parts.of(values)
     over, quantile = _over_tasks(_means(values), groups, tail)
@@ -212,11 +230,10 @@ def rise(
 ) -> Difference:
     """Mean of after minus before, paired by task, with its 95 % interval for new seeds and new tasks, within [-1, 1].
 
-    m +- `crossed_half`, and at least `difference_bounds` of the tasks' means. A, between seeds, is the sum of both
-    methods' own, with degrees of freedom by Welch, half way to methods that vary alike (`degrees_of_two`): their runs
-    may differ in number. Where there are as many and pairing them by seed makes the interval at most `PAIRED` times as
-    wide, A is that of the differences, with S - 1 degrees. A single run says nothing of other seeds
-    (`Difference.one_run_each`), unless that side is `fixed`, a player without training seeds.
+    m +- `half_of_arms`, and at least `difference_bounds` of the tasks' means. Where there are as many runs and pairing
+    them by seed makes the interval much shorter (`paired_below`), it is `crossed_half` of the differences. A single
+    run says nothing of other seeds (`Difference.one_run_each`), unless that side is `fixed`, a player without training
+    seeds.
 
     Raises ScoreError without runs, or where they played different tasks.
 
@@ -281,26 +298,83 @@ def _half_of_two(
     if not arms:
         return 0.0, 0.0
     apart, chance = math.fsum(arm.between_seeds for arm in arms), math.fsum(arm.chance for arm in arms)
-    degrees = degrees_of_two([(arm.between_seeds, arm.seeds - 1) for arm in arms])
-    least = min(arm.seeds for arm in arms)
-    half = crossed_half(apart, degrees, chance, over, quantile, least, tail)
+    half = half_of_arms(arms, over, quantile, tail)
     if pair and len(first) == len(second):
         own = Parts.of(second - first)
         paired = crossed_half(own.between_seeds, own.seeds - 1, own.chance, over, quantile, own.seeds, tail)
-        if paired <= PAIRED * half:
+        if paired <= paired_below(own.seeds) * half:
             return paired, math.sqrt(max(own.between_seeds - own.chance, 0.0))
     return half, math.sqrt(max(apart - chance, 0.0))
 
 
-def degrees_of_two(parts: Sequence[tuple[float, int]]) -> float:
-    """Degrees of freedom of the sum of both methods' variances between seeds, each with its own (Welch, Satterthwaite).
+def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, tail: float) -> float:
+    """Half the width for two methods whose seeds are strangers: sqrt(V + t(n - 1)^2 max(B - (C - K), K)).
 
-    Each counts as the mean of itself and of both: a few seeds show large ratios by chance alone. So two methods have at
-    least 1.6 times the degrees of one.
+    K = c_1 C_1 + c_2 C_2 is chance that is known well (`known_chance`), and counts with the tasks' quantile. As many
+    seeds of both: V = t(f)^2 max(A_1 + A_2 - K, 0), f by Welch (`degrees_of_two`). Else V = sum_i t(S_i - 1)^2
+    max(A_i - c_i C_i, 0), each with its own quantile: Welch's f covers too little where the fewer seeds vary more. One
+    arm alone, against a player without seeds: `crossed_half`.
+
+    Args:
+        arms: A and C of each method that has seeds, one or two.
+        between_tasks: B, variance of the mean of the differences between tasks.
+        t_tasks: t(n - 1), the quantile for tasks.
+        tail: probability on either side.
     """
-    total = math.fsum(value for value, _ in parts)
-    shares = [0.5 * value / total + 0.5 / len(parts) if total else 1 / len(parts) for value, _ in parts]
-    return 1 / math.fsum(share * share / own for share, (_, own) in zip(shares, parts, strict=True))
+    chance = math.fsum(arm.chance for arm in arms)
+    if len(arms) == 1:
+        (arm,) = arms
+        return crossed_half(arm.between_seeds, arm.seeds - 1, chance, between_tasks, t_tasks, arm.seeds, tail)
+    shares = [known_chance(arm.seeds, tail) * arm.chance for arm in arms]
+    known = math.fsum(shares)
+    if arms[0].seeds == arms[1].seeds:
+        degrees = degrees_of_two([arm.between_seeds for arm in arms], arms[0].seeds - 1)
+        apart = max(math.fsum(arm.between_seeds for arm in arms) - known, 0.0)
+        squared = t_quantile(1 - tail, degrees) ** 2 * apart
+    else:
+        squared = math.fsum(
+            t_quantile(1 - tail, arm.seeds - 1) ** 2 * max(arm.between_seeds - share, 0.0)
+            for arm, share in zip(arms, shares, strict=True)
+        )
+    return math.sqrt(squared + t_tasks**2 * max(between_tasks - (chance - known), known))
+
+
+def known_chance(seeds: float, tail: float = TAIL) -> float:
+    """c, the share of the chance within A that counts with the tasks' quantile, of two methods (`half_of_arms`).
+
+    1 - 4 / S^2 at 95 %. Beyond, as for many comparisons, less of it the smaller the `tail`: with all of it a level of
+    0.56 % would really be 1.1 %.
+    """
+    return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL)
+
+
+def degrees_of_two(apart: Sequence[float], own: float) -> float:
+    """Degrees of freedom of the sum of two variances that have `own` each (Welch, Satterthwaite): `own`, where all is
+    of one of them, to twice as many."""
+    total = math.fsum(apart)
+    return own / math.fsum((value / total) ** 2 for value in apart) if total else 2 * own
+
+
+SURE = 0.05
+"""Chance that a seed among seeds of one normal distribution is said to lie apart."""
+
+
+def seed_apart(runs: Sequence[TaskMeans]) -> int | None:
+    """The run that lies apart from the others of its method, as one that collapsed does; None where there is none.
+
+    The intervals take seeds for draws of a normal distribution, and cover as little as 60 % where one in six collapses.
+    Apart is the run farthest from the mean of the others, if by more than t(1 - `SURE` / 2S, S - 2) times their
+    deviation, at least that of chance, by sqrt(1 + 1 / (S - 1)). Two runs do not show which of them it would be.
+    """
+    count = len(runs)
+    if count < 3 or len(runs[0]) < 2:
+        return None
+    means = _means(_matrix(runs, sorted(runs[0])).T)
+    far = max(range(count), key=lambda place: abs(means[place] - fmean(means)))
+    rest = [*means[:far], *means[far + 1 :]]
+    chance = count * Parts.of(_matrix(runs, sorted(runs[0]))).chance
+    deviation = math.sqrt(max(variance(rest), chance) * (1 + 1 / len(rest)))
+    return far if abs(means[far] - fmean(rest)) > t_quantile(1 - SURE / 2 / count, count - 2) * deviation else None
 
 
 def seed_spread(runs: Sequence[TaskMeans]) -> float | None:
@@ -339,7 +413,7 @@ class Spread:
     mean: float
     """The difference in the pilot."""
     paired: bool = False
-    """Whether the pilot's seeds pair up (`PAIRED`), so that a study's differences have S - 1 degrees of freedom."""
+    """Whether the pilot's seeds pair up (`paired_below`): a study's differences then have S - 1 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,7 +438,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
     """The spread of `second` minus `first`, runs paired by seed, each task played `samples` times.
 
     Two-way analysis of variance, components below zero taken as zero; between seeds that of the differences where seeds
-    pair up (`PAIRED`), else the sum of both methods' own. A task's y successes of K samples vary by chance by an
+    pair up (`paired_below`), else the sum of both methods' own. A task's y successes of K samples vary by chance by an
     estimated y (1 - y) / (K - 1); with one sample chance cannot be told from `both` and counts there.
 
     Raises ScoreError with fewer than two seeds or two tasks, or where runs do not pair up.
@@ -383,10 +457,14 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         chance = min(2 * fmean(each) / (samples - 1), error)
     ways = {
         True: (own.between_seeds, own.chance, seeds - 1.0),
-        False: (math.fsum(one.between_seeds for one in arms), math.fsum(one.chance for one in arms), 2 * (seeds - 1.0)),
+        False: (
+            math.fsum(one.between_seeds for one in arms),
+            math.fsum(one.chance for one in arms),
+            degrees_of_two([one.between_seeds for one in arms], seeds - 1),
+        ),
     }
     reach = {way: t_quantile(1 - TAIL, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()}
-    paired = reach[True] < PAIRED * reach[False]
+    paired = reach[True] < paired_below(seeds) * reach[False]
     apart, within, degrees = ways[paired]
     return Spread(
         seed=seeds * max(0.0, apart - within),
@@ -414,11 +492,11 @@ def _luck(p: float, degrees: float) -> float:
 
 
 def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
-    """Half widths of the interval of `rise` as they may come out, equally likely: `crossed_half` of expected variances,
-    those between seeds times their luck."""
+    """Half widths of the interval of `rise` as they may come out, equally likely: `crossed_half`, or `half_of_arms`, of
+    expected variances, those between seeds times their luck."""
     s, m = design.seeds, design.tasks
     rest = (spread.both + spread.sample / design.samples) / (s * m)
-    known = rest * (s - 2) / (4 * (s - 1))
+    known = rest * ((s - 2) / (4 * (s - 1)) if spread.paired else known_chance(s))
     apart, over = spread.seed / s + rest, spread.task / m + rest
     luck = _lucks(s - 1)
     if spread.paired:
@@ -427,7 +505,7 @@ def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
         one, two = (part.ravel() for part in np.meshgrid(luck, luck))
         found = apart / 2 * (one + two)
         # `degrees_of_two` of two methods that vary alike
-        share = 0.5 * one / (one + two) + 0.25
+        share = one / (one + two)
         quantile = _t_of((s - 1) / (share**2 + (1 - share) ** 2))
     with_tasks = t_quantile(1 - TAIL, m - 1) ** 2 * max(over - (rest - known), known)
     halves: NDArray[np.float64] = np.sqrt(quantile**2 * np.maximum(found - known, 0.0) + with_tasks)

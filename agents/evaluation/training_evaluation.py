@@ -73,10 +73,15 @@ def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) ->
     if panel.env_id == trained:
         return
     other = probe(panel.env_id, made).tool
-    if (other.name, other.argument, other.tags) != (tool.name, tool.argument, tool.tags):
+    if (other.tags, _calls(other)) != (tool.tags, _calls(tool)):
         raise TurngymError(
-            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {other.name}({other.argument}); the run "
-            f"trains on {trained}, whose action is {tool.name}({tool.argument}): name a panel of {trained} "
+            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {_calls(other)}; the run "
+            f"trains on {trained}, whose action is {_calls(tool)}: name a panel of {trained} "
             "(`turngym panel list`), or evaluate checkpoints with `turngym eval`"
         )
     print(f"evaluations: {panel.full_name} is of {panel.env_id}, the run trains on {trained}", file=sys.stderr)
+
+
+def _calls(tool: Tools) -> str:
+    """What may be called, with the names of the arguments."""
+    return ", ".join(f"{one.name}({', '.join(argument.name for argument in one.arguments)})" for one in tool.tools)

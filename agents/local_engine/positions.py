@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+NAMES = ("max_position_embeddings", "max_seq_len")
+"""Settings that say how many positions a model knows. transformers gives most families' own names as the first."""
+
 
 def position_limit(config: Any) -> int | None:
     """Most ids of a row, prompt and response together; None for a model whose configuration states none.
 
-    It is `max_position_embeddings` of the text part, with two kinds of stretched rotary positions apart:
+    It is one of `NAMES` in the settings of the text part, with two kinds of stretched rotary positions apart:
 
     - YaRN as Qwen2.5's card has it: `max_position_embeddings` stays that of the plain model, and the model knows
       `factor` times its `original_max_position_embeddings`.
@@ -18,7 +21,7 @@ def position_limit(config: Any) -> int | None:
       end there. Dynamic rope changes likewise beyond `max_position_embeddings`, where rows end anyway.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = getattr(text, "max_position_embeddings", None)
+    limit = next((found for name in NAMES if (found := getattr(text, name, None)) is not None), None)
     if limit is None:
         return None
     for rope in _ropes(getattr(text, "rope_parameters", None)):

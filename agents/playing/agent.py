@@ -158,9 +158,14 @@ class ConcurrentAgent(Agent, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseWriter:
-    """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer."""
+    """Turns a known action into a response: text in the environment's channel, and token ids if there is a renderer.
+
+    A response that does not fit ends the episode as `truncated_tokens`, as it does where a model answers.
+    """
 
     renderer: ChatRenderer | None = None
+    max_context: int | None = None
+    """Most ids of a segment, prompt and response together; None: no limit."""
 
     def present(self, conversation: Conversation) -> TokenHistory | None:
         """Render the waiting observation as the thread's next prompt. Does nothing the second time."""
@@ -192,13 +197,26 @@ class ResponseWriter:
         thread = self.present(conversation)
         if thread is None or self.renderer is None:
             return Reply(text=turn.response, finish="scripted", origin=turn.origin)
-        text = self.renderer.respond(thread, np.array(turn.ids, np.int32))
-        return Reply(text=text, finish="scripted", origin=turn.origin)
+        return self._record(thread, self.renderer, np.array(turn.ids, np.int32), turn.origin)
 
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
         """Answer with `text` as it stands."""
         thread = self.present(conversation)
-        if thread is not None and self.renderer is not None:
-            text = self.renderer.template.fit(text)
-            self.renderer.write(thread, text)
-        return Reply(text=text, finish="scripted", origin=origin)
+        if thread is None or self.renderer is None:
+            return Reply(text=text, finish="scripted", origin=origin)
+        text = self.renderer.template.fit(text)
+        return self._record(thread, self.renderer, self.renderer.answer_ids(text), origin, text)
+
+    def _record(
+        self,
+        thread: TokenHistory,
+        renderer: ChatRenderer,
+        ids: NDArray[np.int32],
+        origin: Origin,
+        text: str | None = None,
+    ) -> Reply:
+        """Record `ids` as the response; its text is `text`, by default what the ids say."""
+        if self.max_context is not None and thread.buffer.size + len(ids) > self.max_context:
+            return Reply(ends=Status.TRUNCATED_TOKENS)
+        said = renderer.respond(thread, ids)
+        return Reply(text=text or said, finish="scripted", origin=origin)

@@ -25,7 +25,15 @@ from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import LENIENT, SHORT, Episode, Status, Turn
 from turngym.core.errors import AgentError, TaskError
 from turngym.core.loops import loop_end
-from turngym.core.plugin_values import Stepped, answers, checked_number, checked_task, checked_text, checked_texts
+from turngym.core.plugin_values import (
+    Stepped,
+    answers,
+    checked_number,
+    checked_task,
+    checked_text,
+    checked_texts,
+    failures_of,
+)
 from turngym.core.progress import ACTIVITY
 from turngym.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
@@ -540,7 +548,9 @@ class Rollout:
     def _respond(self, waiting: Sequence[EpisodeRunner]) -> dict[int, Reply]:
         """The agent's replies to all of `waiting`, by number."""
         start = time.perf_counter()
-        found = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
+        found: object = []
+        with failures_of(self._whose, self._agent, AgentError):
+            found = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
         found = answers(self._whose, found, len(waiting), Reply, AgentError)
         seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
         for runner in waiting:

@@ -83,9 +83,9 @@ class _NamedPlayer:
 class ScriptedAgent:
     """Answers the waiting conversations one by one."""
 
-    def __init__(self, name: str, renderer: ChatRenderer | None = None) -> None:
+    def __init__(self, name: str, renderer: ChatRenderer | None = None, max_context: int | None = None) -> None:
         self.name = name
-        self.writer = ResponseWriter(renderer)
+        self.writer = ResponseWriter(renderer, max_context)
 
     def respond(self, waiting: Sequence[Conversation]) -> list[Reply]:
         return [self._answer(conversation) for conversation in waiting]
@@ -114,6 +114,7 @@ class ExpertAgent(ScriptedAgent):
             (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
         mistakes: share of the noise that is a typical mistake (`TextEnv.plausible_mistake`). Most of those are
             inadmissible; without them a student never learns what to do after a refusal. The rest is admissible.
+        max_context: most ids of a segment, which episodes end at; not read without a renderer.
         name: what episodes and results call the agent.
     """
 
@@ -124,13 +125,14 @@ class ExpertAgent(ScriptedAgent):
         expert: MakeExpert = PrivilegedExpert,
         noise: float | tuple[float, float] = 0.0,
         mistakes: float = 0.0,
+        max_context: int | None = None,
         name: str = "expert",
     ) -> None:
         self._mistakes = mistakes
         self._noise = (noise, noise) if isinstance(noise, (int, float)) else noise
         if not 0.0 <= self._noise[0] <= self._noise[1] <= 1.0:
             raise AgentError(f"noise is {noise}; it must be a share between 0 and 1, or an increasing pair of shares")
-        super().__init__(name, renderer)
+        super().__init__(name, renderer, max_context)
         self._make_expert = expert
 
     def release(self, conversation: Conversation) -> None:
@@ -297,6 +299,7 @@ class MixedAgent(ScriptedAgent):
         expert: makes one expert per episode, whom every player follows until its loop begins.
         noise: share of random actions, as in `ExpertAgent`; for every player but `expert`, until its loop begins.
         mistakes: share of the noise that is a typical mistake, as in `ExpertAgent`.
+        max_context: as in `ExpertAgent`.
     """
 
     def __init__(
@@ -307,11 +310,12 @@ class MixedAgent(ScriptedAgent):
         expert: MakeExpert = PrivilegedExpert,
         noise: float | tuple[float, float] = 0.0,
         mistakes: float = 0.0,
+        max_context: int | None = None,
     ) -> None:
-        super().__init__("players", renderer)
+        super().__init__("players", renderer, max_context)
         self._mix = mix
-        self._clean = ExpertAgent(renderer, expert=expert)
-        self._noisy = ExpertAgent(renderer, expert=expert, noise=noise, mistakes=mistakes)
+        self._clean = ExpertAgent(renderer, expert=expert, max_context=max_context)
+        self._noisy = ExpertAgent(renderer, expert=expert, noise=noise, mistakes=mistakes, max_context=max_context)
 
     def release(self, conversation: Conversation) -> None:
         for agent in (self._clean, self._noisy):

@@ -8,6 +8,7 @@ returns later is dropped. A call that holds the interpreter lock cannot be given
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import traceback
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from turngym.core import running_clock
 from turngym.core.episode import Status
 from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.core.lock_watch import LockWatch
@@ -24,10 +26,6 @@ from turngym.core.redaction import excerpt
 
 STEP_TIMEOUT = 120.0
 """Seconds for one step of an environment by default."""
-
-
-LONGEST_WAIT = 1e6
-"""Seconds; locks cannot wait for any number."""
 
 
 class CallTimeout(TurngymError, TimeoutError):
@@ -69,12 +67,23 @@ class CallResult:
 
 def attempt(call: Callable[[], Any]) -> CallResult:
     """The outcome of `call` in this thread, without a limit."""
-    began = time.perf_counter()
+    began, here = time.perf_counter(), _working_folder()
     try:
         return CallResult(call(), seconds=time.perf_counter() - began)
     # sys.exit in other people's code must not end the run without a word; `failure` raises what is not theirs
     except BaseException as error:
         return CallResult(error=error, seconds=time.perf_counter() - began)
+    finally:
+        # our own files have paths that begin there
+        if here and _working_folder() != here:
+            os.chdir(here)
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
 
 
 class TimedCalls:
@@ -117,7 +126,7 @@ class TimedCalls:
                     break
                 self._watch.expect(self.seconds)
         except BaseException:
-            batch.over(time.monotonic() + 1.0)
+            batch.over(running_clock.now() + 1.0)
             batch.give_up(0.0)
             self.close()
             raise
@@ -131,7 +140,7 @@ class TimedCalls:
                 queue = _start_thread()
                 queue.put(one)
                 queue.put(None)
-            end = time.monotonic() + self.seconds
+            end = running_clock.now() + self.seconds
             for one in rest:
                 if not one.over(end):
                     one.give_up(0.0)
@@ -158,7 +167,7 @@ class _Batch:
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         self.calls = calls
         self.done: list[CallResult] = []
-        self.called_at = time.monotonic()
+        self.called_at = running_clock.now()
         """When the call under way began."""
         self._given_up = False
         self._lock = threading.Lock()
@@ -167,14 +176,14 @@ class _Batch:
         self._over.acquire()  # ends: nobody else knows it yet
 
     def over(self, end: float) -> bool:
-        """Whether all calls are done by `end` (time.monotonic)."""
-        return self._over.acquire(timeout=min(max(end - time.monotonic(), 0.0), LONGEST_WAIT))
+        """Whether all calls are done by `end` (`running_clock.now`)."""
+        return running_clock.acquired(self._over, end)
 
     def give_up(self, seconds: float) -> bool:
         """Take no more outcomes, if the call under way began `seconds` ago; returns whether it did."""
         with self._lock:
             open_ = len(self.done) < len(self.calls)
-            self._given_up = open_ and time.monotonic() >= self.called_at + seconds
+            self._given_up = open_ and running_clock.now() >= self.called_at + seconds
             return self._given_up
 
     def make_calls(self) -> bool:
@@ -185,7 +194,7 @@ class _Batch:
                 if self._given_up:
                     return False
                 self.done.append(outcome)
-                self.called_at = time.monotonic()
+                self.called_at = running_clock.now()
         self._over.release()
         return True
 

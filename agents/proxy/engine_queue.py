@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from turngym.agents.local_engine.model import EngineError
@@ -150,6 +151,8 @@ class EngineQueue:
         self._running: list[PendingRequest] | None = None
         self._closed = False
         self._last_batch_size = 1
+        self._heard = clock()
+        """When the engine last drew a token, or began a batch."""
         self.batches = 0
         self.generated = 0
         """Response tokens so far."""
@@ -273,7 +276,7 @@ class EngineQueue:
                         batch.append(pending)
                 # a round that only released sessions says nothing about how many clients are busy
                 self._last_batch_size = len(batch) or self._last_batch_size
-                self._running = batch
+                self._running, self._heard = batch, self._clock()
                 return batch
 
     def _wait_for_more(self) -> None:
@@ -287,7 +290,7 @@ class EngineQueue:
         try:
             requests = [pending.begin() for pending in batch]
             if isinstance(self._policy, StreamingPolicy):
-                generations = self._policy.stream(requests, [pending.drawn for pending in batch])
+                generations = self._policy.stream(requests, [partial(self._drawn, pending) for pending in batch])
             else:
                 generations = self._policy.generate(requests)
             if len(generations) != len(batch):
@@ -305,6 +308,15 @@ class EngineQueue:
             self._generate(batch[half:])
             return
         self._resolve(batch, generations)
+
+    def _drawn(self, pending: PendingRequest, token: int, logprob: float) -> bool:
+        self._heard = self._clock()
+        return pending.drawn(token, logprob)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether an engine that streams has drawn nothing for `STOPS_WITHIN` seconds, although it was asked to."""
+        return self.streams and self._running is not None and self._clock() - self._heard > STOPS_WITHIN
 
     def _resolve(self, batch: list[PendingRequest], generations: Sequence[Generation | BaseException]) -> None:
         """Resolve each request with its generation or its own error; interrupted ones go to the front of the queue."""

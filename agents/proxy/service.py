@@ -28,6 +28,7 @@ from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequ
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
 from turngym.agents.proxy.sessions import (
+    REMEMBERED,
     Feedback,
     FeedbackStatus,
     HeardFeedback,
@@ -270,7 +271,7 @@ class ProxyService:
         """Gets each session that has ended, and (`meta["ended"]` "open") each with a turn behind another one."""
         self._numbers = count(1)
         self._share = share(self.settings.max_waiting)
-        self.heard = HeardFeedback()
+        self.heard = HeardFeedback(share(REMEMBERED))
         self._gone: deque[tuple[ProxySession, str]] = deque()
         """Sessions that are over, with the reason, until it is written down."""
         self.engine = EngineQueue(
@@ -422,7 +423,7 @@ class ProxyService:
     def health(self) -> dict[str, Any]:
         counts, shown = self.tally.as_json()
         return {
-            "status": "stopping" if self.stopping else "updating" if self.engine.paused else "ok",
+            "status": self._status(),
             "model": self.name,
             "turns": {"main": counts["main"], "side": counts["side"]},
             "sessions": {"open": len(self.sessions), "ended": counts["sessions_ended"]},
@@ -431,6 +432,13 @@ class ProxyService:
             **({"threads": failures} if (failures := failures_of_threads()) else {}),
             **shown,
         }
+
+    def _status(self) -> str:
+        if self.stopping:
+            return "stopping"
+        if self.engine.stands_still:
+            return "stalled"
+        return "updating" if self.engine.paused else "ok"
 
     def drain(self) -> None:
         """Accept no further requests; those in flight go on."""

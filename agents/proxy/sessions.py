@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -346,8 +346,8 @@ class SessionTable:
         return f"{name}-{self.serial}"
 
 
-CLIENT = 8
-"""Letters of a session's name that stand for its client."""
+CLIENT = 16
+"""Letters of a session's name that stand for its client: so many that no two clients share them."""
 
 
 def session_name(client: str, session_id: str, *, kind: Literal["named", "unnamed", "owner"] = "named") -> str:
@@ -363,7 +363,8 @@ def _hash(text: str) -> str:
 
 
 REMEMBERED = 10_000
-"""Sessions and answers that feedback can name; the oldest are forgotten."""
+"""Sessions and answers of all clients that feedback can name; each client has its part, of which the oldest are
+forgotten."""
 FeedbackStatus = Literal["counted", "late", "recorded"]
 """What becomes of feedback. `counted`: it counts when its turn is trained on; `late`: the turn was trained on, or left
 out, already; `recorded`: nothing learns from scores here."""
@@ -387,44 +388,69 @@ MOST_CHANGES = 20
 """Times that a user may change a mind about one turn: each is a record on disk."""
 
 
+class _Remembered:
+    """What is remembered of one client. Its `limit` holds for each table."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.parts: OrderedDict[str, list[tuple[int, str, int]]] = OrderedDict()
+        self.answers: OrderedDict[str, Place] = OrderedDict()
+        self.said: OrderedDict[Place, Feedback] = OrderedDict()
+        self.changes: OrderedDict[Place, int] = OrderedDict()
+
+    def keep(self, table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+        table[key] = value
+        if len(table) > self.limit:
+            table.popitem(last=False)
+
+    def note(self, name: str, first: int, key: str, turns: int) -> None:
+        parts = [part for part in self.parts.pop(name, []) if part[0] < first and part[1] != key]
+        self.keep(self.parts, name, [*parts, (first, key, turns)])
+
+
 class HeardFeedback:
     """Finds the turn that feedback is about, and remembers the feedback. Safe for several threads.
 
     Turns are counted from the start of the client's conversation, even if it was handed on in parts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        """`limit`: sessions and answers of one client that are remembered."""
         self.tell: Callable[[Place, Feedback | None, bool], FeedbackStatus] = lambda *said: "recorded"
         """Gets the turn, its feedback (None takes it back, because the turn was answered anew), and whether the session
         is open. Set by whoever learns from it."""
         self._lock = threading.Lock()
-        self._parts: OrderedDict[str, list[tuple[int, str, int]]] = OrderedDict()
-        self._answers: OrderedDict[str, Place] = OrderedDict()
-        self._said: OrderedDict[Place, Feedback] = OrderedDict()
-        self._changes: OrderedDict[Place, int] = OrderedDict()
+        self._clients: defaultdict[str, _Remembered] = defaultdict(lambda: _Remembered(limit))
+
+    def _of(self, name: str) -> _Remembered:
+        """What is remembered of the client of a session, by the session's name or key."""
+        return self._clients[name[:CLIENT]]
 
     def restore(self, said: Mapping[Place, Feedback], begun: Sequence[ProxySession], ended: Sequence[Episode]) -> None:
         """Take over an earlier process's feedback, and its sessions: those that go on, and those that have ended."""
         with self._lock:
-            self._said.update(said)
+            for place, its in said.items():
+                own = self._of(place[0])
+                own.keep(own.said, place, its)
             for episode in ended:
                 key = episode.task.task_id
-                self._note(key.rpartition("-")[0], episode.meta["first"], key, len(episode.turns))
+                self._of(key).note(key.rpartition("-")[0], episode.meta["first"], key, len(episode.turns))
             for session in begun:
                 if session.turns:
-                    self._note(session.name, session.first, session.key, len(session.turns))
+                    self._of(session.name).note(session.name, session.first, session.key, len(session.turns))
 
     def note(self, session: ProxySession, answer: str = "", *, again: bool = False) -> None:
         """Note a session's new turn, which the client knows as `answer`; `again`: it replaces the turn before."""
         place = session.key, len(session.turns) - 1
         with self._lock:
-            self._note(session.name, session.first, session.key, len(session.turns))
+            own = self._of(session.name)
+            own.note(session.name, session.first, session.key, len(session.turns))
             if again:
-                for known in [known for known, its in self._answers.items() if its == place]:
-                    self._answers[known] = place[0], SUPERSEDED
+                for known in [known for known, its in own.answers.items() if its == place]:
+                    own.answers[known] = place[0], SUPERSEDED
             if answer:
-                _keep(self._answers, answer, place)
-            taken_back = again and self._said.pop(place, None) is not None
+                own.keep(own.answers, answer, place)
+            taken_back = again and own.said.pop(place, None) is not None
         if taken_back:
             self.tell(place, None, True)
 
@@ -442,9 +468,10 @@ class HeardFeedback:
             answer: `InflightRequest.answer_id`; with it the session and the turn are not looked at.
         """
         with self._lock:
-            parts = self._parts.get(session_name(client, session_id or ""))
-            answered = None if answer is None else self._answers.get(answer)
-        if answered is not None and answered[0].startswith(session_name(client, "")[:CLIENT]):
+            name = session_name(client, session_id or "")
+            own = self._of(name)
+            parts, answered = own.parts.get(name), own.answers.get(answer or "")
+        if answered is not None:
             return None if answered[1] == SUPERSEDED else answered
         if answer is not None:
             text = f"there was no main turn {answer!r} since this server started; name session_id and turn"
@@ -470,24 +497,15 @@ class HeardFeedback:
             write: writes a JSON object to the records.
         """
         with self._lock:
-            if self._said.get(place) != feedback:
-                if self._changes.get(place, 0) >= MOST_CHANGES:
+            own = self._of(place[0])
+            if own.said.get(place) != feedback:
+                if own.changes.get(place, 0) >= MOST_CHANGES:
                     raise busy(f"this turn has had {MOST_CHANGES} different feedbacks, which is all that are taken")
                 # written before it counts, so that a restarted server knows it, too
                 key, turn = place
                 write(
                     {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
                 )
-                _keep(self._said, place, feedback)
-                _keep(self._changes, place, self._changes.get(place, 0) + 1)
+                own.keep(own.said, place, feedback)
+                own.keep(own.changes, place, own.changes.get(place, 0) + 1)
         return self.tell(place, feedback, is_open)
-
-    def _note(self, name: str, first: int, key: str, turns: int) -> None:
-        parts = [part for part in self._parts.pop(name, []) if part[0] < first and part[1] != key]
-        _keep(self._parts, name, [*parts, (first, key, turns)])
-
-
-def _keep(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    table[key] = value
-    if len(table) > REMEMBERED:
-        table.popitem(last=False)

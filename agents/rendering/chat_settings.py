@@ -13,7 +13,7 @@ from turngym.core.errors import AgentError
 from turngym.core.files import FILE as SUMS
 from turngym.core.spec import read
 from turngym.core.task import plain_id
-from turngym.core.user_files import read_text
+from turngym.core.user_files import json_of, read_text
 
 FILE = "turngym.json"
 
@@ -97,7 +97,7 @@ class ChatSettings:
         if not path.exists():
             return cls()
         try:
-            values = json.loads(read_text(path, AgentError))
+            values = json_of(read_text(path, AgentError))
         except (ValueError, RecursionError) as error:
             raise AgentError(f"{path} is not JSON: {error}") from error
         if not isinstance(values, dict):

@@ -240,7 +240,10 @@ class ChatTemplate:
         self.samples = tuple(self.fit(answer) for answer in self.samples)
         delta = self._probe_delta()
         # templates also write tokens that they put together, so that their source does not have them
-        self.encoder = TextEncoder(self.tokenizer, f"{self.source}\n{prompt}\n{delta}")
+        written = f"{self.source}\n{prompt}\n{delta}"
+        self.encoder = TextEncoder(self.tokenizer, written)
+        self.writes = frozenset(token for token in self.encoder.control if token in written)
+        """Control tokens that the template writes."""
         end = self.encode(delta, after=self._bare)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
         # if a template closes answers with plain text, or as thoughts are closed (GPT-OSS), only the tokenizer's eos

@@ -356,7 +356,7 @@ class TextEpisodes:
     """Gives ids to episodes that have none (experts, endpoints, people); others stay as they are.
 
     Each observation is rendered and each response tokenized as it stands, thought included, with the end id that the
-    model would have to draw, unless a limit of tokens cut it. Nobody sampled these ids, so they have no
+    model would have to draw, unless it was cut. Nobody sampled these ids, so they have no
     log-probabilities. If `channel` does not read the recorded action in a response (bare actions, calls instead of
     tags), the action is written anew after the same thought. The system message is `system`, else the recorded one with
     the instructions of this channel. Turns from the first one that does not fit `max_context` ids are left out.
@@ -405,16 +405,15 @@ class TextEpisodes:
         """A turn of `episode` as this model would have said it.
 
         Sampled ids are kept if this tokenizer decodes them to the same text, this channel reads the text, and they
-        followed the same generation prompt. Otherwise the response is tokenized, with the end id unless a limit of
-        tokens cut it.
+        followed the same generation prompt. Otherwise the response is tokenized, with the end id unless it was cut.
         """
         origin: Origin = "noise" if turn.origin == "noise" else "demonstration"
         response = said_in(self.channel, self.tool, turn)
         if response == turn.response and self._drawn_alike(episode, turn):
             ids = tuple(episode.response_ids(turn).tolist())
             return Shown(response=response, ids=ids, exact=True, origin=origin)
-        # what a limit of tokens cut did not end: an end id behind it would teach to stop in mid-sentence
-        cut = turn.finish == "length" and response == turn.response
+        # what was cut did not end: an end id behind it would teach to stop in mid-sentence
+        cut = turn.is_cut and response == turn.response
         response = self.renderer.template.fit(response)
         ids = self.renderer.answer_ids(response).tolist()
         if cut and len(ids) > 1 and ids[-1] == self.renderer.template.end_id:

@@ -478,9 +478,11 @@ def check_model(fleet: Fleet, config: Mapping[str, Any]) -> None:
 def check_tokenizer(fleet: Fleet, tokenizer: Any, size: int) -> None:
     """Raises ServerError unless every server gives the same ids to some texts, and the same texts to some ids.
 
-    `size` is the number of ids that the tokenizer uses; the first, the last and others in between are compared.
+    `size` is the number of ids that the tokenizer uses. The first, the last and others in between are compared, and
+    those of added tokens: tokenizers of a family have the same letters and other control tokens.
     """
-    places = np.unique(np.linspace(0, size - 1, min(SAMPLE, size)).astype(int)).tolist()
+    added = [one for one in sorted(getattr(tokenizer, "added_tokens_decoder", ())) if one < size][:SAMPLE]
+    places = sorted({*np.linspace(0, size - 1, min(SAMPLE, size)).astype(int).tolist(), *added})
     mine = [str(tokenizer.decode([one], skip_special_tokens=False)) for one in places]
     encoded = [list(tokenizer.encode(text, add_special_tokens=False)) for text in TEXTS]
     for server in fleet.servers:

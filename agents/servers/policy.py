@@ -356,6 +356,11 @@ class ServerScorer:
         return self._each(ids, positions, one)
 
     @property
+    def longest(self) -> int:
+        """Most ids of a row."""
+        return self.fleet.max_prompt - 1
+
+    @property
     def _dialect(self) -> Dialect:
         return self.fleet.dialect
 
@@ -397,10 +402,8 @@ class ServerScorer:
                     f"row {number}: positions {int(where.min())}..{int(where.max())} must lie in 1..{len(row) - 1}: "
                     "an id is scored from the ids before it"
                 )
-            if len(row) >= self.fleet.max_prompt:
-                raise ServerError(
-                    f"row {number} has {len(row)} ids; the servers take less than {self.fleet.max_prompt}"
-                )
+            if len(row) > self.longest:
+                raise ServerError(f"row {number} has {len(row)} ids; the servers take at most {self.longest}")
         first, self._rows = self._rows, self._rows + len(rows)
 
         async def every() -> list[T]:

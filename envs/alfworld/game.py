@@ -20,6 +20,7 @@ from turngym.core.errors import did_you_mean
 from turngym.core.redaction import excerpt
 from turngym.core.rows import show, stat_stamp, text_problem
 from turngym.core.task import content_hash
+from turngym.core.user_files import json_of
 from turngym.envs.alfworld.pddl import (
     TASK_SIGN,
     GameError,
@@ -197,11 +198,11 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
             raw = file.read(LARGEST + 1)
         if len(raw) > LARGEST:
             raise GameError(f"{path}: longer than {LARGEST:,} bytes, which no game is")
-        data = json.loads(raw.decode("utf-8"))
+        data = json_of(raw.decode("utf-8"))
     except OSError as error:
         raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
     # a number of thousands of digits and bytes that are not UTF-8 are ValueErrors, too
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise GameError(f"{path}: damaged game file, not JSON: {_one_line(error)}") from error
     check_keys(data, str(path))
     checked: dict[str, Any] = data

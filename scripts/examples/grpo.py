@@ -45,7 +45,7 @@ parser.add_argument("--steps", type=int, default=24, help="batches of episodes")
 parser.add_argument("--tasks", type=int, default=8, help="tasks of each step")
 parser.add_argument("--attempts", type=int, default=8, help="episodes of each task: one group")
 parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of AdamW; models of billions need 1e-6")
-parser.add_argument("--limit", type=int, default=None, help="evaluate on the first so many tasks of the panel")
+parser.add_argument("--limit", type=int, default=None, help="evaluate on so many tasks of the panel")
 parser.add_argument("--out", default="runs/example-grpo", help="folder of the trained model")
 
 

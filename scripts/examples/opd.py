@@ -42,7 +42,7 @@ parser = argparse.ArgumentParser(description="On-policy distillation in one loop
 parser.add_argument("--steps", type=int, default=100, help="updates of the student")
 parser.add_argument("--episodes", type=int, default=64, help="episodes of each step")
 parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW; models of billions need 1e-6")
-parser.add_argument("--limit", type=int, default=None, help="evaluate on the first so many tasks of the panel")
+parser.add_argument("--limit", type=int, default=None, help="evaluate on so many tasks of the panel")
 parser.add_argument("--out", default="runs/example-opd", help="folder of the trained model")
 
 

@@ -4,6 +4,9 @@ Examples:
     turngym study coverage
     turngym study coverage --seeds 5 --tasks 134 --samples 1 --seed-spread 0.03
     turngym study coverage --clusters 20 --shared 0.2 --rate 0.3 --difference 0.05
+    turngym study coverage --seeds 3 --second-seeds 10 --seed-spread 0.08 --second-spread 0
+    turngym study coverage --seed-spread 0 --second-spread 0.08 --family 9
+    turngym study coverage --seeds 5 --rate 0.7 --collapse 0.17
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from turngym.agents.evaluation.coverage import SimulatedStudy, measure
+from turngym.agents.evaluation.coverage import SimulatedStudy, measure, shown_apart
 from turngym.core.errors import checked_int
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
@@ -44,4 +47,7 @@ def main(argv: Sequence[str]) -> int:
     print_table((["interval (95 %)", "covers %", "width, points", "width / oracle's", "clear of zero %"], rows))
     rate, difference = options.study.truth()
     print(f"truth: {100 * rate:.1f} % and {100 * difference:+.1f} points; an oracle knows the standard error")
+    if options.study.seeds > 2:
+        share = shown_apart(options.study, options.repetitions, options.random_seed)
+        print(f"a seed that lies apart is said beside the interval in {100 * share:.1f} % of the studies")
     return 0

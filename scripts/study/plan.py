@@ -20,14 +20,16 @@ from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from turngym.agents.evaluation.compare import (
+    Responses,
     decisive,
     describe,
     differences_of,
-    episodes_hash,
     no_seeds,
     rescore,
+    responses_of,
+    same_run,
 )
-from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_sealed
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.seeds import (
     Design,
@@ -160,11 +162,11 @@ def _of_evaluations(options: StudyPlanOptions) -> Pilot:
     runs = {str(path): _evaluation(path) for path in paths}
     first, second = ({str(path): runs[str(path)] for path in side} for side in (options.first, options.second))
     for option, side in (("--first", first), ("--second", second)):
-        if why := no_seeds({name: (run.spec, run.hash) for name, run in side.items()}):
+        if why := no_seeds({name: (run.spec, run.said) for name, run in side.items()}):
             raise TurngymError(f"{option} needs evaluations of several training seeds: {why}")
     for (one, mine), (other, theirs) in product(first.items(), second.items()):
-        if mine.hash == theirs.hash:
-            raise TurngymError(f"--first {one} and --second {other} are the same evaluation")
+        if alike := same_run(mine.said, theirs.said):
+            raise TurngymError(f"--first {one} and --second {other} are one run: {alike}")
         if differ := decisive(differences_of(mine.spec, theirs.spec)):
             raise TurngymError(f"--first {one} and --second {other} were played otherwise: {describe(differ)}")
     return Pilot(
@@ -183,17 +185,17 @@ class _Run:
     means: TaskMeans
     spec: EvalSpec
     episode_seconds: float
-    hash: str
-    """Hash of the episodes, by which an evaluation that is named twice is known."""
+    said: Responses
+    """By which an evaluation that is named twice is known."""
 
 
 def _evaluation(path: Path) -> _Run:
     packed = path.name.endswith(SUFFIX)
-    played = read_result(path) if packed else rescore(path)
+    played = read_sealed(path) if packed else rescore(path)
     outcomes = played.episodes if isinstance(played, PackedResult) else played.outcomes
-    digest = episodes_hash(played.episodes)
     seconds = played.seconds / len(outcomes)
-    return _Run(means=task_means(outcomes), spec=played.spec, episode_seconds=seconds, hash=digest)
+    said = responses_of(played.episodes)
+    return _Run(means=task_means(outcomes), spec=played.spec, episode_seconds=seconds, said=said)
 
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:

@@ -14,6 +14,7 @@ Examples:
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,22 +23,23 @@ from typing import Any, Literal
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
+from turngym.agents.play_spec import OnPanel
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
-from turngym.core.settings import Threads, read_toml
-from turngym.core.spec import Positional, Unread, flat, needing, to_toml
-from turngym.core.tables import atomic_write, write_json
+from turngym.core.settings import Threads, read_toml, write_toml_text
+from turngym.core.spec import Positional, Unread, differing, flat, needing
+from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, Job, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.options import read_options
 from turngym.scripts.result_table import write_table
+from turngym.scripts.study.cells import LAST, Cell, cells_of
 from turngym.scripts.study.show import write_tables
-from turngym.scripts.study.study_file import LAST, Cell, Study, cells_of, find_study, read_study_file
+from turngym.scripts.study.study_file import Study, find_study, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
 from turngym.trainers import contents
 from turngym.trainers.study.records import (
     DATA,
-    MODELS,
     Records,
     last_names,
     made_by,
@@ -45,8 +47,10 @@ from turngym.trainers.study.records import (
     read_record,
     read_records,
     to_json,
+    with_paths,
     write_records,
 )
+from turngym.trainers.train_config import TrainConfig
 
 Executor = Literal["local", "ray"]
 POLL = 2.0
@@ -91,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"# {study.title}\n{_commented(study.about)}")
         for cell in cells_of(study, options.out or _folder(options.file)):
             cell = replace(cell, processes=options.processes)
-            print(f"# {cell.name}: {cell.about}\n{cell.command}\n{_commented(to_toml(cell.settings))}")
+            print(f"# {cell.name}: {cell.about}\n{cell.command}\n{_commented(cell.toml)}")
         return 0
     records = run_study(
         options.file,
@@ -159,7 +163,7 @@ def run_study(
             title=study.title,
             about=study.about,
             baseline=study.baseline,
-            against={method.name: method.against for method in study.methods.values() if method.against},
+            against={name: one.keys.against for name, one in study.methods.items() if one.keys.against},
             tables=study.tables,
             # what the file says of a method now; what its runs were is in their records
             records=[
@@ -186,7 +190,7 @@ def run_study(
             result = out / "results" / packed[cell.name]
             # an evaluation that was played anew is packed anew
             if not result.exists() or result.stat().st_mtime < last_trace(cell).stat().st_mtime:
-                pack_result(last_trace(cell), result, panel=str(cell.settings["panel"]))
+                pack_result(last_trace(cell), result, panel=panel_of(cell))
         write_table(out / "results", out / "results-table", study.title)
     return records
 
@@ -230,53 +234,31 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
     for cell in cells:
         if not cell.settings_file.is_file() or not cell.folder.exists():
             continue
-        changed = differences(portable(read_toml(cell.settings_file)), portable(cell.settings))
-        for name, was, now in changed[:1]:
+        was, now = (
+            with_paths(table, last_names) for table in (read_toml(cell.settings_file), tomllib.loads(cell.toml))
+        )
+        for name, (old, new) in differing(was, now).items():
             raise TurngymError(
-                f"{cell.name} in {out} was run with {name} = {was!r}, and {study.where} says {now!r}: give the method "
+                f"{cell.name} in {out} was run with {name} = {old!r}, and {study.where} says {new!r}: give the method "
                 f"another name, choose another --out, or remove {cell.folder}"
             )
     for cell in (cell for cell in cells if cell.finished and not cell.is_start):
-        was, now = read_record(cell.folder).contents, contents.of_all(cell.settings)
-        for name in (name for name in now if was.get(name, now[name]) != now[name]):
+        began, content = read_record(cell.folder).contents, contents.of_all(cell.settings)
+        for name in (name for name in content if began.get(name, content[name]) != content[name]):
             raise TurngymError(
                 f"{cell.name} in {out} was run with another content of {name}, {flat(cell.settings)[name]}: put it "
                 f"back, give the new one another name, choose another --out, or remove {cell.folder}"
             )
     for cell in cells:
         # a run that goes on in a folder that was moved finds models and texts where they are now
-        if not cell.finished and (not cell.settings_file.is_file() or read_toml(cell.settings_file) != cell.settings):
-            with atomic_write(cell.settings_file) as file:
-                file.write(to_toml(cell.settings))
+        if not cell.finished:
+            write_toml_text(cell.settings_file, cell.toml)
     known = {cell.settings_file for cell in cells}
     stray = sorted(f"{path.parent.name}/{path.stem}" for path in out.glob("cells/*/*.toml") if path not in known)
     if stray:
         print(
             f"turngym: kept and not shown, since {study.where} has no such cells: {', '.join(stray)}", file=sys.stderr
         )
-
-
-def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which models and texts have the last two names of their paths: they lie elsewhere on another machine,
-    and a study's own wherever its folder is."""
-    found = {**settings, **{name: last_names(settings[name]) for name in MODELS if name in settings}}
-    texts = settings.get("lm_loss")
-    if isinstance(texts, Mapping) and "files" in texts:
-        found["lm_loss"] = {**texts, "files": [last_names(file) for file in texts["files"]]}
-    return found
-
-
-def differences(one: object, two: object, above: str = "") -> list[tuple[str, object, object]]:
-    """Settings in which two tables differ: (name, value in `one`, value in `two`); None where a table lacks it."""
-    if isinstance(one, dict) or isinstance(two, dict):
-        left, right = (part if isinstance(part, dict) else {} for part in (one, two))
-        names = dict.fromkeys([*left, *right])
-        return [
-            row
-            for name in names
-            for row in differences(left.get(name), right.get(name), f"{above}.{name}" if above else str(name))
-        ]
-    return [] if one == two else [(above, one, two)]
 
 
 def run_cells(
@@ -300,7 +282,8 @@ def run_cells(
                 ended(job)
             record = make_record(job)
             if job.heldout:
-                before = Path(str(job.settings["student"]))
+                assert isinstance(job.spec, TrainConfig)
+                before = job.spec.models.student
                 record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
             write_json(job.record, to_json(record))
             if recorded is not None:
@@ -314,6 +297,15 @@ def _average_weights(cell: Cell) -> None:
     if not (cell.folder / AVERAGE / "model").exists():
         average(cell.folder, last=LAST)
     evaluate_average(cell.folder)
+
+
+def panel_of(cell: Cell) -> str:
+    """The panel of a cell's evaluations."""
+    if isinstance(cell.spec, TrainConfig):
+        assert cell.spec.evaluation is not None, "every method is evaluated"
+        return cell.spec.evaluation.panel
+    assert isinstance(cell.spec.play.tasks, OnPanel), "so is every agent"
+    return cell.spec.play.tasks.panel
 
 
 def last_trace(cell: Cell) -> Path:

@@ -12,10 +12,11 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.spec import Positional
-from turngym.core.tables import atomic_write, markdown, markup, print_table
+from turngym.core.tables import atomic_write, lines_of, markdown, markup, print_table
 from turngym.core.user_files import keep_inputs
 from turngym.scripts.options import read_options
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
@@ -68,25 +69,26 @@ def write_tables(study: Records, out: str | Path) -> str:
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    about = "\n".join(markup(line, "markdown") for line in study.about.splitlines())
-    parts = [f"# {markup(study.title, 'markdown')}", *([about] if about else []), _methods(study)]
+    about = [lines_of(study.about)] if study.about else []
+    parts = [f"# {markup(study.title, 'markdown')}", *about, _methods(study)]
     explained: set[str] = set()
     for title, table in tables_of(study).items():
         name = title.rpartition(": ")[2]
         stem = title.replace(": ", "-").replace("/", "-")
         for kind in ("csv", "tex"):
             write_table(table, out / f"{stem}.{kind}", caption(name, study))
-        parts += [f"## {title}", markdown(table)]
+        parts += [f"## {markup(title, 'markdown')}", markdown(table)]
         if name not in explained:
             parts.append(caption(name, study))
             explained.add(name)
-    parts += ["\n".join(f"- {note}" for note in notes)] if (notes := notes_of(study)) else []
+    parts += [lines_of("\n".join(f"- {note}" for note in notes))] if (notes := notes_of(study)) else []
     # figures need matplotlib, which comes with the extra `train`
     if importlib.util.find_spec("matplotlib") is not None:
         for world, rows in study.worlds.items():
             if any(len(record.evaluations) > 1 for seeds in rows.values() for record in seeds.values()):
                 draw_curves(rows, out / f"{world}-curves.png", out / f"{world}-curves.pdf")
-                parts.append(f"![Success against steps and CPU time, {world}]({world}-curves.png)")
+                shown = markup(world, "markdown")
+                parts.append(f"![Success against steps and CPU time, {shown}]({quote(world)}-curves.png)")
     text = "\n\n".join(parts) + "\n"
     with atomic_write(out / "study.md") as file:
         file.write(text)
@@ -96,8 +98,7 @@ def write_tables(study: Records, out: str | Path) -> str:
 
 def _methods(study: Records) -> str:
     about = dict.fromkeys((record.method, record.about) for record in study.records)
-    said = [f"{name}: {markup(text, 'markdown')}" for name, text in about]
-    return f"{len(study.records)} cells; methods: {'; '.join(said)}."
+    return lines_of(f"{len(study.records)} cells; methods: {'; '.join(f'{name}: {text}' for name, text in about)}.")
 
 
 def draw_curves(rows: Rows, *paths: Path) -> None:

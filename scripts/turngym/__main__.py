@@ -1,8 +1,6 @@
 """`python -m turngym`: the same as the `turngym` command."""
 
-import sys
-
-from turngym.scripts.main import main
+from turngym.scripts.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

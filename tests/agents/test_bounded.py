@@ -12,10 +12,10 @@ from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.openai_api import MAX_STOP, read_request
 from turngym.agents.proxy.turn_records import tool_calls
-from turngym.core.outgoing import too_many_values
 from turngym.core.redaction import redacted
 from turngym.core.strict_json import MAX_VALUES, JsonError, strict_json
 from turngym.core.tools import ToolSpec
+from turngym.core.user_files import too_many_values
 from turngym.envs.channels import make_channel
 from turngym.envs.dialects import DIALECTS
 

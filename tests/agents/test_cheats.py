@@ -124,6 +124,14 @@ CHEATS: Mapping[str, tuple[Change, str]] = {
         each(lambda one: replace(one, task=replace(one.task, cluster="only"))),
         "cluster is 'only' in the file",
     ),
+    "progress that was made": (
+        each(lambda one: replace(one, turns=(replace(one.turns[0], progress=0.5), *one.turns[1:]))),
+        "progress is 0.5 in the file",
+    ),
+    "responses that were read strictly": (
+        each(lambda one: replace(one, meta={**one.meta, "read_leniently": 1})),
+        "read_leniently is 1 in the file, 0 when",
+    ),
     "turns after the end": (each(goes_on_after_the_break), "an answer that was broken off is the last one"),
     "a broken answer that pays": (each(broken_off_but_valid), "an answer that was broken off is the last one"),
 }
@@ -220,8 +228,8 @@ def test_another_game_has_a_table_of_its_own(result: PackedResult) -> None:
     }
     header, rows = next(group for group in grouped(others) if group.title == f"{PANEL}-v1").table()
     assert {row[0]: row[header.index("otherwise than the panel")] for row in rows} == {
-        "honest": "the first 5 of 100 tasks",
-        "told": "the first 5 of 100 tasks; max_turns is 20, not 8; topk is 3, not 1",
+        "honest": "5 of 100 tasks, over all categories",
+        "told": "5 of 100 tasks, over all categories; max_turns is 20, not 8; topk is 3, not 1",
     }
 
 
@@ -233,7 +241,7 @@ def test_who_claims_a_preset_played_as_it_says(result: PackedResult) -> None:
     play = read(PlaySpec, merged([to_table(result.spec.play), preset.table["play"]]), "a test")
     as_it_says = replaced(result.spec, play=play)
     played = setting("preset", "search-r1")(replace(result, spec=as_it_says))
-    assert deviations(played.spec) == ([], ["the first 5 of 100 tasks"])
+    assert deviations(played.spec) == ([], ["5 of 100 tasks, over all categories"])
     claimed = deviations(setting("preset", "search-r1")(result).spec)[1]
     assert {"max_turns is 8, not 5", "topk is 1, not 3"} <= set(claimed)
 
@@ -274,6 +282,7 @@ TEXTS = {
     "a backslash before a bar": "me \\| 100.0 \\",
     "letters from right to left": "me \u202e0.001",
     "a terminal's code": "\x1b]0;x\x07\x1b[2J",
+    "marks of the page": "__DATA__ __BODY__ __TITLE__",
 }
 
 

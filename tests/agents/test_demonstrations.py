@@ -337,16 +337,17 @@ def test_a_demonstration_that_failed_leaves_the_attempt_to_the_student(make_door
     assert all(episode.success for episode in episodes)
 
 
-def test_what_a_limit_of_tokens_cut_gets_no_end_id(make_doors: Any, writer: TextEpisodes) -> None:
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+def test_what_was_cut_gets_no_end_id(finish: str, make_doors: Any, writer: TextEpisodes) -> None:
     """It would teach to stop in mid-sentence. A cut answer whose action was read is written anew, and whole."""
     episode, end = played(make_doors, "doors/3"), writer.renderer.template.end_id
-    thought = replace(episode.turns[0], response="The door must be in the", action=None, finish="length")
+    thought = replace(episode.turns[0], response="The door must be in the", action=None, finish=finish)
     written = writer.rewrite(replace(episode, turns=(thought, *episode.turns[1:])))
     ids = [written.response_ids(turn).tolist() for turn in written.turns]
     assert text(writer.renderer, ids[0]) == "The door must be in the"
     assert [one[-1] == end for one in ids] == [False, True, True]
     # what the template puts between the two is prompt
     assert int(written.segments[0][written.turns[1].prompt_span[0]]) == end
-    bare = replace(episode.turns[0], response="open door 1", action="open door 1", finish="length")
+    bare = replace(episode.turns[0], response="open door 1", action="open door 1", finish=finish)
     shown = writer.shown(episode, bare)
     assert (shown.response, shown.ids[-1]) == (SAID, end)

@@ -151,7 +151,7 @@ def untimed(episodes: Any) -> list[Episode]:
 def test_evaluate_in_a_few_lines(panel: Panel, tmp_path: Path) -> None:
     result = evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False)
     assert (result.scores.overall.avg.mean, len(result.episodes), result.resumed) == (1.0, 4, 0)
-    assert "few-v1, first 2 tasks, on_invalid reject (noop): 2 samples" in str(result)
+    assert "few-v1, 2 tasks over all categories, on_invalid reject (noop): 2 samples" in str(result)
     assert "Avg@2" in str(result)
     header, rows = result.table()
     assert header == ["", "expert"]
@@ -164,7 +164,7 @@ def test_evaluate_in_a_few_lines(panel: Panel, tmp_path: Path) -> None:
         "panel": "few-v1",
         "sha256": panel.sha256,
         "size": 3,
-        "sampling": {"kind": "first", "limit": 2},
+        "sampling": {"kind": "first", "limit": 2, "spread": True},
     }
     assert written["scores"]["overall"]["avg"]["mean"] == 1.0
     assert evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False).resumed == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from toy_evaluation import toy_evaluation
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.endpoint.handshake import SAID
 from turngym.agents.endpoint.profile import Profile
+from turngym.agents.evaluation.play_panel import RecordedEpisodes
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.episode import Status
 from turngym.core.errors import AgentError
@@ -109,12 +112,14 @@ def test_nothing_is_asked_without_it_or_twice(serve: Any, make_doors: Any) -> No
 def test_what_was_found_is_in_the_results(serve: Any, make_doors: Any, capfd: Any) -> None:
     fake, make = serve(SERVERS["openai reasoning"].fake()), make_doors("text")
     tasks = collect_tasks(make(), ["doors/2"])
-    result = toy_evaluation(tasks, make, agent_for(make, fake, "text", price_in=1.0, price_out=1.0), samples=1).run()
+    agent = agent_for(make, fake, "text", price_in=1.0, price_out=1.0)
+    result = toy_evaluation(tasks, make, agent, temperature=0.85, samples=1).run()
     profile = result.to_json()["endpoint"]
     assert profile["temperature"] is False
     assert profile["limit"] == "max_completion_tokens"
     # the temperature that was asked for is not the one at which the model drew
-    assert "temperature" not in result.title
+    assert result.title.endswith(", the server's own temperature")
+    assert replace(result, profile={**profile, "temperature": True}).title.endswith(", temperature 0.85")
     # the handshake's price stands beside the episodes'
     assert profile["used"]["cost"] == pytest.approx(220 / 1e6)
     assert result.to_json()["usage"]["cost"] == pytest.approx(110 * len(result.episodes[0].turns) / 1e6)
@@ -132,6 +137,13 @@ def test_what_cannot_work_is_refused_in_one_line(serve: Any, make_doors: Any) ->
         with pytest.raises(AgentError, match=words) as caught:
             agent_for(make, serve(FakeOpenAI(usage=False, message=silent.message)), **options).shake_hands()
         assert "\n" not in str(caught.value)
+    # half of the numbers is no cost
+    half = FakeOpenAI(usage=False, message=silent.message, extra=lambda body: {"usage": {"prompt_tokens": 5}})
+    with (
+        pytest.warns(UserWarning, match="usage in part"),
+        pytest.raises(AgentError, match="--price-in cannot hold, because the server reports only a part of its usage"),
+    ):
+        agent_for(make, serve(half), price_in=1.0, price_out=1.0).shake_hands()
     without = {"prompt_token_ids": [1], "choice": {"token_ids": [2]}}
     ids = FakeOpenAI(message=SERVERS["ollama"].said, extra=lambda body: without)
     with (
@@ -153,9 +165,91 @@ def test_a_call_that_the_server_lost_is_no_mistake_of_the_models(serve: Any, mak
     assert episode.meta["usage"]["noticed"] == {"finish_reason of a call without a call": 3}
 
 
+def test_an_endpoint_that_is_another_when_a_run_goes_on_is_said(serve: Any, make_doors: Any) -> None:
+    make = make_doors("tool")
+    first, second = rollout(JOBS, make, agent_for(make, serve(SERVERS["ollama"].fake())))
+    recorded = RecordedEpisodes({})
+    recorded.pay(first)
+    # what was noticed, and what it cost, differ by chance
+    recorded.pay(replace(second, meta=second.meta | {"endpoint": first.meta["endpoint"] | {"noticed": ["x"]}}))
+    for name, value in (("temperature", False), ("model", "another")):
+        with pytest.warns(UserWarning, match=f"not as it was .*{value}'?, before"):
+            recorded.pay(replace(second, meta=second.meta | {"endpoint": first.meta["endpoint"] | {name: value}}))
+        recorded.profile = first.meta["endpoint"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unknown parameter: 'max_tokens'.",
+        "max_tokens: Extra inputs are not permitted",
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+    ],
+)
+def test_a_limit_that_is_refused_by_its_name_has_the_other(words: str, serve: Any, make_doors: Any) -> None:
+    fake = serve(FakeOpenAI(fault=lambda n, body: Fault(400, error(words)) if "max_tokens" in body else None))
+    assert agent_for(make_doors("text"), fake, "text").shake_hands().limit == "max_completion_tokens"
+    assert len(fake.requests) == 3
+
+
+REFUSES: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda body: "temperature" in body,
+    "seed": lambda body: "seed" in body,
+    "system": lambda body: body["messages"][0]["role"] == "system",
+    "tool_name": lambda body: any(m["role"] == "tool" and "name" not in m for m in body["messages"]),
+    "blank": lambda body: any(m.get("content", 0) is None for m in body["messages"]),
+    "silence": lambda body: any(m.get("content") == "" for m in body["messages"]),
+}
+"""What a server may refuse, by the field of the profile that meets it."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("temperature", "seed"),
+        ("system", "seed", "temperature"),
+        ("tool_name", "silence"),
+        ("blank", "tool_name"),
+        ("temperature", "silence", "blank"),
+    ],
+)
+@pytest.mark.parametrize("words", ["Bad request", "Bad request: {}"])
+def test_several_things_that_are_refused_are_found_and_nothing_else(
+    names: tuple[str, ...], words: str, serve: Any, make_doors: Any
+) -> None:
+    """In the same words, or one after the other."""
+
+    def fault(number: int, body: Any) -> Fault | None:
+        wrong = next((name for name in names if REFUSES[name](body)), None)
+        return None if wrong is None else Fault(400, error(words.format(names.index(wrong))))
+
+    fake, usual = serve(FakeOpenAI(fault=fault, message=SERVERS["lm studio"].said)), Profile()
+    found = agent_for(make_doors("tool"), fake).shake_hands()
+    assert {one for one in SAID if getattr(found, one) != getattr(usual, one)} == set(names)
+    assert len(fake.requests) < 40
+
+
+def test_refusals_are_the_same_whatever_their_number(serve: Any, make_doors: Any) -> None:
+    """Gateways put the number of the request into each: what did not help is taken back all the same."""
+
+    def fault(number: int, body: Any) -> Fault | None:
+        words = f"Bad request (request id: 2026112919{number:04}-x{number})"
+        return Fault(400, error(words)) if "stop" in body else None
+
+    fake = serve(FakeOpenAI(fault=fault))
+    found = agent_for(make_doors("text"), fake, "text").shake_hands()
+    assert (found.stop, found.temperature, found.seed) == (False, True, True)
+
+
 def test_a_refusal_that_is_no_matter_of_form_ends_it_at_once(serve: Any, make_doors: Any) -> None:
     make = make_doors("tool")
     for fault, words in (
+        # drawn at the server's own temperature it would be another model
+        *(
+            (Fault(400, error(f"temperature {said}", param="temperature")), f"temperature {said}")
+            for said in ("must be between 0 and 0.5", "must be less than or equal to 0.5", "> 0.5", "out of range")
+        ),
+        (Fault(404, error("No endpoints found that support tool use")), "--channel text"),
         (Fault(401, error("no")), "status 401"),
         (Fault(404, error("The model `tiny` does not exist")), "status 404"),
         (Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice')), "--channel text"),
@@ -164,6 +258,20 @@ def test_a_refusal_that_is_no_matter_of_form_ends_it_at_once(serve: Any, make_do
         with pytest.raises(AgentError, match=words):
             agent_for(make, fake).shake_hands()
         assert len(fake.requests) == 1
+
+
+def test_a_template_that_refuses_with_status_500_is_not_waited_for(serve: Any, make_doors: Any) -> None:
+    """llama.cpp: what its template raises is a failure of the server."""
+    server = SERVERS["gemma behind vllm"]
+
+    def fault(number: int, body: Any) -> Fault | None:
+        found = next((found for rule in server.rules if (found := rule(body)) is not None), None)
+        return None if found is None else replace(found, status=500)
+
+    fake = serve(FakeOpenAI(fault=fault, message=server.said))
+    with pytest.warns(UserWarning, match="call left in the text"):
+        assert agent_for(make_doors("tool"), fake).shake_hands().system == "user"
+    assert len(fake.requests) == 3
 
 
 def test_a_small_context_is_enough(serve: Any, make_doors: Any) -> None:

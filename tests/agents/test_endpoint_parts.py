@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import fields
 from itertools import islice
@@ -20,10 +21,12 @@ from turngym.agents.endpoint.client import (
     pauses,
     refused,
 )
-from turngym.agents.endpoint.messages import Transcript, add_ids, content_of
+from turngym.agents.endpoint.counts import read_usage
+from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, UnreadableAnswer, read_answer, read_usage
+from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Prices, Usage
+from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
@@ -131,7 +134,8 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     call["function"] = {"name": "t", "arguments": "{}", "thought_signature": "x"}
     details = [{"type": "reasoning.encrypted", "data": "x"}]
     message = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "reasoning": "hm"}
-    found = read_answer(body({**message, "tool_calls": [call], "reasoning_details": details, "other": None}))
+    asked = Expected(tools=("t",))
+    found = read_answer(body({**message, "tool_calls": [call], "reasoning_details": details, "other": None}), asked)
     transcript = Transcript()
     transcript.answer(found, "")
     sent = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_details": details}
@@ -157,9 +161,18 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     deep: Any = []
     for _ in range(500):
         deep = [deep]
-    for bad in ({"content": "x", "blob": deep}, {"content": "", "tool_calls": [{"id": "a", "blob": deep}]}):
-        with pytest.raises(UnreadableAnswer):
-            read_answer(body(bad))
+    call = {"id": "a", "function": {"name": "t", "arguments": "{}", "blob": deep}, "blob": deep}
+    found = read_answer(body({"content": "x", "blob": deep, "tool_calls": [call], "reasoning_details": deep}), asked)
+    # it would end the conversation, which goes on without it
+    places = ("message.blob", "message.reasoning_details", "tool_calls.blob", "function.blob")
+    assert sorted(found.noticed) == sorted(Noticed.TOO_DEEP.format(place) for place in places)
+    assert (found.more, found.calls[0].more) == ({}, {})
+    thought = {"type": "thinking", "thinking": "hm", "blob": deep}
+    calls = [{"id": "a", "function": {"name": deep, "arguments": "{}"}}]
+    found = read_answer(body({"content": [thought], "tool_calls": calls}), asked)
+    assert found.noticed == (Noticed.NO_NAME, Noticed.TOO_DEEP.format("message.content"))
+    transcript.answer(found, "")
+    assert "[" * 300 not in json.dumps(transcript.messages) + response_of(found, "")
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,12 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.endpoint.counts import read_usage
 from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
 from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import (
-    Call,
-    Choice,
-    Completion,
-    Counts,
-    Expected,
-    Function,
-    Message,
-    Noticed,
-    read_answer,
-    read_usage,
-    same_model,
-)
+from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
+from turngym.agents.endpoint.wire import Call, Choice, Completion, Counts, Details, Function, Message, Noticed
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import ToolChannel
 
@@ -46,7 +36,7 @@ def played(answer: Any) -> str | None:
     return CHANNEL.parse(response_of(answer, content_of(answer, CHANNEL))).action
 
 
-@pytest.mark.parametrize("kind", [Completion, Choice, Message, Call, Function, Counts])
+@pytest.mark.parametrize("kind", [Completion, Choice, Message, Call, Function, Counts, Details])
 def test_every_field_is_used_kept_or_dropped_and_never_two_of_them(kind: Any) -> None:
     used = set(kind.__struct_fields__)
     assert not used & kind.kept
@@ -59,12 +49,11 @@ def test_an_unknown_field_is_counted_wherever_it_stands() -> None:
     new = {"brand_new": 1}
     made = call(**new)
     made["function"] |= new
-    answer = body(
-        {"content": None, "tool_calls": [made], **new}, usage={"prompt_tokens": 3, "completion_tokens": 1} | new
-    )
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1, **new}} | new
+    answer = body({"content": None, "tool_calls": [made], **new}, usage=usage)
     answer["choices"][0] |= new
     found = read_answer(answer | new, ASKED)
-    places = ("", "usage.", "choice.", "message.", "tool_calls.", "function.")
+    places = ("", "usage.", "usage.prompt_tokens_details.", "choice.", "message.", "tool_calls.", "function.")
     assert sorted(found.noticed) == sorted(f"unknown field {place}brand_new" for place in places)
     transcript = Transcript()
     transcript.answer(found, "")
@@ -82,6 +71,10 @@ def test_a_field_of_another_type_is_as_if_it_were_missing() -> None:
     assert (found.content, found.reasoning, found.usage) == ("x", None, Usage(answers=1, unreported=1))
     other = " of another type"
     assert set(found.noticed) == {f"{name}{other}" for name in ("message.reasoning", "message.refusal", "usage")}
+    texts = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": "5"}}
+    assert read_answer(body({"content": "x"}, usage=texts), ASKED).noticed == (
+        f"usage.prompt_tokens_details.cached_tokens{other}",
+    )
 
 
 def test_a_call_of_the_api_before_tools_is_played() -> None:
@@ -145,6 +138,26 @@ def test_a_call_that_the_server_lost_is_counted() -> None:
     assert read_answer(body({"content": "Go."}, finish="stop"), ASKED).noticed == ()
     # nobody offered a tool
     assert read_answer(body({"content": "Go."}, finish="tool_calls"), Expected()).noticed == ()
+    assert read_answer(body({"content": "Go.", "tool_calls": [call()]}), Expected()).noticed == (Noticed.UNASKED,)
+
+
+@pytest.mark.parametrize(
+    "function", [{"arguments": ARGUMENTS}, {"name": "", "arguments": ARGUMENTS}, {"name": 5}, None]
+)
+def test_a_call_whose_name_the_server_lost_is_counted(function: Any) -> None:
+    found = read_answer(body({"content": None, "tool_calls": [call() | {"function": function}]}), ASKED)
+    assert (played(found), found.noticed) == (None, (Noticed.NO_NAME,))
+    assert read_answer(body({"content": None, "tool_calls": ["door"]}), ASKED).noticed == (
+        "tool_calls of another type",
+        Noticed.NO_NAME,
+    )
+
+
+def test_an_answer_that_a_server_takes_for_a_thought_is_counted() -> None:
+    for message in ({"content": None, "reasoning": "<action>look</action>"}, {"content": "", "reasoning_content": "x"}):
+        assert read_answer(body(message), Expected()).noticed == (Noticed.ONLY_THOUGHT,)
+    # a limit that the thought has used up is no fault of the server's
+    assert read_answer(body({"content": None, "reasoning": "x"}, finish="length"), Expected()).noticed == ()
 
 
 @pytest.mark.parametrize("text", ["<think>Hm", "<tool_call>{}</tool_call>", "<tool_call>", "a</think><think>b"])
@@ -246,6 +259,10 @@ def test_what_was_switched_off_or_asked_for_in_vain() -> None:
     for message in ({"content": "x", "reasoning": "hm"}, {"content": "<think>hm</think>x"}):
         assert read_answer(body(message), Expected(thoughts=False)).noticed == (Noticed.THOUGHTS,)
         assert read_answer(body(message), Expected()).noticed == ()
+    # the template opened the thought, or the server hides it
+    assert read_answer(body({"content": "hm</think>x"}), Expected(thoughts=False)).noticed == (Noticed.THOUGHTS,)
+    used = {"prompt_tokens": 9, "completion_tokens": 8, "completion_tokens_details": {"reasoning_tokens": 7}}
+    assert read_answer(body({"content": "x"}, usage=used), Expected(thoughts=False)).noticed == (Noticed.THOUGHTS,)
     ids = body({"content": "x"}, prompt_token_ids=[1])
     ids["choices"][0]["token_ids"] = [2]
     assert read_answer(ids, Expected(logprobs=True)).noticed == (Noticed.NO_LOGPROBS,)

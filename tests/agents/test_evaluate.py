@@ -80,6 +80,14 @@ def test_a_trace_of_something_else_is_refused_and_left_alone(make_doors: Any, ta
     with pytest.raises(EvaluationError, match="the panel says 0000"):
         toy_evaluation(other, make_doors(), RandomAgent(), samples=2, trace=trace).run()
     assert trace.read_bytes() == before
+    # a sample that this evaluation does not have
+    extra = next(one for one in read_trace(trace)[0] if one.sample == 1)
+    with TraceWriter(trace) as writer:
+        writer.write(replace(extra, sample=2))
+    with pytest.raises(
+        EvaluationError, match=rf"\({extra.task.task_id} sample 2\): it is no episode of this evaluation"
+    ):
+        toy_evaluation(tasks, make_doors(), RandomAgent(), samples=2, trace=trace).run()
     with pytest.raises(TaskError, match=r"but 0000.* is asked for"):
         toy_evaluation(other, make_doors(), RandomAgent(), samples=1).run()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 import json
 import subprocess
@@ -10,18 +12,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote as in_address
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.agents.endpoint.failures import refused
-from turngym.agents.endpoint.reader import UnreadableAnswer, read_answer
+from turngym.agents.endpoint.reader import read_answer
+from turngym.agents.endpoint.wire import UnreadableAnswer
 from turngym.agents.model_server import ServerProcess
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.agents.servers.server_connection import error_text
+from turngym.core import redaction
 from turngym.core.files import _holder
 from turngym.core.hub import _first_line
 from turngym.core.outgoing import BadReply, read_json
@@ -283,3 +288,42 @@ def test_a_bug_of_ours_shows_no_key(tmp_path: Path) -> None:
     assert (
         done.stderr.count("Traceback") == 7
     )  # three with a cause of their own, two of the child, one of the finalizer
+
+
+KEY = "sk-live'9f/+3\"aB&c==Zz0123456789"
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        json.dumps(json.dumps(json.dumps(KEY))),
+        in_address(in_address(KEY, "")),
+        "".join(f"%{ord(letter):02x}" for letter in KEY),
+        html.escape(KEY),
+        "".join(f"&#{ord(letter)};" for letter in KEY),
+        "".join(f"\\u{ord(letter):04X}" for letter in KEY),
+        base64.b64encode(KEY.encode()).decode(),
+        base64.urlsafe_b64encode(f"ab:{KEY} more".encode()).decode(),
+        f"{KEY[:9]}\n  {KEY[9:]}",
+        json.dumps(f"{KEY[:9]}\n{KEY[9:]}"),
+        f"{KEY[:3]}%6{KEY[3:]}".replace("%6l", "%6c"),
+        in_address(json.dumps({"k": KEY})),
+    ],
+)
+def test_a_key_is_hidden_however_it_is_spelled(spelled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_remembered", {KEY})
+    shown = redaction.without_keys(f"it was {spelled}, they say")
+    assert redaction.HIDDEN in shown
+    assert spelled[8:20] not in shown
+
+
+@pytest.mark.parametrize("part", ["%", "\\", "\n", "&#", "%25", "a\n", " \n", KEY[:20] + "\n"])
+def test_spellings_take_linear_time(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_remembered", {KEY})
+    text = part * (200_000 // len(part))
+    assert redaction.without_keys(text) == text
+
+
+@pytest.mark.parametrize("name", ["clientSecret", "PGPASSWORD", "storageAccountKey", "idToken", "connectionString"])
+def test_names_of_secrets(name: str) -> None:
+    assert redaction.redacted({name: "hunter2"}) == {name: redaction.HIDDEN}

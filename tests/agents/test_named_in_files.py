@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from turngym.agents.models import base_model, file_hashes
 from turngym.core.errors import ModelError
+from turngym.core.tables import print_table
 from turngym.retrieval.index import EncoderRecord, IndexFolderError
 from turngym.retrieval.open import open_encoder
 from turngym.scripts.main import Terminal, main, plain_terminal
@@ -71,6 +73,17 @@ def test_no_code_of_a_stranger_reaches_a_terminal(code: str, monkeypatch: pytest
     # an error of any verb
     assert main([f"no{code}verb"]) == 2
     assert code not in err.getvalue()
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_pipe_gets_no_colors_though_they_are_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with plain_terminal():
+        print_table((["a"], [["b"]]), "title")
+    assert capsys.readouterr().out.startswith("title\n")
+    assert os.environ[name] == "1"
 
 
 def test_a_terminal_gets_our_colors_and_nothing_else() -> None:

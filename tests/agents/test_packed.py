@@ -67,6 +67,17 @@ def test_what_was_packed_is_read_and_checked(run: Path, result: PackedResult, tm
     assert path.stat().st_size < 10_000
 
 
+@pytest.mark.parametrize(
+    "about", ["[]", "5", "null", "{", '{"versions": 5}', '{"date": 1e999}', '{"versions": {"a": []}}']
+)
+def test_a_results_file_beside_the_trace_is_from_anyone(about: str, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_bytes((run / "trace.jsonl").read_bytes())
+    (tmp_path / "results.json").write_text(about)
+    with pytest.raises(EvaluationError):
+        packed(tmp_path).write(tmp_path / "a.result.xz")
+    assert not (tmp_path / "a.result.xz").exists()
+
+
 # --- Changes by somebody who seals the file anew: the environment, the panel or the table says otherwise
 
 

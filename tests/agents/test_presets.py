@@ -186,17 +186,13 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         find_preset("search-r1", WEBSHOP)
 
 
-def of_run(**given: Any) -> RunInfo:
-    return RunInfo(folder=Path(), out=Path(), learner=PlayedModel(model=None, tokenizer=None), **given)
-
-
 def test_which_limit_an_evaluation_in_training_has() -> None:
     panel, bare = load_panel("alfworld-quickstart"), load_panel("alfworld-generated-eval")
 
     def made(panel: Panel, named: str | None, given: dict[str, Any], **run: Any) -> dict[str, Any]:
-        info = of_run(**{"max_turns": 50, **run})
-        played = config(Path(), preset=named, panel=panel.full_name).rollouts
-        found = eval_spec(panel, played, given, info, ChatSettings(), None)
+        turns = {"max_turns": 50, "explicit_turns": False, **run}
+        played = config(Path(), preset=named, panel=panel.full_name, env_kwargs=given).rollouts
+        found = eval_spec(panel, played, **turns)
         return make_arguments(found.spec.play)
 
     default = made(panel, None, {})

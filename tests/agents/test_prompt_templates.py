@@ -238,7 +238,7 @@ def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.C
     few: dict[str, Any] = {"samples": 1, "progress": False}
     plain = evaluate("alfworld-quickstart", "expert", limit=2, **few)
     assert plain.departs is not None
-    assert plain.departs.all == ("generated tasks", "the first 2 of 100 tasks")
+    assert plain.departs.all == ("generated tasks", "2 of 100 tasks, over all categories")
     helped = evaluate(
         "webshop-quickstart", "expert", limit=1, out=tmp_path / "a", max_turns=20,
         env_kwargs={"on_invalid": "reject", "reading": "lenient", "show_admissible": True, "num_prev_obs": 2}, **few,

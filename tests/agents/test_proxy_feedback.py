@@ -14,7 +14,7 @@ pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.app import create_app
-from turngym.agents.proxy.sessions import Feedback
+from turngym.agents.proxy.sessions import Feedback, HeardFeedback, ProxySession, session_name
 from turngym.agents.proxy.turn_records import read_records
 
 user = tools.user
@@ -157,3 +157,30 @@ def test_who_asks_wrongly_is_told_what(start: Any) -> None:
     assert good.json == {"object": "feedback", "score": -1, "status": "counted"}
     served.service.drain()
     assert client.post("/v1/feedback", json={"score": 1, "session_id": "s"}, headers=key).status_code == 503
+
+
+def test_no_client_makes_the_server_forget_what_is_anothers() -> None:
+    heard = HeardFeedback(limit=2)
+
+    def turn(client: str, number: int) -> None:
+        name = session_name(client, f"s{number}")
+        session = ProxySession(key=f"{name}-{number}", name=name, last_used=0.0)
+        session.turns.append(None)  # type: ignore[arg-type]
+        heard.note(session, f"{client}{number}")
+
+    for client, numbers in (("ann", [0]), ("bob", range(5))):
+        for number in numbers:
+            turn(client, number)
+    assert heard.place("ann", "s0", None, None) == (f"{session_name('ann', 's0')}-0", 0)
+    assert heard.place("ann", None, None, "ann0") == (f"{session_name('ann', 's0')}-0", 0)
+    assert heard.place("bob", "s4", None, None) is not None
+    for client, session, answer in (("bob", "s0", None), ("bob", None, "bob0"), ("bob", None, "ann0")):
+        with pytest.raises(ApiError):
+            heard.place(client, session, None, answer)
+
+
+def test_no_two_clients_share_the_name_of_a_session() -> None:
+    # names of clients that share the first 8 letters of their hash
+    first, other = "c3446", "c32019"
+    assert session_name(first, "s") != session_name(other, "s")
+    assert {len(session_name(name, "s")) for name in (first, other)} == {32}

@@ -154,9 +154,11 @@ def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def test_keys_of_clients_are_read(tmp_path: Path) -> None:
-    keys = ClientKeys.of("shared", key_file(tmp_path, "ann  0123456789abcdef\n\nbob 0123456789abcdeé\n"))
+    keys = ClientKeys.of("shared", key_file(tmp_path, "ann  0123456789abcdef\r\n\nbob 0123456789abcdeg\n"))
     assert keys.client_of("Bearer 0123456789abcdef") == "ann"
-    assert keys.client_of("bearer 0123456789abcdeé".encode().decode("latin-1")) == "bob"
+    assert keys.client_of("bearer 0123456789abcdeg") == "bob"
+    # as WSGI reads bytes that are no key
+    assert keys.client_of("bearer 0123456789abcdeé".encode().decode("latin-1")) is None
     assert [keys.client_of(said) for said in ("", "Bearer shared", "Basic 0123456789abcdef")] == [None] * 3
     assert (keys.share(9), keys.share(1)) == (4, 1)
     # who is taken out with a # is no client any more, whatever stands behind it
@@ -175,6 +177,8 @@ def test_keys_of_clients_are_read(tmp_path: Path) -> None:
         ("ann 0123456789abcdef\nbob 0123456789abcdef\n", 0o600, "line 2: its name or its key is there already"),
         ("// 0123456789abcdef\n", 0o600, "line 1: it must be a name and a key"),
         ("; 0123456789abcdef\n", 0o600, "line 1: it must be a name and a key"),
+        ("ann 0123456789abcdefé\n", 0o600, "line 1 holds no key"),
+        ('ann "0123456789abcdef"\n', 0o600, "line 1 holds no key"),
         ("\n", 0o600, "names no client"),
         ("ann 0123456789abcdef\n", 0o640, "chmod 600"),
     ],

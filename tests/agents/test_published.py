@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from turngym.agents.evaluation.evaluate import USUAL, evaluate
 from turngym.agents.evaluation.packed import packed
 from turngym.agents.evaluation.published import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError, ScoreError
+from turngym.agents.evaluation.statistics import clustered
 from turngym.agents.play_spec import Published, Whole
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.spec import SettingsError
@@ -109,6 +111,12 @@ def test_a_number_is_the_mean_over_draws(tmp_path: Path) -> None:
     won = sum(one.success for one in result.outcomes)
     assert result.scores.overall.avg.mean == pytest.approx(won / 300)
     assert 0 < won < 300
+    # draws of one game say no more than one game can
+    games, wins = [one.task.task_id for one in result.outcomes], [float(one.success) for one in result.outcomes]
+    avg, alone = result.scores.overall.avg, clustered(wins)
+    assert avg == replace(clustered(wins, clusters=games), tasks=len({*games}))
+    assert avg.high - avg.low > 1.2 * (alone.high - alone.low)
+    assert sum(row.avg.tasks for row in result.scores.categories) == avg.tasks
     assert sum(row.episodes for row in result.scores.categories) == 300
     assert "300 draws" in result.title
     assert "published:150" in result.title

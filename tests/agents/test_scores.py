@@ -389,8 +389,6 @@ def test_a_graded_score_has_an_interval_and_a_paired_difference() -> None:
     assert score(RUN).graded is None
     assert compare_scores(RUN, RUN) is None
     assert "score [95 %]" in success_table({"run": score(run)})[0]
-    # a return that is no share has no such interval
-    assert score([replace(run[0], score=7.0)]).graded is None
 
 
 def test_tasks_of_one_world_are_told() -> None:

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure
+from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure, shown_apart
 from turngym.agents.evaluation.seeds import (
     Design,
+    Parts,
     Price,
     Spread,
     TaskMeans,
@@ -24,11 +25,13 @@ from turngym.agents.evaluation.seeds import (
     degrees_of_two,
     detectable,
     differences,
+    half_of_arms,
     half_width,
     in_family,
     over_seeds,
     power,
     rise,
+    seed_apart,
     seed_spread,
     spread_of,
 )
@@ -61,19 +64,52 @@ def test_a_difference_over_seeds_by_hand() -> None:
     assert found.task_error == 0.0
     # pairs of runs: .75 > .25, .75 > .5, .25 = .25, .25 < .5; the same in b
     assert found.better == pytest.approx(2.5 / 4)
-    degrees = degrees_of_two([(0.03125, 1), (0.125, 1)])
-    # shares 1/5 and 4/5, half way to equal 7/20 and 13/20
-    assert degrees == pytest.approx(400 / (49 + 169))
-    assert (degrees_of_two([(0.0, 2), (0.0, 2)]), degrees_of_two([(0.5, 2), (0.0, 2)])) == (
-        pytest.approx(4),
-        pytest.approx(3.2),
-    )
-    assert degrees_of_two([(0.5, 4)]) == 4
+    # shares 1/5 and 4/5
+    assert degrees_of_two([0.03125, 0.125], 1) == pytest.approx(25 / (1 + 16))
+    # all of one of them: its own degrees; alike, or nothing: those of both
+    assert [degrees_of_two(apart, 2) for apart in ([0.5, 0.0], [0.5, 0.5], [0.0, 0.0])] == [2, 4, 4]
     many = [[{str(task): value for task in range(100)} for value in runs] for runs in ((0.375, 0.625), (0.4, 0.44))]
     wide = rise(*many)
-    degrees = degrees_of_two([(0.03125, 1), (0.0008, 1)])
+    degrees = degrees_of_two([0.03125, 0.0008], 1)
     half = t_quantile(0.975, degrees) * math.sqrt((0.03125 + 0.0008) / 2)
     assert (wide.low, wide.high) == pytest.approx((max(-1.0, -0.08 - half), min(1.0, -0.08 + half)))
+
+
+def test_methods_of_few_and_of_many_seeds_have_a_quantile_each() -> None:
+    """Two seeds .3 and .5, which vary by .02 / 2, and five that vary by .001 / 5, over tasks that differ by nothing."""
+    few = [{str(task): value for task in range(100)} for value in (0.3, 0.5)]
+    many = [{str(task): 0.6 + place * math.sqrt(0.0004) for task in range(100)} for place in (-2, -1, 0, 1, 2)]
+    half = math.sqrt(12.706204736**2 * 0.02 / 2 + 2.776445105**2 * 0.001 / 5)
+    parts = [Parts.of(np.array([[*run.values()] for run in runs])) for runs in (few, many)]
+    assert half_of_arms(parts, 0.0, 1.98, 0.025) == pytest.approx(half, rel=1e-6)
+    # what both have of chance counts with the tasks' quantile: 0 of two seeds, 21/25 of five
+    noisy = [replace(part, chance=0.0001) for part in parts]
+    squared = 12.706204736**2 * 0.02 / 2 + 2.776445105**2 * (0.001 / 5 - 0.000084) + 1.98**2 * (0.0003 - 0.000116)
+    assert half_of_arms(noisy, 0.0003, 1.98, 0.025) == pytest.approx(math.sqrt(squared), rel=1e-6)
+    # as many of both: one quantile for the sum, here of 2 (1.75 + 1)^2 / (1.75^2 + 1) degrees
+    same = [Parts(seeds=3, between_seeds=value, between_tasks=0.0, chance=0.00009) for value in (0.0007, 0.0004)]
+    degrees = 2 * 2.75**2 / (1.75**2 + 1)
+    squared = t_quantile(0.975, degrees) ** 2 * (0.0011 - 0.0001) + 1.98**2 * 0.0001
+    assert half_of_arms(same, 0.0, 1.98, 0.025) == pytest.approx(math.sqrt(squared), rel=1e-6)
+
+
+def test_a_seed_that_collapsed_lies_apart() -> None:
+    rng = np.random.default_rng(3)
+
+    def runs(*levels: float) -> list[TaskMeans]:
+        rates = np.array(levels)[:, None] + rng.normal(0, 0.1, 100)
+        values = rng.binomial(4, rates.clip(0, 1)) / 4
+        return [{str(task): float(value) for task, value in enumerate(row)} for row in values]
+
+    assert seed_apart(runs(0.5, 0.52, 0.49, 0.1, 0.5)) == 3
+    assert seed_apart(runs(0.9, 0.5, 0.52, 0.49, 0.5)) == 0
+    assert seed_apart(runs(0.5, 0.6, 0.4, 0.3, 0.7)) is None
+    # seeds of one normal distribution, of chance alone, and two that differ: which of them would it be?
+    assert seed_apart(runs(0.5, 0.1)) is None
+    assert seed_apart([{"a": 0.5}, {"a": 0.5}, {"a": 0.1}]) is None
+    for count, spread in ((3, 0.0), (5, 0.0), (5, 0.08), (10, 0.08)):
+        found = [seed_apart(runs(*rng.normal(0.5, spread, count).clip(0.2, 0.8))) is not None for _ in range(400)]
+        assert fmean(found) <= 0.075, (count, spread)
 
 
 def test_tasks_and_seeds_in_any_order_give_the_same_numbers_to_the_last_bit() -> None:
@@ -215,9 +251,9 @@ def test_the_spread_of_a_pilot_by_hand() -> None:
     # differences 0.25 0 / 0.5 0.25: seeds 0.125 0.375, tasks 0.375 0.125, nothing beyond: variances 1/32 each
     found = spread_of(first, second, samples=1)
     assert (found.seed, found.task, found.both, found.sample, found.mean) == (0.03125, 0.03125, 0.0, 0.0, 0.25)
-    # seeds are not paired: chi-squared of two degrees has its 20 % quantile at 0.2231 times 2
+    # seeds are not paired, and all of it is of the second method: chi-squared of one degree has 20 % below 0.0642
     assert not found.paired
-    assert found.seed_high == pytest.approx(0.03125 / 0.22314355)
+    assert found.seed_high == pytest.approx(0.03125 / 0.06418475)
     # nothing is left for chance, whatever y (1 - y) says
     assert spread_of(first, second, samples=4).sample == 0.0
     # 0.5 0 / 0 0.5: the means are alike, all variance is what a seed does in a task
@@ -388,3 +424,23 @@ def test_coverage_is_counted_by_hand() -> None:
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
     with pytest.raises(TurngymError, match=r"--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)
+    with pytest.raises(TurngymError, match="--second-seeds 1"):
+        SimulatedStudy(second_seeds=1)
+
+
+def test_a_study_is_drawn_as_it_is_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    study = SimulatedStudy(seeds=2, second_seeds=5, family=3, seed_spread=0.0, second_spread=0.1, tasks=200)
+    first, *others = study.rates(rng)
+    assert (first.shape, [other.shape for other in others]) == ((2, 200), [(5, 200)] * 3)
+    assert first.mean(1).std() < 1e-12 < 0.02 < others[0].mean(1).std()
+    falls = SimulatedStudy(seeds=200, rate=0.7, collapse=0.25, seed_spread=0.0, hard=0.0, task_spread=0.0)
+    fallen = [(rates.mean(1) < 0.5).mean() for rates in falls.rates(rng)]
+    assert fallen[0] == 0 < 0.15 < fallen[1] < 0.35
+    assert falls.truth() == pytest.approx((0.7, -0.1), abs=0.01)
+    kinds = {one.name: one for one in measure(replace(study, tasks=40), 30)}
+    assert REFERENCE not in kinds
+    # nine chances to be wrong at a ninth of the level each
+    assert kinds["the clearest of 3, by Holm"].width > kinds["two methods over their seeds"].width
+    assert shown_apart(SimulatedStudy(seeds=5, rate=0.7, collapse=0.2, seed_spread=0.01, tasks=40), 30) > 0.3
+    assert shown_apart(SimulatedStudy(seeds=5, tasks=40), 30) < 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sglang_fake as fake
@@ -182,6 +182,12 @@ def test_another_model_is_seen_before_anything_is_sent(tmp_path: Path) -> None:
         fleet.close()
 
 
+class WithAdded(Words):
+    """A tokenizer with one added token."""
+
+    added_tokens_decoder: ClassVar = {305: "<|end|>"}
+
+
 def test_another_vocabulary_is_seen_before_anything_is_sent() -> None:
     with FakeServer() as server:
         fleet = opened(server)
@@ -189,6 +195,11 @@ def test_another_vocabulary_is_seen_before_anything_is_sent() -> None:
         server.decode = lambda ids: "z" if ids == [7] else fake.letters(ids)
         with pytest.raises(ServerError, match="id 7 is 'z' there and 'h' here"):
             check_tokenizer(fleet, Words(), VOCABULARY)
+        # a family's tokenizers have the same letters; an added token lies between the ids that are compared of many
+        server.decode = lambda ids: "z" if ids == [305] else fake.letters(ids)
+        check_tokenizer(fleet, Words(), 1000)
+        with pytest.raises(ServerError, match="id 305 is 'z' there"):
+            check_tokenizer(fleet, WithAdded(), 1000)
         server.decode, server.encode = fake.letters, lambda text: fake.numbers(text)[::-1]
         with pytest.raises(ServerError, match=r"'Nothing happens\.' is"):
             check_tokenizer(fleet, Words(), VOCABULARY)

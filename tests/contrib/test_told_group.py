@@ -14,8 +14,9 @@ from test_judge_targets import Table
 from test_token_losses import close, tokens
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import Scorers, TokenLosses, Tokens, Told
+from turngym.trainers.algorithm import BuildContext, Scorers, TokenLosses, Tokens, Told
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.contrib import agent_opsd, opid, rlsd, sdar, skill_sd
 from turngym.trainers.contrib.agent_opsd import AgentOpsdConfig, Believed, belief_moves, turn_factors
 from turngym.trainers.contrib.opid import Added, OpidConfig
 from turngym.trainers.contrib.rlsd import Directed, RlsdConfig, directed_advantage
@@ -184,6 +185,43 @@ def test_a_belief_is_of_its_episode_and_begins_with_its_group(group: list[Episod
         logp = ToldLogprobs(student_N=gaps.student_N[:count], told_N=gaps.told_N[:count], where_N=gaps.where_N[:count])
         found = Believed(lam=0.5, eps=0.05)(np.ones(count), logp, pack(members), 1)
         np.testing.assert_allclose(found[:3], [factor, factor, 2.0 - factor], atol=1e-4)
+
+
+@pytest.mark.parametrize(("others", "first"), [(9, True), (9, False)])
+def test_a_prior_is_that_of_the_group_whatever_else_is_in_the_batch(
+    group: list[Episode], others: int, first: bool
+) -> None:
+    """From 1/2 gaps of 1 and 3 move a belief by .231 and .251; from the batch's 10/11 by .057 and .033."""
+    own, strangers = group[:2], [replace(group[2], sample=n, group=9) for n in range(others)]
+    batch = pack([*strangers, *own] if first else [*own, *strangers])
+    gap = np.zeros(batch.tokens)
+    start = others if first else 0
+    gap[start : start + 3] = [0.5, 0.5, 3.0]
+    found = Believed(lam=0.5, eps=0.05)(np.ones(batch.tokens), logps(gap.tolist()), batch, 1)
+    np.testing.assert_allclose(found[start : start + 3], [0.975, 0.975, 1.025], atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [sdar, rlsd, skill_sd, opid, agent_opsd])
+@pytest.mark.parametrize(
+    ("reader", "kl_coef", "needed"), [("initial", 0.0, True), ("live", 0.0, False), ("live", 0.1, True)]
+)
+def test_a_reader_must_be_there(method: Any, reader: str, kl_coef: float, needed: bool) -> None:
+    """A run that lacks the initial policy is then refused before anything is played."""
+    config = method.ALGORITHM.config(reader=reader, kl_coef=kl_coef)
+    assert method.build(config, BuildContext()).needs_reference is needed
+
+
+@pytest.mark.parametrize("method", [sdar, rlsd, skill_sd, opid, agent_opsd])
+def test_groups_may_be_over_turns_as_published(method: Any, group: list[Episode]) -> None:
+    """Worth 0 and 1 with two turns each, and a third attempt of one turn: means 2/5 of turns, 1/3 of episodes."""
+    episodes = [*group[:2], replace(group[2], group=7, success=False, episode_return=0.0)]
+    batch, scorers = pack(episodes), Scorers(student=Table(), reference=Table())
+    ways = []
+    for over in ("episodes", "turns"):
+        built = method.build(method.ALGORITHM.config(group_over=over, kl_coef=0.0), BuildContext())
+        ways.append(built.target_fn(batch, episodes, scorers).advantage_N)
+    np.testing.assert_allclose(ways[0][[0, 3]], np.array([-1 / 3, 2 / 3]) / (1 / 3) ** 0.5, rtol=1e-4)
+    np.testing.assert_allclose(ways[1][[0, 3]], np.array([-2 / 5, 3 / 5]) / 0.3**0.5, rtol=1e-4)
 
 
 def test_a_belief_of_three_turns(make_episode: Make) -> None:

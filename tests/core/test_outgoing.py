@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import threading
 import time
+import traceback
 import tracemalloc
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from sglang_fake import VOCABULARY, draw_of, score_of
 
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.core.outgoing import BadReply, HttpClient, LoopThread
+from turngym.core.outgoing import BadReply, HttpClient, LoopThread, NotReached
 
 SECONDS = 0.4
 """For a request with all that belongs to it."""
@@ -92,3 +95,42 @@ def test_an_answer_of_scores_may_be_as_long_as_what_was_asked_for() -> None:
     assert VllmDialect().answer_limit(score_of(ids, 0, [1], top=4)) == (16 << 20) + 128 * 10 * 5
     whole = VllmDialect(full=True).answer_limit(score_of(ids, 0, [1], chosen=chosen))
     assert whole == (16 << 20) + 128 * 10 * VOCABULARY
+
+
+def test_what_an_answer_sets_is_sent_with_no_other_request() -> None:
+    asked: list[str | None] = []
+
+    class Baker(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers.get("Cookie"))
+            self.send_response(200)
+            self.send_header("Set-Cookie", "id=1; Path=/; Max-Age=9999")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    loop, http = LoopThread("test"), HttpClient()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Baker) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for _ in range(2):
+            loop.run(http.send("GET", f"http://127.0.0.1:{server.server_port}/", seconds=20.0, limit=100))
+        server.shutdown()
+    loop.run(http.close())
+    loop.close()
+    assert asked == [None, None]
+
+
+@pytest.mark.parametrize("address", ["socks4://me:hunter2hunter2@127.0.0.1:1", "http://me:hunter2hunter2@[::1"])
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", address)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    loop, http = LoopThread("test"), HttpClient(use_proxies=True)
+    with pytest.raises(NotReached, match="http_proxy") as error:
+        loop.run(http.send("GET", "http://example.test/", seconds=20.0, limit=100))
+    loop.close()
+    assert "hunter2" not in "".join(traceback.format_exception(error.value))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
-from turngym.core.plugin_values import Stepped, answers, checked_number, checked_task, unique
+from turngym.core.plugin_values import Stepped, answers, checked_number, checked_task, failures_of, unique
 from turngym.core.protocols import Judgment, judgments
 from turngym.core.task import Task
 
@@ -110,3 +110,16 @@ def test_numbers_beyond_floats_are_refused_in_a_line() -> None:
     for check in (lambda: finite("it", HUGE), lambda: checked_number("it", -HUGE)):
         with pytest.raises(TurngymError, match="it is "):
             check()
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError("by zero"), SystemExit(3), KeyError("x")])
+def test_what_an_object_of_others_raises_is_a_line_and_ours_stays(raised: BaseException) -> None:
+    def theirs() -> None:
+        raise raised
+
+    said = f"--agent a:b failed: {type(raised).__name__}: "
+    with pytest.raises(TaskError, match=said), failures_of("--agent a:b", theirs, TaskError):
+        theirs()
+    for ours, error in ((TaskError, raised), (theirs, TaskError("as it is"))):
+        with pytest.raises(type(error)), failures_of("it", ours, EnvBackendError):
+            raise error

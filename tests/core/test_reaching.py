@@ -118,7 +118,14 @@ def test_a_certificate_that_nobody_trusts(tmp_path: Path, monkeypatch: pytest.Mo
         ({"HTTPS_PROXY": "http://p:1\r", "HTTP_PROXY": "http://q"}, "https://h", ("http://p:1", "HTTPS_PROXY")),
         ({"ALL_PROXY": "http://p:1"}, "https://h", ("http://p:1", "ALL_PROXY")),
         ({"http_proxy": "http://a", "HTTP_PROXY": "http://b"}, "http://h", ("http://a", "http_proxy")),
-        *(({"HTTP_PROXY": "http://p"}, f"http://{here}:80/", None) for here in ("127.0.0.1", "localhost", "[::1]")),
+        *(
+            ({"HTTP_PROXY": "http://p"}, f"http://{here}:80/", None)
+            for here in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "[::]", "[::ffff:127.0.0.1]", "llm.localhost.")
+        ),
+        *(
+            ({"HTTP_PROXY": "http://p"}, f"http://{there}/", ("http://p", "HTTP_PROXY"))
+            for there in ("localhost.org", "128.0.0.1", "[::2]")
+        ),
         *(
             ({"HTTP_PROXY": "http://p", "NO_PROXY": but}, url, None)
             for but, url in (
@@ -205,7 +212,7 @@ def test_every_key_and_address_is_cleaned(end: str, monkeypatch: pytest.MonkeyPa
     assert key_of("NO_SUCH_KEY") == ""
 
 
-@pytest.mark.parametrize("value", ["sk-ü", "sk a", "sk\na"])
+@pytest.mark.parametrize("value", ["sk-ü", "sk a", "sk\na", '"sk-1"', "'sk-1'", "\ufeffsk-1"])
 def test_a_key_that_is_none_is_named_by_its_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", value)
     with pytest.raises(AgentError, match="the environment variable SOME_KEY holds no key") as caught:

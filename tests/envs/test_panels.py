@@ -133,6 +133,29 @@ def test_a_manifest_names_no_code_and_no_channel(name: str, tmp_path: Path) -> N
         make_panel("toy", 1, TOY, {name: "this:s"}, toy_panel().tasks)
 
 
+def test_a_manifest_of_elsewhere_names_code_and_servers_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evilmod.py").write_text("open('ran', 'w').close()\n")
+    panel = toy_panel()
+    code = write_panel(make_panel("code", 1, f"evilmod:{TOY}", {}, panel.tasks), tmp_path)
+    assert panels.find_panel(str(code)).env_id == f"evilmod:{TOY}"
+    for named in (str(code), f"other:{code}"):
+        with pytest.raises(PanelError, match=r"name it, too: evilmod:.*code-v1\.json"):
+            load_panel(named)
+    assert not Path("ran").exists()
+    load_panel(f"evilmod:{code}").make_env().close()
+    assert Path("ran").exists()
+    values = {"retriever": "here", "rerank": "org/model", "x": {"y": ["http://127.0.0.1/admin"]}}
+    for version, (name, value) in enumerate(values.items(), start=1):
+        asked = write_panel(make_panel("asked", version, TOY, {name: value}, panel.tasks), tmp_path)
+        with pytest.raises(PanelError, match=f"make_kwargs has {name}"):
+            load_panel(str(asked))
+        with pytest.raises(PanelError, match=f"{name} is no part of a task"):
+            panels.panel_of_env("asked", TOY, make_kwargs={name: value})
+
+
 def test_a_bad_name_is_refused_before_all_tasks_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "collect_tasks", lambda *_: pytest.fail("tasks were begun"))
     with pytest.raises(PanelError, match="'Z_'"):

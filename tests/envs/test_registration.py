@@ -16,7 +16,7 @@ from turngym.envs import ActionGuard, TextVectorEnv, make_env, panel_of_env, reg
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.priors import SMALL
 from turngym.envs.panels import PanelError, load_panel, verify_panel, write_panel
-from turngym.envs.registration import NOT_GIVEN, argument_types, make, registered_class, require_env
+from turngym.envs.registration import NOT_GIVEN, argument_types, default_arguments, make, registered_class, require_env
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.fiction import PRESETS
 
@@ -197,3 +197,13 @@ def test_a_class_whose_types_cannot_be_found_takes_what_it_is_given(toy_class: t
 def test_what_is_gymnasiums_cannot_be_given(name: str) -> None:
     with pytest.raises(TurngymError, match=f"turngym/ALFWorld-v0: {name} is no argument"):
         make("turngym/ALFWorld-v0", {name: "this:s"})
+
+
+@pytest.mark.parametrize("entry_point", ["nowhere:make", lambda **options: None, gym.Env])
+def test_an_environment_without_a_known_class_is_refused_with_the_way_to_register_it(entry_point: Any) -> None:
+    gym.register("mine/Factory-v0", entry_point=entry_point)
+    try:
+        with pytest.raises(TurngymError, match=r"^mine/Factory-v0 is .*turngym\.envs\.register\('mine/Factory-v0', CL"):
+            default_arguments("mine/Factory-v0")
+    finally:
+        del gym.registry["mine/Factory-v0"]

@@ -14,7 +14,7 @@ from import_graph import ROOMS, ROOT
 
 FLOORS = ("core", "retrieval", "envs", "agents", "trainers", "scripts")
 """From the lowest to the highest; a room imports itself and lower ones."""
-LONGEST_CHAIN = 18
+LONGEST_CHAIN = 20
 """Files in the longest chain of imports, package files left out."""
 ENV_PACKAGES = ("alfworld", "webshop", "search")
 ENVS_MAY_USE = {"numpy", "gymnasium", "filelock", "lazy_loader", "rich"}

@@ -106,7 +106,7 @@ def test_every_test_is_in_the_quick_or_the_long_job_and_ci_runs_both(monkeypatch
     monkeypatch.setattr(tool, "failed", lambda *words: "")
     assert (tool.test([]), tool.long([])) == (0, 0)
     tests = [" ".join(words[words.index("-m", 2) + 1 :]) for words in chosen if "pytest" in words]
-    assert tests == ["not long and not sglang and not vllm", "long and not sglang and not vllm"]
+    assert tests == ["not long and not sglang and not vllm", "long and not nightly and not sglang and not vllm"]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(f"python3 scripts/bootstrap.py {job} " in ci for job in ("test", "long", "sglang", "vllm"))
 
@@ -208,7 +208,8 @@ def test_every_file_is_declared_or_only_for_a_checkout() -> None:
         pytest.skip("not a checkout of git")
     rooms = ("envs/", "agents/", "trainers/", "retrieval/", "scripts/")
     data = {name for name in listed if name.startswith(rooms) and not name.endswith(".py")}
-    assert data - declared == {
+    models = "agents/worlds/checkpoints/"  # a package of their own but for the quickstart's
+    assert {name for name in data - declared if not name.startswith(models)} == {
         "scripts/launch/proxy_opd_hints.sh",
         "scripts/launch/proxy_prm_rl.sh",
     }

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from turngym.retrieval.core import RetrieverUnavailable
+from turngym.retrieval.batching import Found
+from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
+from turngym.retrieval.remembered import USUAL, Answers, of_words
 from turngym.retrieval.server import RetrievalService
 from turngym.retrieval.wire import ServerSettings
 
@@ -47,6 +49,33 @@ def test_only_white_space_is_normalized(echo: Any, make: Callable[..., Retrieval
     found = service.search(["  Who\n wrote\tIt? ", "Who wrote It?", "who wrote it?"], 1)
     assert ids(found) == [["Who wrote It?#0"], ["Who wrote It?#0"], ["who wrote it?#0"]]
     assert echo.calls == [(["Who wrote It?", "who wrote it?"], 1)]
+
+
+def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    def hits(text: str) -> Found:
+        return (Hit(passage=Passage(id="1", title="t", text=text), score=1.0),)
+
+    remembered = Answers(4)
+    long = {"q": "x" * USUAL, "t": "x" * USUAL}
+    for number in range(4):
+        remembered.keep((f"q{number}", 1), hits("short"))
+    assert len(remembered) == 4
+    # an answer with its query that takes three places, then one that takes more than there are
+    remembered.keep((long["q"], 1), hits(long["t"]))
+    assert remembered.get((long["q"], 1)) == hits(long["t"])
+    assert len(remembered) == 2
+    remembered.keep(("q", 1), hits("x" * 4 * USUAL))
+    assert remembered.get(("q", 1)) is None
+    calls = list[str]()
+
+    @of_words(9)
+    def known(word: str) -> str:
+        calls.append(word)
+        return word
+
+    for word in ("a", "a", "a" * 65, "a" * 65):
+        assert known(word) == word
+    assert calls == ["a", "a" * 65, "a" * 65]
 
 
 def test_the_least_recently_used_is_forgotten(echo: Any, make: Callable[..., RetrievalService]) -> None:

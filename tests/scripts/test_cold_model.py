@@ -81,7 +81,7 @@ def test_what_was_expected_is_shown_as_the_system_message_shows_it(world: str, e
 def test_what_is_in_use_is_not_recommended() -> None:
     asked: dict[str, Any] = {"samples": 1, "limit": 1, "max_turns": 1, "progress": False, "channel": "text"}
     played = evaluate("search-quickstart", Talks(), env_kwargs={"reading": "lenient"}, **asked)
-    assert played.title.endswith("first task, max_turns 1 (8), reading lenient (strict): 1 sample")
+    assert played.title.endswith("1 task, max_turns 1 (8), reading lenient (strict): 1 sample")
     # a search has no list of possible actions
     other = "--on-invalid reject"
     assert f"What may help: --channel tool; --examples FILE; {other}. `turngym" in played.hints()[0]

@@ -195,6 +195,19 @@ def test_short_output_that_nobody_reads_is_no_failure_either(words: tuple[str, .
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_failure(closed: str, tmp_path: Path) -> None:
+    code = (
+        "from turngym.scripts.main import main\nstatus = main(['--version'])\n"
+        # no file gets the number of a stream, into which children write
+        "with open('number', 'w') as file: print(status, file.fileno() > 2, file=file)"
+    )
+    words = ["bash", "-c", f'"$@" {closed}', "x", sys.executable, "-c", code]
+    run = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert (tmp_path / "number").read_text() == "0 True\n"
+
+
 def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "kind": "train"}\n\xff\xfe{}\n{"step": 2}\n')
     from turngym.trainers.metrics import read_metrics

@@ -28,7 +28,7 @@ from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
-from turngym.scripts.report_figures import COLORS, Panel
+from turngym.scripts.report_figures import COLORS, Panel, _draw, plotting
 from turngym.scripts.report_training import draw_summary
 from turngym.trainers.study.records import Records
 
@@ -400,6 +400,24 @@ def test_numbers_arrive(full: str, tmp_path: Path) -> None:
     assert float(made["hbar_last"]) == pytest.approx(2 + 0.7**4)
     variants = {row["setting"]: row for row in numbers(out, "counterfactual_depth")}
     assert "p = 0.4" in variants
+
+
+def test_panels_share_one_legend_and_count_whole_turns() -> None:
+    def draw(axis: Any, names: str = "ab") -> None:
+        for name in names:
+            axis.plot([0, 3], [1.0, 2.0], label=name)
+        axis.set(xlabel="turn", ylabel="nats")
+        axis.legend()
+
+    with plotting("panels"):
+        same, _ = _draw([Panel("one", draw), Panel("two", draw)], 2)
+        other, _ = _draw([Panel("one", draw), Panel("two", lambda axis: draw(axis, "c"))], 2)
+    assert [text.get_text() for legend in same.legends for text in legend.get_texts()] == ["a", "b"]
+    assert [axis.get_legend() for axis in same.axes] == [None, None]
+    assert not other.legends
+    assert all(axis.get_legend() is not None for axis in other.axes)
+    assert all(tick == int(tick) for tick in same.axes[0].get_xticks())
+    assert any(tick != int(tick) for tick in same.axes[0].get_yticks())
 
 
 def test_evaluations_are_reported_without_torch() -> None:

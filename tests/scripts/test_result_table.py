@@ -199,8 +199,31 @@ def test_one_sealed_file_is_one_seed_and_models_of_their_own_are_several(results
     assert not grouped({"m-seed0": one, "m-seed1": other})[0].apart()
     copied = replace(one, seal="c0ffee")
     (group,) = grouped({f"m-seed{seed}": copied for seed in range(3)})
-    assert "m-seed0 and m-seed1 are the same evaluation" in group.apart()["m"]
+    assert "m-seed0 and m-seed1 are one run: 4 of 4 episodes are the same" in group.apart()["m"]
     assert len(group.methods) == 3
+
+
+def test_runs_that_share_nearly_all_episodes_are_one_run(results: dict[str, PackedResult]) -> None:
+    one = results["expert"]
+    turns = {f"{task} {sample}": f"look {task} {sample}" for task in range(5) for sample in range(2)}
+
+    def run(seed: int, others: int) -> PackedResult:
+        """Ten episodes, of which so many are others than in every other run."""
+        first = one.episodes[0]
+        played = [
+            replace(
+                first,
+                task=replace(first.task, task_id=key.split()[0]),
+                sample=int(key[-1]),
+                turns=(replace(first.turns[0], response=f" {said}  {seed if place < others else ''}\n"),),
+            )
+            for place, (key, said) in enumerate(turns.items())
+        ]
+        return with_settings(replace(one, episodes=tuple(played)), {**model(f"{seed:016x}"), "play.seed": seed})
+
+    for others, why in ((1, "9 of 10 episodes are the same"), (2, "")):
+        (group,) = grouped({f"m-seed{seed}": run(seed, others) for seed in range(2)})
+        assert group.apart() == ({"m": f"m-seed0 and m-seed1 are one run: {why}"} if why else {})
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_others_make_the_table(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,15 +13,16 @@ import pytest
 
 from turngym.agents.worlds.built_in import WORLDS
 from turngym.core.errors import TurngymError
-from turngym.core.spec import SettingsError
+from turngym.core.spec import SettingsError, at
 from turngym.scripts.main import main
-from turngym.scripts.study.study_file import Cell, built_in, cells_of, read_study_file
+from turngym.scripts.study.cells import Cell, cells_of
+from turngym.scripts.study.study_file import built_in, read_study_file
 from turngym.trainers.algorithm import FixedDepth
 from turngym.trainers.algorithms.tcod import Curriculum
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth
 from turngym.trainers.run import build_algorithm
 from turngym.trainers.token_weights import Blend, Static, TurnLevel
-from turngym.trainers.train_config import train_config
+from turngym.trainers.train_config import TrainConfig, require_setting
 
 SHORT = """
 title = "Entropy credit against OPD"
@@ -42,25 +45,35 @@ def cells(tmp_path: Path, text: str, *changes: str) -> dict[str, Cell]:
 
 def built(cell: Cell) -> Any:
     """The algorithm that a cell trains with."""
-    settings = {**cell.settings, "out": str(cell.folder)}
-    return build_algorithm(train_config(cell.settings["algorithm"], settings, "test"))
+    return build_algorithm(training(cell))
+
+
+def training(cell: Cell) -> TrainConfig:
+    assert isinstance(cell.spec, TrainConfig)
+    return cell.spec
+
+
+def said(cell: Cell, *names: str) -> list[Any]:
+    """The values of a training run's settings."""
+    return [at(cell.settings, require_setting(training(cell).algorithm, name, "test").path) for name in names]
 
 
 def test_the_shortest_file(tmp_path: Path) -> None:
     found = cells(tmp_path, SHORT)
     assert list(found) == [f"alfworld-loops/{name}-seed{seed}" for seed in (0, 1) for name in ("opd", "grpo")]
-    opd, grpo = found["alfworld-loops/opd-seed1"].settings, found["alfworld-loops/grpo-seed0"].settings
+    opd, grpo = found["alfworld-loops/opd-seed1"], found["alfworld-loops/grpo-seed0"]
     # the world's own settings, then [train], then the method's
-    assert (opd["seed"], opd["steps"], opd["episodes"], opd["optimizer"]["lr"]) == (1, 60, 32, 1e-3)
-    assert (opd["panel"], opd["max_turns"], opd["eval_every"], opd["eval_samples"]) == ("alfworld-loops", 48, 6, 4)
-    assert (grpo["optimizer"]["lr"], grpo["optimizer"]["minibatches"], grpo["grpo"]["weight"]) == (
-        3e-4,
-        2,
-        "trajectory",
-    )
+    assert said(opd, "seed", "steps", "episodes", "optimizer.lr") == [1, 60, 32, 1e-3]
+    assert said(opd, "panel", "max_turns", "eval_every", "eval_samples") == ["alfworld-loops", 48, 6, 4]
+    assert said(grpo, "optimizer.lr", "optimizer.minibatches", "grpo.weight") == [3e-4, 2, "trajectory"]
+    names = ("models.student", "optimizer.minibatches", "run.episodes", "optimizer.lr", "run.eval_every")
+    where = str(tmp_path / "mine.toml")
+    assert [grpo.origins[name].replace(where, "mine").replace(os.path.relpath(where), "mine") for name in names] == [
+        *("world alfworld-loops", "world alfworld-loops", "mine: train", "mine: methods.grpo", "study"),
+    ]
     # who learns from the reward alone has no teacher
-    assert Path(opd["teacher"]).parts[-2:] == ("alfworld-loops", "teacher")
-    assert "teacher" not in grpo
+    assert Path(str(training(opd).teacher)).parts[-2:] == ("alfworld-loops", "teacher")
+    assert training(grpo).teacher is None
     # runs with the same weights, tasks and seed share their first evaluation
     starts = [found[f"alfworld-loops/{name}"].same_start for name in ("opd-seed0", "grpo-seed0", "opd-seed1")]
     assert starts[0] == starts[1] != starts[2]
@@ -84,18 +97,19 @@ def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("of = 'opd'\nmax_turns = 7", "other is evaluated with max_turns 7 in alfworld-loops, opd with 48"),
+        ("of = 'opd'\nmax_turns = 7", "other is evaluated with env.max_turns 7 in alfworld-loops, opd with 48"),
         ("of = 'opd'\neval_temperature = 0.5", "temperature 0.5 in alfworld-loops, opd with 0.85"),
         ("of = 'opd'\neval_temperature = 0.85", ""),
-        ("of = 'opd'\npanel = 'alfworld-quickstart'", "panel 'alfworld-quickstart' in"),
-        ("of = 'opd'\nenv_kwargs.show_admissible = true", "env_kwargs {'show_admissible': True} in"),
+        ("of = 'opd'\npanel = 'alfworld-quickstart'", "tasks.panel 'alfworld-quickstart-v1' in"),
+        ("of = 'opd'\nenv_kwargs.show_admissible = true", "env.show_admissible True in"),
         # the panel says it, whatever is trained on
         ("of = 'opd'\nenv_kwargs.on_invalid = 'reject'\nsplit = 'train'", ""),
         ("of = 'opd'\ndepth = 6", ""),
         ("agent = 'expert'\nmax_turns = 7", "max_turns 7 in"),
-        ("agent = 'expert'\nenv_kwargs.show_admissible = true", "env_kwargs {'show_admissible': True} in"),
+        ("agent = 'expert'\nenv_kwargs.show_admissible = true", "env.show_admissible True in"),
+        ("agent = 'expert'\nenv_kwargs.config = 'full'", "env_kwargs.config 'full' in"),
         ("agent = 'openai:m'\nbase_url = 'http://h/v1'\ntemperature = 0.5", "temperature 0.5 in"),
-        ("agent = 'random'\npanel = 'alfworld-generated-eval'", "panel 'alfworld-generated-eval' in"),
+        ("agent = 'random'\npanel = 'alfworld-generated-eval'", "methods.other.panel: it is its world's"),
     ],
 )
 def test_methods_of_one_world_are_evaluated_in_one_game(method: str, said: str, tmp_path: Path) -> None:
@@ -113,33 +127,28 @@ def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
         "train = { max_turns = 3, eval_temperature = 0.5, optimizer.lr = 1.0 }",
         "train.env_kwargs = { reading = 'lenient' }",
     ]
-    found = {cell.method: cell.settings for cell in cells(tmp_path, SHORT + more, *changes, "seeds = [4]").values()}
-    expert = {"panel": "alfworld-loops", "max_turns": 3, "env_kwargs": '{"reading": "lenient"}'}
-    assert found["expert"] == found["again"] == expert | {"agent": "expert", "samples": 4, "seed": 4}
-    assert (found["opd"]["max_turns"], found["m"]["max_turns"], found["m"]["temperature"]) == (3, 3, 0.5)
-    # what the panel says itself is not said again: cells of earlier versions go on
-    plain = {cell.method: cell.settings for cell in cells(tmp_path, SHORT + more).values()}
-    assert "max_turns" not in plain["expert"]
-    assert "env_kwargs" not in plain["expert"]
+    found = {cell.method: cell for cell in cells(tmp_path, SHORT + more, *changes, "seeds = [4]").values()}
+    expert, model = found["expert"].settings, found["m"].settings
+    assert expert == found["again"].settings
+    paths = ("play.env.max_turns", "play.env.reading", "play.tasks.panel", "play.samples", "play.seed", "agent.name")
+    assert [at(expert, path) for path in paths] == [3, "lenient", "alfworld-loops-v1", 4, 4, "expert"]
+    assert said(found["opd"], "max_turns", "eval_temperature") == [3, 0.5]
+    assert [at(model, path) for path in ("play.env.max_turns", "agent.temperature")] == [3, 0.5]
+    assert {json.dumps(found[name].game["env"]) for name in found} == {json.dumps(expert["play"]["env"])}
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        *(
-            (f"{key} = 'x'", f"methods.expert.{key}: an agent is not trained")
-            for key in ("algorithm", "env", "student")
-        ),
+        *((f"{key} = 'expert'", f"methods.expert.{key}: an agent is not trained") for key in ("algorithm", "text")),
+        *((f"{key} = 'x'", f"methods.expert: there is no setting '?{key}") for key in ("student", "rescore")),
+        ("env = 'turngym/WebShop-v0'", "alfworld-loops-v1 is a panel of turngym/ALFWorld-v0"),
         *(("samples = 2", "write it as samples in"), ("limit = 2", "write it as tasks in")),
-        *(
-            ("text = 'expert'", "methods.expert.text: an"),
-            ("rescore = 'x'", "methods.expert.rescore: an agent of a study"),
-        ),
-        ("in.alfworld-loops.samples = 2", "expert in alfworld-loops: samples: write it as samples in"),
-        ("temperature = 0.5", "expert in alfworld-loops: temperature is a setting of agent = model"),
-        ("env_kwargs = '{\"nonsense\": 1}'", "env_kwargs has 'nonsense'; valid: .*on_invalid"),
+        ("in.alfworld-loops.samples = 2", "expert.in.alfworld-loops.samples: write it as samples in"),
+        ("temperature = 0.5", "methods.expert: temperature is a setting of agent = model"),
+        ("env_kwargs = '{\"nonsense\": 1}'", "env_kwargs.nonsense 1 in"),
         *((f"agent = '{name}'", f"unknown agent '{name}'") for name in ("exprt", "first-hit")),
-        ("panel = 'alfworld-lops'", "there is no panel 'alfworld-lops'"),
+        ("panel = 'alfworld-loops'", "methods.expert.panel: it is its world's"),
         ("episodes = 3", "there is no setting 'episodes'"),
     ],
 )
@@ -153,8 +162,8 @@ def test_a_list_of_worlds_chooses_among_those_of_the_file(tmp_path: Path) -> Non
     text = SHORT.replace('world = "alfworld-loops"\n', "") + "[worlds.webshop]\nmax_turns = 7\n[worlds.search]\n"
     found = cells(tmp_path, text, 'worlds = ["webshop", "alfworld"]')
     assert {cell.world for cell in found.values()} == {"webshop", "alfworld"}
-    assert found["webshop/opd-seed0"].settings["max_turns"] == 7
-    assert found["alfworld/opd-seed0"].settings["max_turns"] != 7
+    assert said(found["webshop/opd-seed0"], "max_turns") == [7]
+    assert said(found["alfworld/opd-seed0"], "max_turns") != [7]
 
 
 def test_a_method_is_run_in_worlds_of_its_own(tmp_path: Path) -> None:
@@ -180,14 +189,14 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     [methods.turnopd]
     optimizer.lr = 2.0
     """
-    found = {name: cell.settings for name, cell in cells(tmp_path, text).items()}
+    found = cells(tmp_path, text)
     names = ("alfworld/opd-seed0", "alfworld/turnopd-seed0", "shop/opd-seed0", "shop/turnopd-seed0")
-    assert [found[name]["episodes"] for name in names] == [8, 5, 8, 6]
-    assert [found[name]["optimizer"]["lr"] for name in names] == [1.0, 2.0, 3.0, 2.0]
-    assert {settings["optimizer"]["eps"] for settings in found.values()} == {1e-6}
-    assert (found["shop/opd-seed0"]["max_turns"], found["shop/opd-seed0"]["panel"]) == (7, "webshop-quickstart")
+    assert [said(found[name], "episodes") for name in names] == [[8], [5], [8], [6]]
+    assert [said(found[name], "optimizer.lr") for name in names] == [[1.0], [2.0], [3.0], [2.0]]
+    assert [said(found[name], "optimizer.eps") for name in names] == [[1e-6]] * 4
+    assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart"]
     changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
-    assert changed["shop/turnopd-seed4"].settings["optimizer"]["lr"] == 9.0
+    assert said(changed["shop/turnopd-seed4"], "optimizer.lr") == [9.0]
 
 
 def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
@@ -211,34 +220,33 @@ def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
     [methods.grpo]
     grpo.kl_coef = 0.1
     """
-    found = {cell.method: cell.settings for cell in cells(tmp_path, text).values()}
-    both = {"top_k": 7, "support": "student"}
-    assert (found["opd"]["distill"], found["turnopd"]["distill"]) == (both, both)
+    found = {cell.method: cell for cell in cells(tmp_path, text).values()}
+    for name in ("opd", "turnopd"):
+        assert said(found[name], "distill.top_k", "distill.support") == [7, "student"]
     # the algorithm lacks it, or another setting leaves it unread
-    assert found["sage-opd"]["distill"] == {"top_k": 7}
-    assert found["sampled"]["distill"] == {"form": "sampled"}
-    assert {name for name in found if "dual_clip" in found[name]} == {"sampled", "grpo"}
-    assert (found["turnopd"]["turnopd"]["n_min"], found["depth"]["turnopd"]) == (3, {"weight": "trajectory"})
-    assert (found["grpo"]["grpo"]["kl"], "distill" in found["grpo"], "grpo" in found["opd"]) == ("k1", False, False)
+    assert said(found["sage-opd"], "distill.top_k") == [7]
+    assert said(found["sampled"], "distill.form", "distill.top_k", "distill.support") == ["sampled", 50, "teacher"]
+    assert {name for name in found if at(found[name].settings, "method.dual_clip") == 2.0} == {"sampled", "grpo"}
+    assert said(found["turnopd"], "turnopd.n_min") == [3]
+    assert said(found["depth"], "turnopd.n_min", "turnopd.weight") != [3, "trajectory"]
+    assert said(found["grpo"], "grpo.kl") == ["k1"]
     # what a method says itself must be read
-    with pytest.raises(SettingsError, match=r"mine\.toml, sampled in alfworld: top_k is 3; it needs "):
+    with pytest.raises(SettingsError, match=r"mine\.toml: methods\.sampled: top_k is 3; it needs "):
         cells(tmp_path, text, "methods.sampled.distill.top_k = 3")
 
 
 def test_a_warm_up_fits_short_runs_unless_it_was_asked_for(tmp_path: Path) -> None:
-    short = cells(tmp_path, SHORT, "train.steps = 20")["alfworld-loops/opd-seed0"].settings
-    asked = cells(tmp_path, SHORT, "train.steps = 20", "train.optimizer.lr_warmup = 9")[
-        "alfworld-loops/opd-seed0"
-    ].settings
-    assert (short["optimizer"]["lr_warmup"], asked["optimizer"]["lr_warmup"]) == (4, 9)
+    short = cells(tmp_path, SHORT, "train.steps = 20")["alfworld-loops/opd-seed0"]
+    asked = cells(tmp_path, SHORT, "train.steps = 20", "train.optimizer.lr_warmup = 9")["alfworld-loops/opd-seed0"]
+    assert said(short, "optimizer.lr_warmup") + said(asked, "optimizer.lr_warmup") == [4, 9]
 
 
 def test_evaluations(tmp_path: Path) -> None:
     more = "evaluate = { times = 5, tasks = 7, samples = 2, average = true }"
-    found = cells(tmp_path, SHORT, more)["alfworld-loops/opd-seed0"].settings
-    assert (found["eval_every"], found["eval_limit"], found["eval_samples"]) == (12, 7, 2)
-    assert (found["checkpoint_every"], found["keep_checkpoints"]) == (12, 4)
-    assert "keep_checkpoints" not in cells(tmp_path, SHORT)["alfworld-loops/opd-seed0"].settings
+    found = cells(tmp_path, SHORT, more)["alfworld-loops/opd-seed0"]
+    assert said(found, "eval_every", "eval_limit", "eval_samples") == [12, 7, 2]
+    assert said(found, "checkpoint_every", "keep_checkpoints") == [12, 4]
+    assert said(cells(tmp_path, SHORT)["alfworld-loops/opd-seed0"], "keep_checkpoints") == [2]
 
 
 def test_models_that_are_made_first(tmp_path: Path) -> None:
@@ -258,12 +266,12 @@ def test_models_that_are_made_first(tmp_path: Path) -> None:
     """
     found = cells(tmp_path, text)
     warm, strong = found["alfworld/start-warm"], found["alfworld/start-strong"]
-    assert (warm.is_start, warm.steps, "panel" in warm.settings) == (True, 3, False)
+    assert (warm.is_start, warm.steps, training(warm).evaluation) == (True, 3, None)
     # the start itself begins with the world's student
-    assert Path(warm.settings["student"]).parts[-2:] == ("alfworld", "student")
+    assert training(warm).models.student.parts[-2:] == ("alfworld", "student")
     grpo, opd = found["alfworld/grpo-seed0"], found["alfworld/opd-seed0"]
-    assert (grpo.settings["student"], grpo.needs) == (str(warm.model), (warm,))
-    assert (opd.settings["student"], opd.settings["teacher"]) == (str(warm.model), str(strong.model))
+    assert (training(grpo).models.student, grpo.needs) == (warm.model, (warm,))
+    assert (training(opd).models.student, training(opd).teacher) == (warm.model, strong.model)
     assert list(found)[:2] == ["alfworld/start-warm", "alfworld/start-strong"]
     assert (opd.needs, warm.needs, strong.needs) == ((warm, strong), (), ())
 
@@ -271,8 +279,10 @@ def test_models_that_are_made_first(tmp_path: Path) -> None:
 def test_an_agent_is_evaluated_and_not_trained(tmp_path: Path) -> None:
     found = cells(tmp_path, SHORT + '[methods.model]\nagent = "openai:m"\nbase_url = "http://127.0.0.1:1/v1"\n')
     cell = found["alfworld-loops/model-seed1"]
-    assert (cell.verb, cell.settings["agent"], cell.settings["seed"]) == ("eval", "openai:m", 1)
-    assert (cell.settings["panel"], cell.settings["base_url"]) == ("alfworld-loops", "http://127.0.0.1:1/v1")
+    assert cell.verb == "eval"
+    paths = ("agent.kind", "agent.model", "agent.endpoint.base_url", "play.seed", "play.tasks.panel")
+    url, panel = "http://127.0.0.1:1/v1", "alfworld-loops-v1"
+    assert [at(cell.settings, path) for path in paths] == ["openai", "m", url, 1, panel]
 
 
 def test_an_environment_of_ones_own(tmp_path: Path) -> None:
@@ -284,8 +294,8 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
     student = "models/s"
     [methods.grpo]
     """
-    found = cells(tmp_path, text)["mine/grpo-seed0"].settings
-    assert (found["env"], found["split"], found["student"]) == ("turngym/WebShop-v0", "train", "models/s")
+    found = cells(tmp_path, text)["mine/grpo-seed0"]
+    assert said(found, "play.env", "split", "student") == ["turngym/WebShop-v0", "train", "models/s"]
 
 
 def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,8 +316,8 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = SHORT + '[methods.mine]\nalgorithm = "entcredit:ALGORITHM"\nentcredit.power = 2.0\n'
     found = cells(tmp_path, mine)["alfworld-loops/mine-seed0"]
-    assert found.settings["entcredit"] == {"power": 2.0}
-    with pytest.raises(TurngymError, match=r"alfworld-loops: .*entcredit\.powr.*power"):
+    assert at(found.settings, "method.entcredit") == {"power": 2.0}
+    with pytest.raises(TurngymError, match=r"methods.mine: .*entcredit\.powr.*power"):
         cells(tmp_path, mine.replace("power", "powr"))
     sys.modules.pop("entcredit")
 
@@ -349,8 +359,8 @@ def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -
     ],
 )
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, tmp_path: Path) -> None:
-    (settings,) = (cell.settings for cell in cells(tmp_path, f'world = "{world}"\n[methods.opd]\n').values())
-    assert (settings["optimizer"]["lr"], settings["max_turns"], settings["panel"]) == (rate, turns, world)
+    (cell,) = cells(tmp_path, f'world = "{world}"\n[methods.opd]\n').values()
+    assert said(cell, "optimizer.lr", "max_turns", "panel") == [rate, turns, world]
 
 
 @pytest.mark.parametrize("name", built_in())
@@ -387,13 +397,13 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         """
     )
     with pytest.raises(TurngymError, match="in own: text is 'expert', and only a built-in world has an expert; valid"):
-        read_study_file(str(path), ())
+        cells_of(read_study_file(path), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ('metods = "x"', "a study has no key 'metods'. Did you mean 'methods'"),
+        ('metods = "x"', "there is no setting 'metods'. Did you mean 'methods'"),
         ('baseline = "odp"', "baseline: there is no 'odp'. Did you mean 'opd'"),
         ('world = "alfworld-lops"', "there is no world 'alfworld-lops'. Did you mean 'alfworld-loops'"),
         ('worlds = ["alfworld"]', "valid is one of `world`"),
@@ -403,7 +413,7 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         ("seeds = 3", "seeds is 3; valid: a list"),
         ("title = 3", "title is 3; valid: a text"),
         ("methods = {}", ""),
-        ("methods.grpo.optimizer.lrr = 1.0", "grpo in alfworld-loops: there is no setting 'optimizer.lrr'"),
+        ("methods.grpo.optimizer.lrr = 1.0", "methods.grpo: there is no setting 'optimizer.lrr'"),
         ('methods.grpo.optimizer.lr = "high"', "lr is 'high'"),
         ("methods.grpo.turnopd.weight = 'turn'", "there is no setting turnopd. It belongs to turnopd."),
         ("methods.sage-opd.distill.support = 'student'", "distill.support. It belongs to opd, "),
@@ -414,7 +424,7 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         ('methods.grpo.of = "grpo"', "goes round in a circle"),
         ('methods.grpo.of = "x"', "methods.grpo.of: there is no 'x'"),
         ("methods.grpo.depth = 3", "methods.grpo.depth is 3 of 'grpo'; valid"),
-        ("methods.opd.depth = 0", "methods.opd.depth is 0"),
+        ("methods.opd.depth = 0", "methods.opd: depth is 0"),
         ("methods.grpo.eval_every = 3", "methods.grpo.eval_every: write it as times in [evaluate]"),
         ("methods.grpo.seed = 3", "methods.grpo.seed: it is no setting of a study; `seeds` lists them"),
         ('methods.grpo.student = "starts.warm"', "student: there is no 'warm'"),
@@ -430,7 +440,7 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         ),
         ("methods.opd.in.webshp.steps = 3", "methods.opd.in: there is no 'webshp'"),
         ("methods.opd.worlds = ['webshp']", "methods.opd.worlds: there is no 'webshp'"),
-        ("methods.opd.worlds = []", "worlds is []; valid: a list, not empty"),
+        ("methods.opd.worlds = []", "worlds is []; valid: a list of at least 1"),
         *(
             (f"starts.warm = {{ algorithm = 'sft', {key} = 3 }}", f"starts.warm.{key}: a start is not compared")
             for key in ("seeds", "worlds", "group", "against", "agent")
@@ -441,12 +451,12 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         ("methods.grpo.of = ['opd']", "of is ['opd']; valid: a text"),
         ("methods.grpo.of = 3", "of is 3; valid: a text"),
         ("train.steps = " + "9" * 5000, "is not TOML"),
-        ('methods.grpo.text = "books"', "methods.grpo.text: there is no 'books'"),
+        ('methods.grpo.text = "books"', "methods.grpo: text is 'books'; valid: expert, passages"),
         ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
         ("train.distill.topk = 3", "train: there is no setting 'distill.topk'. Did you mean 'distill.top_k'"),
         ("train.turnopd = 'text'", "turnopd is 'text'; valid: a table"),
         ("train.stepps = 3", "train: there is no setting 'stepps'. Did you mean 'steps'"),
-        ("starts.warm = { algorithm = 'sft', stepps = 3 }", "warm in alfworld-loops: there is no setting 'stepps'"),
+        ("starts.warm = { algorithm = 'sft', stepps = 3 }", "starts.warm: there is no setting 'stepps'"),
         ("starts.warm.algorithm = 'sftt'", "starts.warm: "),
         ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
         ("evaluate.time = 3", "evaluate: there is no setting 'time'"),
@@ -475,7 +485,7 @@ def test_what_cannot_be_meant_is_one_line(
     ("worlds", "said"),
     [
         ("worlds.'../../esc' = { world = 'search' }", "worlds '../../esc' names a folder"),
-        ("worlds.a.world = ['b']", "world is ['b']"),
+        ("worlds.a.world = ['b']", "there is no world ['b']"),
     ],
 )
 def test_a_world_is_named_and_lies_within_the_study(worlds: str, said: str, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 import study_records
 
 from turngym.core.errors import TurngymError
+from turngym.core.spec import merged
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records
 
-SETTINGS: dict[str, Any] = {"env": "E", "env_kwargs": {"a b": 1}, "steps": 20}
+PLAY: dict[str, Any] = {"env": "E", "env_kwargs": {"a b": 1}}
+GAME: dict[str, Any] = {"env": {"max_turns": 24}, "tasks": {"sha256": "a"}, "temperature": 0.85}
 
 
 def cell(
@@ -25,10 +27,12 @@ def cell(
 ) -> Record:
     """Two evaluations of two tasks."""
     costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0 + seed)]
-    models = {"student": f"{folder}/loops/student", "teacher": f"{folder}/loops/teacher"}
-    settings = {"algorithm": method, **models, **SETTINGS, "seed": seed, **(more or {})}
+    teacher = {"teacher": {"teacher": f"{folder}/loops/teacher"}}
+    models = {"models": {"student": f"{folder}/loops/student"}, "method": teacher}
+    run = {"steps": 20, "seed": seed}
+    settings = merged([{"algorithm": method, **models, "play": PLAY, "run": run}, more or {}])
     curve = [{"a": 0.5, "b": 0.25 * n} for n in range(2)]
-    given = {"world": "alfworld-loops", "group": group, "settings": settings, **changes}
+    given = {"world": "alfworld-loops", "group": group, "settings": settings, "game": GAME, **changes}
     return study_records.record(method, seed, costs, curve, every=20, **given)
 
 
@@ -55,17 +59,17 @@ def names(records: Sequence[Record]) -> list[str]:
 
 def test_cells_stand_as_a_study_runs_them_whatever_the_order_of_the_files() -> None:
     for files in itertools.permutations({"old": OLD, "new": NEW, "last": LAST}.items()):
-        merged = merge_records(dict(files))
+        joined = merge_records(dict(files))
         # by group and name, then by seed
-        assert names(merged.records) == [
+        assert names(joined.records) == [
             *("depth-only:0", "partial:0", "grpo-opd:0", "fixed-24:0", "fixed-24:1", "fixed-6:0"),
             *("opd:0", "opd:1", "turnopd:0", "turnopd:1", "p0.4-all:0"),
         ]
-        assert [made["started"] for made in merged.made_by] == ["2026-01-01", "2026-01-02"]
+        assert [made["started"] for made in joined.made_by] == ["2026-01-01", "2026-01-02"]
 
 
 def test_one_file_is_left_as_it_is() -> None:
-    mixed = study(cell("turnopd", 1), cell("opd", 0, more={"steps": 7}))
+    mixed = study(cell("turnopd", 1), cell("opd", 0, more={"run": {"steps": 7}}))
     assert merge_records({"one": mixed}) == mixed
 
 
@@ -79,21 +83,29 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (cell("tcod", 0, more={"steps": 40}), "tcod/seed0 of new has steps 40"),
-        (cell("tcod", 0, more={"max_turns": 7}), "has max_turns None, .*tcod/seed0 of new has max_turns 7"),
-        (cell("tcod", 0, more={"env_kwargs": {}}), "tcod/seed0 of new has env_kwargs {}"),
+        (cell("tcod", 0, more={"run": {"steps": 40}}), "tcod/seed0 of new has run.steps 40"),
+        (
+            cell("tcod", 0, game=merged([GAME, {"env": {"max_turns": 7}}])),
+            "env.max_turns 24, .*new has env.max_turns 7",
+        ),
+        (cell("tcod", 0, game=GAME | {"tasks": {"sha256": "b"}}), "of new has tasks.sha256 'b'"),
+        (cell("tcod", 0, game=GAME | {"temperature": 0.5}), "of new has temperature 0.5"),
+        (cell("tcod", 0, more={"play": {"env_kwargs": {"a b": 2}}}), "of new has play.env_kwargs.a b 2"),
         (
             cell("turnopd", 1, more={"optimizer": {"lr": 1}}),
             "of old has optimizer.lr None, .* of new has optimizer.lr 1",
         ),
         (cell("tcod", 0, more={"optimizer": {"lr": 1}}), ""),
         (cell("tcod", 0, folder="/other/pair"), ""),
-        (cell("opd", 2, folder="/other/pair", more={"checkpoint_every": 10, "keep_checkpoints": 4}), ""),
-        (cell("opd", 2, more={"student": "/here/x/student"}), "has student 'x/student'"),
+        (cell("opd", 2, folder="/other/pair", more={"run": {"checkpoint_every": 10, "keep_checkpoints": 4}}), ""),
+        (cell("opd", 2, more={"models": {"student": "/here/x/student"}}), "has models.student 'x/student'"),
         (cell("tcod", 0, samples=2), "has samples 2"),
-        (cell("tcod", 0, categories={"a": "place"}), r"opd/seed0 of old has tasks \['a', 'b'\], .* of new has tasks"),
+        (
+            cell("tcod", 0, categories={"a": "place"}),
+            r"has tasks played \['a', 'b'\], .* of new has tasks played",
+        ),
         (replace(cell("tcod", 0), evaluations=cell("tcod", 0).evaluations[1:]), r"has evaluations after steps \[20\]"),
-        (cell("turnopd", 1, more={"turnopd": {"weight": "turn"}}), "has turnopd.weight 'turn'"),
+        (cell("turnopd", 1, more={"method": {"turnopd": {"weight": "turn"}}}), "has method.turnopd.weight 'turn'"),
         (replace(cell("turnopd", 1), world="alfworld"), ""),
     ],
 )
@@ -107,17 +119,18 @@ def test_cells_of_other_settings_are_refused(other: Record, said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def player(name: str, **settings: Any) -> Record:
+def player(name: str, **game: Any) -> Record:
     """An agent of the same world that was evaluated and not trained."""
-    one = cell(name, 0, settings={"agent": name, "samples": 4, **settings})
+    one = cell(name, 0, settings={"agent": {"kind": "player", "name": name}}, game=merged([GAME, game]))
     return replace(one, evaluations=one.evaluations[:1])
 
 
 @pytest.mark.parametrize(
-    ("setting", "other"), [("panel", "turnopd"), ("env", "turnopd"), ("algorithm", "opd"), ("judge", "opd")]
+    ("setting", "other"),
+    [("env", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")],
 )
 def test_files_and_code_of_ones_own_must_be_the_same(setting: str, other: str) -> None:
-    """A panel and an environment in all cells of a world, the rest in those of a method."""
+    """An environment in all cells of a world, the rest in those of a method."""
     files = [study(cell("opd", 0, contents={setting: "a"}))]
     files += [study(cell(other, 1, contents={setting: content})) for content in "ab"]
     assert len(merge_records({"one": files[0], "two": files[1]}).records) == 2
@@ -129,22 +142,15 @@ def test_agents_share_the_game_and_nothing_of_training() -> None:
     expert = study(cell("opd", 0), player("expert"))
     assert names(merge_records({"one": expert, "again": expert}).records) == ["expert:0", "opd:0"]
     assert len(merge_records({"old": OLD, "new": study(player("expert"))}).records) == 5
-    with pytest.raises(
-        TurngymError, match=r"opd/seed0 of old has max_turns None, .*expert/seed0 of new has max_turns 3"
-    ):
-        merge_records({"old": OLD, "new": study(player("expert", max_turns=3))})
-    # a panel's own limit is none that differs
-    quick = {"panel": "alfworld-quickstart"}
-    assert merge_records(
-        {"a": study(cell("opd", 0, more={**quick, "max_turns": 24})), "b": study(player("e", **quick))}
-    )
-    with pytest.raises(TurngymError, match="max_turns 12"):
-        merge_records({"a": study(cell("opd", 0, more={**quick, "max_turns": 12})), "b": study(player("e", **quick))})
+    # who follows a script has no temperature
+    assert merge_records({"old": OLD, "new": study(player("expert", temperature=None))})
+    with pytest.raises(TurngymError, match=r"of old has env.max_turns 24, .*expert/seed0 of new has env.max_turns 3"):
+        merge_records({"old": OLD, "new": study(player("expert", env={"max_turns": 3}))})
 
 
 def test_a_long_value_is_cut() -> None:
     other = cell("tcod", 0, categories={f"task {n}": "place" for n in range(100)})
-    with pytest.raises(TurngymError, match="has tasks") as error:
+    with pytest.raises(TurngymError, match="has tasks played") as error:
         merge_records({"old": OLD, "new": study(other)})
     assert len(str(error.value)) < 300
 

@@ -73,7 +73,8 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
     )
     said = capsys.readouterr().out
     row = next(line for line in said.splitlines() if re.match(r"\W*3\W+\d", line) and "100" not in line)
-    assert float(re.findall(r"\d+\.\d", row)[0]) <= cautious
+    # by what the pilot's seeds happened to show, a smaller difference would do
+    assert float(re.findall(r"\d+\.\d", row)[0]) < cautious
     assert "--spread seen; seen" in said
     assert main([*data, "--difference", "0.2", "--most-seeds", "3"]) == 1
     assert "none" in capsys.readouterr().out
@@ -111,8 +112,8 @@ def test_a_run_is_one_seed_of_one_method(
     copied, again = (str(shutil.copytree(run, tmp_path / f"copied{seed}")) for seed, run in enumerate(poor))
     for first, second, said in (
         ([poor[0], poor[0]], [good[0], good[0]], f"name {poor[0]} 2 times"),
-        ([poor[0], copied], good, "are the same evaluation"),
-        (poor, [copied, again], f"--first {poor[0]} and --second {copied} are the same evaluation"),
+        ([poor[0], copied], good, "are one run: "),
+        (poor, [copied, again], f"--first {poor[0]} and --second {copied} are one run: "),
         ([poor[0], str(other)], good, "max_turns 24 and 7"),
         ([poor[0], good[0]], [poor[1], good[1]], "noise 0.7 and 0.3"),
     ):

@@ -126,16 +126,17 @@ def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int)
 
 def test_the_page_of_told_policies_shows_smollm2s_shop() -> None:
     rows = rows_of("told-smollm2", "webshop-smollm2")
-    found, equal = same_step(rows, "grpo")[1], at_equal_cpu("told-smollm2", "webshop-smollm2")
-    lines = list(told(5))
+    found = same_step(rows, "grpo")[1]
+    # one evaluation after the start says nothing of a cost before the end
+    assert set(at_equal_cpu("told-smollm2", "webshop-smollm2").values()) == {"-"}
+    lines = list(told(4))
     assert {line[0] for line in lines} == set(rows)
     once = ", one run each"
-    for name, value, minus, at_equal, seconds in lines:
+    for name, value, minus, seconds in lines:
         (run,) = rows[name].values()
         assert value == str(found[name].value), name
         given = found[name].minus_base
         assert minus == ("-" if given is None else signed(given).removesuffix(once)), name
-        assert at_equal == equal[name].removesuffix(once), name
         assert seconds == f"{run.total.cpu:,.0f}", name
         packed = read_result(TOLD / f"smollm2-{name}-seed{run.seed}.result.xz")
         assert {one.task.task_id: float(one.success) for one in packed.episodes} == run.evaluations[-1].tasks, name

@@ -17,7 +17,8 @@ from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.episode import Status
 from turngym.core.trace import TraceWriter, iter_episodes
 from turngym.scripts.main import main
-from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
+from turngym.scripts.study.cells import Cell, cells_of
+from turngym.scripts.study.study_file import read_study_file
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import make_record, pooled_sums, portable, read_record
@@ -55,7 +56,10 @@ def test_a_record_says_what_metrics_and_traces_say(study: Path) -> None:
     assert (record.world, record.method, record.seed, record.samples) == ("search", "turnopd", 0, 2)
     assert record.total.seconds == train[-1]["time/train_s"]
     assert record.total.tokens == sum(row["tokens"] for row in train)
+    assert record.total.turns == sum(row["cost/turns"] for row in train)
     assert record.total.turns == pytest.approx(sum(4 * row["turns_mean"] for row in train))
+    # every token that was drawn is trained on here
+    assert record.total.sampled == sum(row["cost/sampled"] for row in train) >= record.total.tokens
     names = ("rollout", "teacher", "update")
     assert record.total.cpu == pytest.approx(sum(row[f"time/{name}_cpu_s"] for row in train for name in names))
     assert record.total.cpu > 0
@@ -125,9 +129,12 @@ def test_a_task_that_was_lost_everywhere_is_one_of_the_study(study: Path, tmp_pa
 
 def test_records_name_no_folder_of_the_machine(tmp_path: Path) -> None:
     cells, start = tmp_path / "out" / "cells", "alfworld/start-sft/checkpoints/step_000002/model"
-    given = {"student": str(cells / start), "teacher": str(CHECKPOINTS / "alfworld" / "teacher"), "steps": 3}
-    assert portable(given, cells) == {"student": start, "teacher": "alfworld/teacher", "steps": 3}
-    text = {"lm_loss": {"files": [str(tmp_path / "out" / "texts" / "a.txt"), "own.txt"]}}
-    assert portable(text, cells) == {"lm_loss": {"files": ["texts/a.txt", "own.txt"]}}
-    own = {"student": "/models/mine"}
+    files = [str(tmp_path / "out" / "texts" / "a.txt"), "own.txt"]
+    teacher = {"teacher": {"teacher": str(CHECKPOINTS / "alfworld" / "teacher")}}
+    given = {"models": {"student": str(cells / start)}, "method": {**teacher, "lm_loss": {"files": files}}}
+    assert portable(given, cells) == {
+        "models": {"student": start},
+        "method": {"teacher": {"teacher": "alfworld/teacher"}, "lm_loss": {"files": ["texts/a.txt", "own.txt"]}},
+    }
+    own = {"models": {"student": "/models/mine"}}
     assert portable(own, cells) == own

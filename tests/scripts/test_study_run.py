@@ -24,7 +24,8 @@ from turngym.scripts import jobs as running
 from turngym.scripts.jobs import Job
 from turngym.scripts.main import main
 from turngym.scripts.study import run
-from turngym.scripts.study.study_file import Cell, cells_of, read_study_file
+from turngym.scripts.study.cells import Cell, cells_of
+from turngym.scripts.study.study_file import read_study_file
 from turngym.trainers import contents
 from turngym.trainers.study.records import Cost, read_records
 
@@ -46,7 +47,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
         started.append(job.name)
-        assert read_toml(job.settings_file) == job.settings, "a run finds its settings"
+        assert job.settings_file.read_text() == job.toml, "a run finds its settings"
         row = json.dumps({"step": job.steps, "kind": "eval"})
         code = 'mkdir -p "$1"; echo "$3" > "$2/metrics.jsonl"'
         return subprocess.Popen(["sh", "-ec", code, "sh", str(job.model), str(job.folder), row])
@@ -54,7 +55,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def record(cell: Cell) -> Any:
         costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0)]
         curve = [{"a": 0.5, "b": 0.25}, {"a": 1.0, "b": 0.75}]
-        given = {"world": cell.world, "settings": dict(cell.settings), "contents": contents.of_all(cell.settings)}
+        given = {"world": cell.world, "settings": cell.settings, "contents": contents.of_all(cell.settings)}
         return study_records.record(cell.method, cell.seed, costs, curve, every=4, **given)
 
     monkeypatch.setattr(running, "launch", launch)
@@ -199,7 +200,7 @@ def test_models_may_lie_elsewhere_on_another_machine(tmp_path: Path, launched: l
     run.run_study(path, out)
     for cell in cells_of(read_study_file(path), out):
         text = cell.settings_file.read_text()
-        cell.settings_file.write_text(text.replace(cell.settings["student"], "/elsewhere/alfworld/student"))
+        cell.settings_file.write_text(text.replace(cell.settings["models"]["student"], "/elsewhere/alfworld/student"))
     assert len(run.run_study(path, out).records) == 4
 
 
@@ -240,7 +241,7 @@ def test_an_unfinished_cell_of_a_folder_that_was_moved_finds_its_start(tmp_path:
     assert len(run.run_study(path, moved).records) == 2
     (again,) = launched
     (cell,) = [cell for cell in cells_of(read_study_file(path), moved) if cell.name == again]
-    assert read_toml(cell.settings_file)["student"].startswith(str(moved))
+    assert read_toml(cell.settings_file)["models"]["student"].startswith(str(moved))
 
 
 def test_another_start_is_another_setting(tmp_path: Path, launched: list[str]) -> None:
@@ -248,7 +249,7 @@ def test_another_start_is_another_setting(tmp_path: Path, launched: list[str]) -
     path.write_text(STARTS)
     run.run_study(path, out)
     path.write_text(STARTS.replace('student = "starts.warm"', 'student = "starts.strong"'))
-    with pytest.raises(TurngymError, match=r"was run with student = '.*start-warm/.*start-strong/"):
+    with pytest.raises(TurngymError, match=r"was run with models.student = '.*start-warm/.*start-strong/"):
         run.run_study(path, out)
     # as the line says
     for method in ("grpo", "opd"):
@@ -265,7 +266,7 @@ def test_files_of_ones_own_count_by_their_content(tmp_path: Path, launched: list
     launched.clear()
     before = panel.read_text()
     panel.write_text(before + "\n")
-    with pytest.raises(TurngymError, match=f"opd-seed0 in .* was run with another content of panel, {panel}: "):
+    with pytest.raises(TurngymError, match=f"opd-seed0 in .* another content of evaluation.panel, {panel}: "):
         run.run_study(path, out, changes=["seeds = [0, 1, 2]"])
     assert not launched
     panel.write_text(before)
@@ -292,6 +293,35 @@ def test_packed_evaluations_that_would_have_one_name_are_refused_before_anything
         run.run_study(path, out, pack=True)
     assert not launched
     assert not out.exists()
+
+
+def test_an_evaluation_that_was_played_anew_is_packed_anew(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = study(tmp_path)
+    made: list[str] = []
+
+    def pack(trace: Path, result: Path, *, panel: str) -> None:
+        made.append(result.name)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.write_bytes(trace.read_bytes())
+
+    monkeypatch.setattr(run, "pack_result", pack)
+    monkeypatch.setattr(run, "write_table", lambda *given: None)
+    cells = cells_of(read_study_file(path), out)
+    for cell in cells:
+        run.last_trace(cell).parent.mkdir(parents=True)
+        run.last_trace(cell).write_text("played")
+        os.utime(run.last_trace(cell), (1000, 1000))
+    run.run_study(path, out, pack=True)
+    assert len(made) == 4
+    run.run_study(path, out, pack=True)
+    assert len(made) == 4
+    run.last_trace(cells[2]).write_text("played anew")
+    later = (out / "results" / made[0]).stat().st_mtime + 10
+    os.utime(run.last_trace(cells[2]), (later, later))
+    run.run_study(path, out, pack=True)
+    assert made[4:] == [f"alfworld-{cells[2].method}-seed{cells[2].seed}.result.xz"]
 
 
 def test_every_command_that_wrote_records_is_kept(tmp_path: Path, launched: list[str]) -> None:

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import study_records
 
-from turngym.agents.evaluation.seeds import over_seeds
+from turngym.agents.evaluation.seeds import crossed_difference, over_seeds
 from turngym.core.errors import TurngymError
+from turngym.core.spec import sha256_of
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study import results, tables
-from turngym.trainers.study.records import Cost, Record, Records, from_json, made_by, read_records, to_json
+from turngym.trainers.study.records import SEAL, Cost, Record, Records, from_json, made_by, read_records, to_json
 from turngym.trainers.study.results import Estimate, Rows, reached, total_cost
 from turngym.trainers.study.tables import TABLES, View, tables_of
 
@@ -77,7 +79,8 @@ def test_same_step_is_the_last_four_evaluations_that_all_reached() -> None:
 
 def agent(name: str, seed: int, value: float) -> Record:
     """An agent that was evaluated and not trained."""
-    given = {"settings": {"agent": name, "panel": "p"}, "group": "main", "steps": []}
+    kind = "model" if name.startswith("model") else "player"
+    given = {"settings": {"agent": {"kind": kind}}, "group": "main", "steps": []}
     return study_records.record(name, seed, [cost(0.0)], [{"a": value, "b": value}], every=10, **given)
 
 
@@ -86,7 +89,8 @@ def test_an_agent_that_is_only_evaluated_changes_no_number_of_those_that_are_tra
     alone, beside = same_step(trained), same_step(both)
     assert beside[0] == alone[0] == 50
     assert [beside[1][name].value for name in trained] == [alone[1][name].value for name in trained]
-    for measure in results.MEASURES:
+    measures: tuple[results.Measure, ...] = ("seconds", "cpu", "turns", "tokens")
+    for measure in measures:
         assert results.budgets(both, measure) == results.budgets(trained, measure)
     assert tables.to_target(view(both))[1][:2] == tables.to_target(view(trained))[1]
     # a scripted player has no training seeds: it is set against both runs of OPD, and holds for others
@@ -143,6 +147,28 @@ def test_the_tables_say_of_which_seeds_a_difference_is() -> None:
     assert tables.notes_of(none) == ["house: turnopd has seeds 0, opd 3: none in common, and no difference"]
 
 
+def test_a_seed_that_lies_apart_is_said_with_both_readings() -> None:
+    tasks = [f"{task}" for task in range(30)]
+
+    def run(method: str, seed: int, level: float) -> Record:
+        means = {task: level + place % 3 / 100 for place, task in enumerate(tasks)}
+        kinds = {"categories": dict.fromkeys(tasks, "place")}
+        return study_records.record(method, seed, [cost(0.0), cost(1.0)], [means, means], every=10, **kinds)
+
+    runs = [run("opd", seed, 0.5 + seed / 50) for seed in range(5)]
+    runs += [run("turnopd", seed, level) for seed, level in enumerate((0.5, 0.52, 0.51, 0.06, 0.53))]
+    study = Records(title="t", baseline="opd", records=runs)
+    note = next(note for note in tables.notes_of(study) if "apart" in note)
+    assert note.startswith("house: turnopd has seed 3 apart, at 7.0; 43.4 [")
+    assert "52.5 [" in note
+    assert "minus opd -11.6 [" in note
+    # of the seeds that both then have: .525 against .545
+    assert ", -2.0 [" in note
+    # without it, and where all vary, there is none
+    left = [one for one in runs if (one.method, one.seed) != ("turnopd", 3)]
+    assert not [note for note in tables.notes_of(replace(study, records=left)) if "apart" in note]
+
+
 @pytest.mark.parametrize("place", [1, -1])
 def test_a_task_whose_episodes_ended_in_errors_is_left_out_and_said(
     place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -191,10 +217,23 @@ def test_least_time_is_what_the_fastest_main_method_needed() -> None:
     window = least_time(rows, window=0.3)["turnopd"].value.mean
     assert window == pytest.approx((0.625 * 5 + 0.65 * 10) / 15)
     # a method that is slow at first is between its start and its first evaluation
-    slow = by_world([record("opd", 0, [0.5, 0.9], 9.0), record("turnopd", 0, [0.5, 0.6], 0.5)])["house"]
+    slow = by_world([record("opd", 0, [0.5, 0.9, 0.9], 9.0), record("turnopd", 0, [0.5, 0.6], 0.5)])["house"]
     assert least_time(slow)["opd"].value.mean == pytest.approx(0.25 + 0.4 * 5 / 90)
     assert least_time(slow)["turnopd"].minus_base is not None
     assert least_time(slow)["turnopd"].minus_base.told == "one run each"
+
+
+def test_a_straight_line_from_start_to_end_is_no_success_at_a_cost() -> None:
+    """A curve that bends lies above it: the slower method would look worse for it."""
+    study = Records(
+        title="t", baseline="opd", records=[record("opd", 0, [0.5, 0.9], 9.0), record("turnopd", 0, [0.5, 0.9], 0.5)]
+    )
+    rows = study.worlds["house"]
+    # who has ended by then counts as it ended
+    assert set(least_time(rows)) == set(least_time(rows, "cpu")) == {"turnopd"}
+    assert least_time(rows, window=0.3) == {}
+    assert [line[4] for line in tables.overview(view(rows))[1]] == ["-", "-"]
+    assert "opd, turnopd" in tables.notes_of(study)[-1]
 
 
 def test_two_methods_that_are_equal_at_every_second_are_equal_at_least_time() -> None:
@@ -282,12 +321,40 @@ def test_when_a_method_arrives() -> None:
 def test_costs_and_their_ratios() -> None:
     rows = by_world([*OPD, *OURS])["house"]
     assert total_cost(rows["opd"]) == cost(100.0)
+    same, twice = "1.00x (1.00 to 1.00)", "2.00x (2.00 to 2.00)"
     assert tables.cost(view(rows))[1] == [
-        ["opd", "300", "1200", "100.0", "50.0", "1.00x", "1.00x", "1.00x", "1.00x"],
-        ["turnopd", "150", "600", "50.0", "25.0", "2.00x", "2.00x", "2.00x", "2.00x"],
+        ["opd", "300", "-", "1200", "100.0", "50.0", same, "-", same, same, same],
+        ["turnopd", "150", "-", "600", "50.0", "25.0", twice, "-", twice, twice, twice],
     ]
     # OPD's Same-Step is .475; TurnOPD evaluates at .55 from step 20 on, a fifth of OPD's 100 s
-    assert tables.to_target(view(rows))[1][1] == ["turnopd", "20 %", "20 %", "20 %", "20 %"]
+    assert tables.to_target(view(rows))[1][1] == ["turnopd", "20 %", "-", "20 %", "20 %", "20 %"]
+
+
+def test_tasks_are_those_of_averaged_weights_too() -> None:
+    """One whose evaluation lost a task: what all are compared on is without it, and the note says so."""
+    whole, lost = replace(OPD[0], averaged={"a": 1.0, "b": 0.5}), replace(OURS[0], averaged={"a": 0.75})
+    study = Records(title="t", baseline="opd", records=[whole, lost])
+    assert study.shared_tasks == {"house": {"a"}}
+    assert study.worlds["house"]["opd"][0].averaged == {"a": 1.0}
+    assert "1 tasks left out" in tables.notes_of(study)[0]
+
+
+def test_a_ratio_of_costs_has_its_range_and_tokens_are_those_that_were_drawn() -> None:
+    def spent(method: str, seed: int, turns: float, sampled: float) -> Record:
+        total = Cost(seconds=1.0, cpu=1.0, turns=turns, tokens=10.0, sampled=sampled)
+        return replace(record(method, seed, [0.5, 0.6, 0.6], 1.0), total=total)
+
+    runs = [spent("opd", 0, 100, 400), spent("opd", 1, 300, 600), spent("grpo", 0, 50, 800), spent("grpo", 1, 200, 700)]
+    header, lines = tables.cost(view(by_world(runs)["house"]))
+    found = dict(zip(header, lines[1], strict=True))
+    assert (found["turns"], found["tokens sampled"], found["tokens trained on"]) == ("125", "750", "10")
+    assert found["speed-up, turns"] == "1.60x (1.50 to 2.00)"
+    assert found["speed-up, tokens sampled"] == "0.67x (0.50 to 0.86)"
+    # one run of the method: no range
+    assert "(" not in str(tables.cost(view(by_world(runs[:3])["house"]))[1][1])
+    # a single evaluation of any file says what was drawn or that nobody knows
+    assert from_json(to_json(runs[0]), "here") == runs[0]
+    assert from_json(to_json(OPD[0]), "here").total.sampled is None
 
 
 def test_categories_phases_and_depth() -> None:
@@ -343,7 +410,19 @@ def test_the_critic_and_held_out_text() -> None:
     lines = {line[0]: line for line in tables.heldout(view(rows))[1]}
     assert (lines["opd"][2], lines["opd"][3][:5], lines["opd"][4][:6]) == ("2.500", "1.750", "-0.750")
     assert lines["turnopd"][5:][0] == "opd"
+    # nothing is known of other seeds
+    assert all(cell.endswith("one run each") for cell in (lines["turnopd"][4], lines["turnopd"][6]))
     assert lines["turnopd"][6].startswith("+0.750")
+    runs = [(1.0, 2.5), (1.1, 2.6)], [(2.0, 3.0), (2.4, 3.4)]
+    text = [[dict(zip("01", end, strict=True)) for end in ends] for ends in runs]
+    both = [
+        replace(one, seed=seed, text=(text[0][0], text[place][seed]))
+        for place, one in enumerate((OPD[0], OURS[0]))
+        for seed in (0, 1)
+    ]
+    lines = {line[0]: line for line in tables.heldout(view(by_world(both)["house"]))[1]}
+    half = crossed_difference(text[0], text[1])
+    assert lines["turnopd"][6] == f"+0.900 [{0.9 - half:+.3f}, {0.9 + half:+.3f}]"
 
 
 def test_every_table_can_be_made_of_any_study() -> None:
@@ -356,7 +435,9 @@ def test_every_table_can_be_made_of_any_study() -> None:
 
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = [made_by("turngym study run")]
-    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=[*OPD, *OURS, *FIXED], made_by=made)
+    # two that are equal in all would be one run
+    rows = [*OPD, OURS[0], replace(OURS[1], total=cost(51.0)), *FIXED]
+    study = Records(title="T", baseline="opd", tables=tuple(TABLES), records=rows, made_by=made)
     text = write_tables(study, tmp_path / "first")
     assert "## house: to-target" in text
     data = tmp_path / "first" / "study.json"
@@ -388,7 +469,8 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
         *(("categories", ["a"], "categories is"), ("clusters", {"a": 3}, "clusters is"), ("group", 3, "group is 3")),
         ("total", {"seconds": -1.0, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*-1.0"),
         ("total", {"seconds": 1.7e308, "cpu": 0, "turns": 0, "tokens": 0}, "total is .*1.7e"),
-        *(("settings", value, "settings is") for value in (3, {"lm_loss": {"files": 5}}, {"lm_loss": {"files": [5]}})),
+        *(("settings", value, "settings is") for value in (3, {}, {"algorithm": 3}, {"agent": "expert"})),
+        ("game", 3, "game is"),
         ("total", {"seconds": 1.0}, "total is .*; valid: numbers from 0: seconds, cpu"),
         *(("phases", value, "phases is") for value in ({}, {"rollout": 3}, 3)),
         *(("steps", value, "steps is") for value in (3, [{}], [{"step": 1, "depth/cap": "x"}])),
@@ -408,12 +490,41 @@ def test_success_that_cannot_be_is_refused(value: object, tmp_path: Path) -> Non
     refused(tmp_path, {"evaluations": points}, r"house/opd/seed0\): evaluations\[2\]\.tasks is .*from 0 to 1")
 
 
+def sealed(table: dict[str, Any]) -> str:
+    """A study.json whose writer has sealed whatever it holds."""
+    content = {name: value for name, value in table.items() if name != SEAL}
+    return json.dumps({**content, SEAL: sha256_of(content)})
+
+
+@pytest.mark.parametrize("change", [{"title": "won"}, {"more": 1}, {SEAL: None}, {SEAL: "0" * 64}])
+def test_what_tables_show_is_what_was_written(change: dict[str, Any], tmp_path: Path) -> None:
+    write_tables(Records(title="t", baseline="opd", records=OPD), tmp_path)
+    table = json.loads((tmp_path / "study.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps(table | change))
+    with pytest.raises(TurngymError, match="changed after it was written"):
+        read_records(tmp_path)
+
+
+def test_a_run_that_is_copied_is_one_seed(tmp_path: Path) -> None:
+    write_tables(Records(title="t", records=[OPD[0], replace(OPD[0], seed=7)]), tmp_path)
+    with pytest.raises(TurngymError, match="house/opd/seed0 and house/opd/seed7 are one run"):
+        read_records(tmp_path)
+
+
+def test_names_of_a_study_are_text_on_its_page(tmp_path: Path) -> None:
+    names = {"world": "<img src=x>", "method": "a [free](x)", "about": "__b__\n# c"}
+    said = write_tables(Records(title="# t", records=[replace(OPD[0], **names)]), tmp_path)
+    assert "<img" not in said
+    assert "[free](" not in said
+    assert "\n# c" not in said
+
+
 def refused(tmp_path: Path, changed: dict[str, object], said: str) -> None:
     """A study.json whose first record has `changed` fields is refused in one line, and nothing is written."""
     write_tables(Records(title="t", baseline="opd", records=OPD), tmp_path / "good")
     table = json.loads((tmp_path / "good" / "study.json").read_text())
     table["records"][0] |= changed
-    (tmp_path / "bad.json").write_text(json.dumps(table))
+    (tmp_path / "bad.json").write_text(sealed(table))
     with pytest.raises(
         TurngymError, match=rf"bad\.json, record 0.*{said}" if "record 0" not in said else said
     ) as error:
@@ -430,7 +541,7 @@ def test_a_study_has_every_cell_once_and_its_own_fields(tmp_path: Path) -> None:
         *(({"baseline": 3}, "baseline is 3"), ({"against": ["a"]}, "against is"), ({"made_by": 3}, "made_by is 3")),
         ({"title": 3}, "title is 3"),
     ):
-        (tmp_path / "bad.json").write_text(json.dumps(table | changed))
+        (tmp_path / "bad.json").write_text(sealed(table | changed))
         with pytest.raises(TurngymError, match=said):
             read_records(tmp_path / "bad.json")
 

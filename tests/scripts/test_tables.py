@@ -9,7 +9,7 @@ import pytest
 
 from turngym.agents import evaluate
 from turngym.core.errors import TurngymError
-from turngym.core.tables import print_table, stacked
+from turngym.core.tables import csv_text, filled, print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
 from turngym.trainers.training_costs import SHAPES, config_of
@@ -46,6 +46,28 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[red]x" in text
     assert "Avg [bold]" in text
     assert "1.0 [0.5, 1.5]" in text
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        (" @SUM(1)", "' @SUM(1)"),
+        ("x;=cmd|' /C calc'!A0", "x;'=cmd|' /C calc'!A0"),
+        ("\uff1d1", "'\uff1d1"),
+        ("-2+3+cmd|x", "'-2+3+cmd|x"),
+        ("-1.5e-3", "-1.5e-3"),
+        ("+1.0 [-0.5, +2.5] *", '"+1.0 [-0.5, +2.5] *"'),
+        ("-", "-"),
+        ("a\t=1", "a\\t=1"),
+    ],
+)
+def test_a_cell_is_no_formula_in_a_spreadsheet(cell: str, written: str) -> None:
+    assert csv_text([["a"], [cell]]) == f"a\n{written}\n"
+
+
+def test_a_value_of_a_page_holds_no_marks() -> None:
+    assert filled("__A__-__B__", {"__A__": "__B__ \\1", "__B__": "x"}) == "__B__ \\1-x"
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])

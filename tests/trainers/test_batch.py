@@ -171,8 +171,11 @@ def test_nothing_to_train_on_is_an_error(make_episode):
         pack([])
     silent = make_episode([([1], [2])], origins=["noise"])
     failed = make_episode([([1], [2])], status=Status.ERROR_ENV)
-    with pytest.raises(BatchError, match="2 episodes, 1 of them errors"):
+    with pytest.raises(BatchError, match="2 episodes, 1 of them errors, 0 whose first prompt"):
         pack([silent, failed])
+    full = replace(silent, segments=(), turns=(), status=Status.TRUNCATED_TOKENS)
+    with pytest.raises(BatchError, match="2 episodes, 0 of them errors, 1 whose first prompt"):
+        pack([silent, full])
 
 
 def test_a_response_that_nothing_precedes_is_an_error(make_episode):

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="needs turngym[train]")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from transformers import Gemma3Config, Gemma3TextConfig  # noqa: E402
 
 from turngym.agents.local_engine import decoder  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
@@ -58,6 +59,11 @@ def test_parameters_are_those_of_the_model(shape: ModelShape) -> None:
     model = random_model(shape, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
     assert shape_of(config_of(shape)) == shape
+
+
+def test_the_shape_of_a_model_that_also_reads_images_is_its_language_models() -> None:
+    text = Gemma3TextConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=50)
+    assert shape_of(Gemma3Config(text_config=text.to_dict())) == shape_of(text)
 
 
 def test_known_sizes() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import sglang_fake as fake
 import torch
 import transformers
 from engine_requests import tiny
@@ -15,14 +17,20 @@ from tiny_runs import command, save_tiny
 
 from turngym.agents.local_engine.engine import EngineError, LocalEngine
 from turngym.agents.local_engine.positions import position_limit
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.policy import ServerScorer
+from turngym.agents.servers.server_connection import ServerError, ServerSettings
+from turngym.core.episode import Status
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
-from turngym.trainers import models
+from turngym.trainers import models, student_player
 from turngym.trainers.microbatch import check_packing
 from turngym.trainers.recorded_source import check_lengths
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import LocalScorer
+from turngym.trainers.teacher import teachers_length
 
 THETA = {"rope_theta": 1e4}
 LONGROPE: dict[str, Any] = {
@@ -54,6 +62,7 @@ def test_what_models_know() -> None:
     dynamic = {"rope_type": "dynamic", "factor": 4.0, **THETA}
     assert position_limit(config("Llama", max_position_embeddings=64, rope_parameters=dynamic)) == 64
     assert position_limit(config("GPTBigCode", n_positions=256)) == 256
+    assert position_limit(config("Mpt", max_seq_len=300)) == 300
     assert position_limit(config("Gemma3", text_config={"max_position_embeddings": 700})) == 700
     assert position_limit(config("Mamba")) is None
 
@@ -103,6 +112,51 @@ def test_episodes_end_where_the_teacher_reads_no_further(
     # the student itself keeps its own limit
     settings = json.loads((out / "checkpoints" / "step_000001" / "model" / "turngym.json").read_text())
     assert settings["max_context"] == 512
+
+
+def test_what_a_teachers_servers_hold_counts(tmp_path: Path) -> None:
+    """They may be started with less than its positions; the first update found out."""
+    algorithm: Any = SimpleNamespace(needs_teacher=True)
+    with fake.FakeServer() as server:
+        fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01)).open()
+        teacher = ServerScorer(fleet=fleet, vocabulary=fake.VOCABULARY)
+        longest = teachers_length(algorithm, teacher, None)
+        assert longest == server.max_prompt - 1
+        teacher.logprobs([np.ones(longest, np.int32)], [np.array([longest - 1])])
+        with pytest.raises(ServerError, match=f"at most {longest}"):
+            teacher.logprobs([np.ones(longest + 1, np.int32)], [np.array([longest])])
+        assert teachers_length(algorithm, teacher, save_tiny(tmp_path / "teacher", length=40)) == 40
+        fleet.close()
+
+
+def test_servers_play_no_further_than_the_student_is_scored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be started with a longer context than the model has positions: longrope's change in between."""
+    save_tiny(tmp_path / "student", length=96)
+    ChatSettings(system="Do the task.", max_new_tokens=3).save(tmp_path / "student")
+
+    def policy(options: Any, model: Any, tokenizer: Any, max_length: int | None, *more: Any, **rest: Any) -> Any:
+        raise TurngymError(f"servers may hold {max_length} ids")
+
+    monkeypatch.setattr(student_player, "train_policy", policy)
+    words = command(tmp_path, tmp_path / "run", "grpo", "--steps", "1", "--policy-server", "http://127.0.0.1:9")
+    assert main(["train", *words]) != 0
+    assert "servers may hold 96 ids" in capfd.readouterr().err
+    assert main(["train", *words, "--max-context", "97"]) != 0
+    assert "--max-context is 97; valid: 1 to 96" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("players", [[], ["--sft.players", "expert:1"]])
+def test_an_experts_episodes_end_where_the_student_reads_no_further(players: list[str], tmp_path: Path) -> None:
+    """They were written to their end, and the first update refused them."""
+    save_tiny(tmp_path / "student", length=60)
+    out = tmp_path / "run"
+    more = ["--steps", "1", "--keep-rollouts", "1", "--max-turns", "12", *players]
+    assert main(["train", *command(tmp_path, out, "sft", *more)]) == 0
+    played = read_episodes(out / "rollouts" / "step_000001.jsonl")
+    assert 50 < max(len(ids) for episode in played for ids in episode.segments) <= 60
+    assert {episode.status for episode in played} == {Status.TRUNCATED_TOKENS}
 
 
 def test_recorded_episodes_that_are_too_long_are_refused(make_episode: Any) -> None:

@@ -278,9 +278,9 @@ def test_a_time_that_does_not_grow_is_proportional() -> None:
 def test_over_steps_by_hand() -> None:
     base = {"kind": "train", "depth/cap": 3, "turn/survivors": [4, 3, 2], "turn/weight": [0.5, 0.25, 0.25]}
     rows = [
-        {**base, "step": 1, "time/step_s": 2.0, "gap_max": 0.5, "turns_mean": 2.0, "episodes": 4, "weight/alpha": 0.9},
+        {**base, "step": 1, "time/step_s": 2.0, "gap_max": 0.5, "cost/turns": 8, "episodes": 4, "weight/alpha": 0.9},
         {"step": 1, "kind": "eval", "time/eval_s": 7.0},
-        {**base, "step": 2, "time/step_s": 4.0, "turn/weight": [1.0], "turns_mean": 1.0, "episodes": 4},
+        {**base, "step": 2, "time/step_s": 4.0, "turn/weight": [1.0], "cost/turns": 4, "episodes": 4},
     ]
     sums = StepSums(run_shape(rows), alpha=lambda step: step / 10)
     for item in rows:

@@ -60,6 +60,10 @@ def test_the_last_box_counts_or_none_does(text: str, score: float | None) -> Non
         (r"[HINT_START]a [HINT_START]b[HINT_END] c[HINT_END]\boxed{1}", 1.0, "b"),
         (r"[HINT_END] x [HINT_START] y \boxed{1}", 1.0, None),
         (r"[HINT_START]a[HINT_END], rather [HINT_START]b \boxed{1}", 1.0, None),
+        *(
+            (rf"[HINT_START]a[HINT_END], rather {mark}b[HINT_END] \boxed{{1}}", 1.0, None)
+            for mark in ("[hint_start]", "[HINT START]", "[ Hint-Start ]", "[HINTSTART]")
+        ),
         (r"\boxed{1} no, \boxed{-1}", -1.0, None),
         (r"[HINT_START]said[HINT_END] \boxed{0}", None, "said"),
         (r"[HINT_START][HINT_END]\boxed{1}", 1.0, ""),

@@ -104,6 +104,7 @@ def test_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ([1.86, 1.2, 0.6, 0.28], False),
         ([1.86, 1.74, 1.70], False),  # too few to tell
         ([-0.2, -0.1, 0.1, 0.2], False),
+        ([0.014, 0.1, 0.2, 0.4], False),
         ([1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 0.7, 0.7], False),
     ],
 )

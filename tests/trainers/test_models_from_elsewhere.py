@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proxy_run
 import pytest
 import torch
 import toy_run as toy
 import transformers
 from engine_requests import request, tiny
 from tiny_runs import break_off, command, save_tiny
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 from turngym.agents.local_engine.engine import LocalEngine, pack_engine, unpack_engine
-from turngym.agents.models import load_model
+from turngym.agents.models import load_model, load_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
+from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.saved_model import save_model
+from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import ModelError, TurngymError
+from turngym.core.task import Task, Verdict
+from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_episodes
+from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.channels import make_channel
 from turngym.scripts.main import main
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import load_shards, save_shards
 from turngym.trainers.critic import ValueCritic
+from turngym.trainers.live.run import build
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
@@ -61,6 +74,24 @@ def test_a_student_with_more_padding_than_its_teacher_learns(tmp_path: Path) -> 
     save_model(padded, tmp_path / "student")
     assert main(["train", *command(tmp_path, tmp_path / "run", "opd", "--steps", "1")]) == 0
     assert np.isfinite(read_metrics(tmp_path / "run")[-1]["loss"])
+
+
+def test_a_proxy_draws_and_holds_what_its_teacher_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its engine was opened before the teacher and knew none of its limits."""
+    save_tiny(tmp_path / "student")
+    save_tiny(tmp_path / "teacher", seed=1, length=60)
+    rows = load_model(tmp_path / "teacher").config.vocab_size
+    save_model(tiny_qwen3(rows + 9, width=32, layers=1, heads=2, max_length=512), tmp_path / "student")
+    models = {name: tmp_path / name for name in ("student", "teacher")}
+    service, training = build(proxy_run.options(tmp_path / "run", "opd", **models))
+    assert training is not None
+    try:
+        assert training._serving.engine.vocab_size == rows
+        assert service.max_context == 60
+        assert "60 ids" in capfd.readouterr().err
+    finally:
+        training.stop()
+        service.close()
 
 
 def test_zero_clips_nothing_for_the_critic_too() -> None:
@@ -139,14 +170,15 @@ def test_a_critic_of_a_model_with_text_settings_of_its_own(kind: Any) -> None:
     assert critic.values(batch).shape == (batch.tokens,)
 
 
+TOOL = ToolSpec(name="t", description="d", argument="a", argument_description="what", examples=("look",))
+
+
+def renderer_of(tokenizer: Any, settings: ChatSettings) -> Any:
+    return open_renderer(tokenizer, complete_settings(settings, tokenizer, TOOL), TOOL)
+
+
 def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     """They were trained on, where they were in range."""
-    from turngym.agents.models import load_tokenizer
-    from turngym.agents.rendering.chat_settings import ChatSettings
-    from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
-    from turngym.core.tools import ToolSpec
-    from turngym.envs.alfworld.priors import SMALL, vocabulary
-
     words = [*vocabulary(SMALL), "<action>", "</action>", "Do the task."]
     save_tiny(tmp_path / "student", words=words)
     save_tiny(tmp_path / "other", words=[*words, "a", "aa", "aaa", "aaaa"])
@@ -154,19 +186,76 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     out, trace = tmp_path / "run", tmp_path / "run" / "rollouts" / "step_000001.jsonl"
     assert main(["train", *command(tmp_path, out, "opd", "--steps", "1", "--keep-rollouts", "1")]) == 0
     episodes = read_episodes(trace)
-
-    def renderer(folder: Path) -> Any:
-        tool = ToolSpec(name="t", description="d", argument="a", argument_description="what", examples=("look",))
-        tokenizer = load_tokenizer(folder)
-        return open_renderer(tokenizer, complete_settings(ChatSettings.load(folder), tokenizer, tool), tool)
-
-    own, other = renderer(tmp_path / "student"), renderer(tmp_path / "other")
+    own, other = (
+        renderer_of(load_tokenizer(tmp_path / name), ChatSettings.load(tmp_path / name))
+        for name in ("student", "other")
+    )
     check_tokenizer(episodes, own, "t")
     with pytest.raises(TurngymError, match="another tokenizer"):
         check_tokenizer(episodes, other, "t")
     # text alone has no ids that could be another's
     text = [replace(turn, prompt_span=(0, 0), response_span=(0, 0), logprobs=None) for turn in episodes[0].turns]
     check_tokenizer([replace(episodes[0], segments=(), turns=tuple(text))], other, "t")
+
+
+CONTROLS = ("<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
+
+
+def chat_tokenizer(controls: Sequence[str], letters: int = 1) -> Any:
+    """The bytes as letters, backwards with -1, and then the control tokens in this order."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[::letters]
+    made = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|pad|>")
+    tokenizer.chat_template = (
+        "{%- for m in messages -%}{{- '<|assistant|>' if m.role == 'assistant' else '<|user|>' -}}"
+        "{{- m.content + '<|end|>' -}}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("said", ["<action>look</action>", ""])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"letters": -1},
+        {"controls": ("<|user|>", "<|pad|>", "<|end|>", "<|assistant|>")},
+        {"controls": ("<|user|>", "<|assistant|>", "<|pad|>", "<|end|>")},
+        {"controls": ("<|end|>", "<|assistant|>", "<|user|>", "<|pad|>")},
+    ],
+    ids=["letters", "before an answer", "behind an answer", "end and user"],
+)
+def test_control_tokens_tell_tokenizers_apart(other: dict[str, Any], said: str) -> None:
+    """The letters of a family stay, and its control tokens move; a model that says nothing has only them."""
+    own = renderer_of(chat_tokenizer(CONTROLS), ChatSettings())
+    turn = Turn(
+        index=0,
+        observation="You are in a kitchen.",
+        admissible=None,
+        response=said,
+        action=None,
+        verdict=Verdict.MALFORMED,
+        reward=0.0,
+    )
+    task = Task(env_id="turngym/ALFWorld-v0", task_id="t", sha256="0" * 64, split="s", category="c")
+    text = Episode(
+        task=task,
+        seed=0,
+        sample=0,
+        group=0,
+        segments=(),
+        turns=(turn, replace(turn, index=1)),
+        status=Status.TRUNCATED_TURNS,
+        success=False,
+        episode_return=0.0,
+    )
+    episode = TextEpisodes(renderer=own, channel=make_channel("text", TOOL), tool=TOOL).write(text)
+    check_tokenizer([episode], own, "t")
+    with pytest.raises(TurngymError, match="another tokenizer"):
+        check_tokenizer([episode], renderer_of(chat_tokenizer(**{"controls": CONTROLS, **other}), ChatSettings()), "t")
 
 
 def test_experts_get_no_adapters_and_it_is_said() -> None:

@@ -165,6 +165,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (GRPO, "n", 5, "group", ITSELF),
     (GRPO, "reward", "success", "target_fn", GroupAdvantage(reward="success")),
     (GRPO, "scale", "none", "target_fn", GroupAdvantage(scale="none")),
+    (GRPO, "group_over", "turns", "target_fn", GroupAdvantage(over="turns")),
     (GRPO, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
     (GRPO, "kl_coef", 0.3, "target_fn", GroupAdvantage()),
     (GRPO, "kl_coef", 0.3, "needs_reference", True),

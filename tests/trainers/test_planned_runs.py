@@ -71,13 +71,15 @@ def test_a_plan_holds_the_models_of_the_trainer(
         pytest.importorskip("peft", reason="needs turngym[lora]")
     table = settings(model, tmp_path / "run", algorithm, **more)
     planned, trainer = of_run(table), build_trainer(train_config(algorithm, table, "test"))
-    work, reference, shape = planned.work, trainer.reference, shape_of(model_config(model))
+    work, shape = planned.work, shape_of(model_config(model))
+    reference: Any = trainer.reference
+    teacher: Any = trainer.teacher
     shared = reference is not None and reference.model is trainer.model
     assert work.reference == ("none" if reference is None else "base" if shared else "own")
-    assert (planned.teacher is not None) == (trainer.teacher is not None)
+    assert (planned.teacher is not None) == (teacher is not None)
     assert work.critic == ("none" if trainer.algorithm.critic is None else trainer.algorithm.critic.kind)
     assert work.plays == (trainer.algorithm.imitates is None)
-    scorers = [one.model for one in (trainer.teacher, reference) if one is not None and one.model is not trainer.model]
+    scorers = [one.model for one in (teacher, reference) if one is not None and one.model is not trainer.model]
     ours = estimate(shape, shape if planned.teacher else None, CHIPS["H100"], 1, work)
     without = replace(work, reference="none", teacher_dtype="float32")
     alone = estimate(shape, None, CHIPS["H100"], 1, without)
@@ -112,7 +114,7 @@ def test_a_plan_plays_as_the_preset_says(preset: tuple[str, str]) -> None:
 
 
 def test_the_learning_rate_follows_algorithm_and_adapters(model: Path, tmp_path: Path) -> None:
-    found = {}
+    found: dict[tuple[str, bool], float] = {}
     for algorithm in ("sft", "grpo", "opd"):
         for more in ({}, {"lora": {"rank": 2}}):
             table = settings(model, tmp_path, algorithm, **more)

@@ -67,6 +67,13 @@ def test_what_the_rollouts_were_like(episodes: list[Episode], batch: RolloutBatc
     }
 
 
+def test_what_was_spent_whatever_became_of_it(episodes: list[Episode]) -> None:
+    """The lost episode and the one that was left out cost as much; a demonstration's tokens nobody drew."""
+    assert step_metrics.spent_row(episodes) == {"cost/turns": 5, "cost/sampled": 6}
+    shown = turned(episodes[0], {"origin": "demonstration"}, {})
+    assert step_metrics.spent_row([shown]) == {"cost/turns": 2, "cost/sampled": 2}
+
+
 def test_demonstrations_count_apart(episodes: list[Episode], batch: RolloutBatch) -> None:
     shown = turned(
         episodes[0], {"origin": "demonstration", "verdict": Verdict.INADMISSIBLE}, {"origin": "demonstration"}

@@ -131,6 +131,22 @@ def test_group_advantages_reach_every_token(make_episode: Make) -> None:
     np.testing.assert_allclose(found, np.array([1 / 3] * 3 + [-2 / 3] * 2 + [1 / 3]) / unit, rtol=1e-6)
 
 
+def test_over_turns_a_long_episode_counts_as_often_as_it_has_turns(make_episode: Make) -> None:
+    """Worth 0 with two turns, and 1 with one: two rows of 0 and one of 1."""
+    long = make_episode([([1], [2]), ([3], [4, 5])], number=0, episode_return=0.0)
+    short = make_episode([([1], [8])], number=1, episode_return=1.0)
+    other = [make_episode([([1], [9])], number=2 + place, group=5, episode_return=float(place)) for place in (0, 1)]
+    episodes = [long, short, *other]
+    batch, scorers = pack(episodes), Scorers(student=Slope(0.0))
+    found = GroupAdvantage(scale="none", over="turns")(batch, episodes, scorers).advantage_N
+    np.testing.assert_allclose(found, [-1 / 3] * 3 + [2 / 3, -0.5, 0.5], rtol=1e-6)
+    # unbiased deviations sqrt(1/3) of the rows, and sqrt(1/2)
+    found = GroupAdvantage(over="turns")(batch, episodes, scorers).advantage_N
+    np.testing.assert_allclose(found, [*np.array([-1, -1, -1, 2]) / 3**0.5, -(0.5**0.5), 0.5**0.5], rtol=1e-5)
+    plain = GroupAdvantage(scale="none")(batch, episodes, scorers).advantage_N
+    np.testing.assert_allclose(plain, [-0.5] * 3 + [0.5, -0.5, 0.5])
+
+
 def test_every_group_has_a_baseline_of_its_own(make_episode: Make) -> None:
     returns = [(1, 0.0), (4, 10.0), (1, 1.0), (4, 30.0)]
     episodes = [

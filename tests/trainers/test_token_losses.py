@@ -349,3 +349,16 @@ def test_truncated_importance_by_hand() -> None:
     assert not any(values.requires_grad for values in found.diagnostics.values())
     close(TruncatedImportance(loss=wide, cap=3.0)(given).loss_n[:1].detach(), [3.0])
     close(wide(given).loss_n[:1].detach(), [4.0])
+
+
+@pytest.mark.parametrize(("advantage", "cap"), [(-1.0, 3.0), (1.0, 1.28)])
+def test_a_ratio_that_was_truncated_at_a_bound_keeps_its_gradient(advantage: float, cap: float) -> None:
+    """At the dual clip, and at the upper clip: else rounding would decide token by token."""
+    ratios = torch.linspace(cap, 40.0, 2000).tolist()
+    given = tokens(ratios, advantage_n=[advantage] * len(ratios))
+    sampled = given.sampled_logp_n.requires_grad_()
+    loss = PolicyGradient(eps_low=0.2, eps_high=0.28, dual_clip=3.0)
+    found = TruncatedImportance(loss=loss, cap=cap)(given)
+    gradient = torch.autograd.grad(found.loss_n.sum(), sampled)[0]
+    torch.testing.assert_close(gradient, torch.full_like(gradient, -advantage * cap), rtol=1e-5, atol=0.0)
+    assert not found.diagnostics["clipped"].any()

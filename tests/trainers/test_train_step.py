@@ -218,6 +218,7 @@ def test_a_step_in_which_nothing_is_kept(
     ragged: list[Episode], make_episode: Callable[..., Episode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = make_episode([([1], [2])], status=Status.ERROR_ENV)
+    turns = sum(episode.depth for episode in ragged) + 1
     bench = stepped([*ragged, failed], monkeypatch, COLUMNS, select=lambda episodes: [])
     assert (bench.asked, bench.depth.shown, bench.updated) == ([], [], [4])
     (row,) = bench.rows
@@ -235,7 +236,16 @@ def test_a_step_in_which_nothing_is_kept(
     assert row["time/train_s"] == bench.loop.state.train_seconds > 100.0
     bench.trainer.on_update = None
     assert row["time/train_s"] == pytest.approx(150.0, abs=5.0)
-    bench.loop._skip(ClockReading.now(), DepthPlan(cap=5), ragged)
+    # what was spent is written whatever came of it, lost episodes included
+    assert row["cost/turns"] == turns
+    assert row["cost/sampled"] == sum(t.response_length for e in [*ragged, failed] for t in e.turns) > 0
+    assert row["tokens"] == 0
+    assert row["time/step_s"] == pytest.approx(
+        sum(row[f"time/{phase}_s"] for phase in ("rollout", "teacher", "update"))
+    )
+    assert {f"time/{phase}_cpu_s" for phase in ("rollout", "teacher", "update")} < row.keys()
+    now = ClockReading.now()
+    bench.loop._skip((now, now), DepthPlan(cap=5), ragged)
     assert bench.loop.state.step == 5
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
-from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
+from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
 from turngym.trainers.run_config import ConfigError, fingerprint
@@ -28,6 +28,9 @@ class GrpoConfig:
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
+    group_over: GroupOver = "episodes"
+    """What a group's mean and deviation are over. Episodes, or their turns, so that long episodes count more (as where
+    every turn is a row: verl-agent and what builds on it)."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the importance ratio."""
     objective: Literal["surrogate", "weight"] = "surrogate"
@@ -73,7 +76,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
     group of which failed episodes leave one is left out in any case: it has no contrast.
     """
     low, high = config.clip
-    signal: TargetFn = GroupAdvantage(reward=config.reward, scale=config.scale)
+    signal: TargetFn = GroupAdvantage(reward=config.reward, scale=config.scale, over=config.group_over)
     if config.ratio != "token":
         signal = WithSequences(target_fn=signal, unit=config.ratio)
     return Algorithm(

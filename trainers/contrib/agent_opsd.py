@@ -15,7 +15,6 @@ from turngym.trainers import (
     AlgorithmSpec,
     BuildContext,
     ConfigError,
-    GroupAdvantage,
     RolloutBatch,
     ToldLogprobs,
 )
@@ -103,14 +102,15 @@ def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
     Differs from the paper: its code was read, not its text. There the prior is the group's mean return, cut to below 1,
     which with 10 for a success is the cut in nearly every group; here it is the share of successes that its comments
     mean. Its scripts for WebShop and Search move a belief token by token within a turn; here it is always turn by turn,
-    as in its script for ALFWorld and as its page describes it.
+    as in its script for ALFWorld and as its page describes it. What the harness of all five does otherwise:
+    `ToldGroupConfig`.
     """
     change = Believed(lam=config.lam, eps=config.eps)
     return told_group(
         config,
         context,
         name="agent-opsd",
-        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=config.told, change=change),
+        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
         token_loss=config.surrogate,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core import Position
-from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, GroupAdvantage, RolloutBatch, ToldLogprobs
+from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch, ToldLogprobs
 from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
 
 Float64N = NDArray[np.float64]
@@ -54,10 +54,10 @@ def build(config: OpidConfig, context: BuildContext) -> Algorithm:
     Source: [opid]; docs/algorithms.md#opid.
     Differs from the paper: its code was read, not its text. There a model draws a skill of the episode and up to five
     of steps, with a weight each (both 0.001 in its scripts); `--judge episode` has rules for both scopes (a judge of
-    yours may be a model), and there is one weight. The mean of a group is over episodes, there over turns, so that long
-    ones count more. Its step advantage and its loss of distillation are 0 in all its scripts and left out.
+    yours may be a model), and there is one weight. Its step advantage and its loss of distillation are 0 in all its
+    scripts and left out. What the harness of all five does otherwise: `ToldGroupConfig`.
     """
-    signal = GroupAdvantage(reward=config.reward, scale=config.scale)
+    signal = config.compared(config.scale)
     return told_group(
         config,
         context,

@@ -16,7 +16,6 @@ from turngym.trainers import (
     AlgorithmSpec,
     BuildContext,
     ConfigError,
-    GroupAdvantage,
     RolloutBatch,
     ToldLogprobs,
 )
@@ -84,13 +83,14 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
     Source: [rlsd]; docs/algorithms.md#rlsd.
     Differs from the paper: read in SDAR's code and in a reimplementation by others, which agree on lam and eps. Both
     let lam fall to 0 over 50 steps by default, SDAR's scripts over 100, the default here; `fade` 0 is a constant lam.
+    What the harness of all five does otherwise: `ToldGroupConfig`.
     """
     change = Directed(lam=config.lam, eps=config.eps, fade=config.fade)
     return told_group(
         config,
         context,
         name="rlsd",
-        target_fn=ToldAdvantage(target_fn=GroupAdvantage(reward=config.reward), told=config.told, change=change),
+        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
         token_loss=config.surrogate,
     )
 

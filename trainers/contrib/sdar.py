@@ -14,7 +14,6 @@ from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    GroupAdvantage,
     TokenLoss,
     TokenLosses,
     Tokens,
@@ -78,13 +77,13 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
     Source: [sdar]; docs/algorithms.md#sdar.
     Differs from the paper: its code was read, not its text. Its functions' own default of coef is 0.1; 0.01 is what all
     its scripts run. An invalid action costs what the environment says, there 0.1. Turns without a text have no second
-    term.
+    term. What the harness of all five does otherwise: `ToldGroupConfig`.
     """
     return told_group(
         config,
         context,
         name="sdar",
-        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=config.told),
+        target_fn=WithTold(target_fn=config.compared(), told=config.told),
         token_loss=Gated(loss=config.surrogate, coef=config.coef, beta=config.beta),
     )
 

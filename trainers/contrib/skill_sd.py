@@ -14,7 +14,6 @@ from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    GroupAdvantage,
     TokenLoss,
     TokenLosses,
     Tokens,
@@ -79,15 +78,15 @@ def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
     d_i = log p - log q, q the policy with the text in its prompt, before the update; rho_i = p / the behavior policy.
     Source: [skill-sd]; docs/algorithms.md#skill-sd.
     Differs from the paper: there skills are rewritten from finished episodes during training, here they are a folder's.
-    Read in SDAR's code alone. Its functions' own default of
-    coef is 0.1; 0.001 is what all its scripts run. There rho is relative to the policy before the update, scored anew;
-    here to the one that sampled, which is the same on fresh rollouts. Turns without a text have no second term.
+    Read in SDAR's code alone. Its functions' own default of coef is 0.1; 0.001 is what all its scripts run. There rho
+    is relative to the policy before the update, scored anew; here to the one that sampled, which is the same on fresh
+    rollouts. Turns without a text have no second term. What the harness of all five does otherwise: `ToldGroupConfig`.
     """
     return told_group(
         config,
         context,
         name="skill-sd",
-        target_fn=WithTold(target_fn=GroupAdvantage(reward=config.reward), told=config.told),
+        target_fn=WithTold(target_fn=config.compared(), told=config.told),
         token_loss=Distilled(loss=config.surrogate, coef=config.coef),
     )
 

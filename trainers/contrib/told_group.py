@@ -20,6 +20,7 @@ from turngym.trainers import (
     ComparableGroups,
     ConfigError,
     FixedDepth,
+    GroupAdvantage,
     PolicyGradient,
     Reader,
     Reward,
@@ -73,7 +74,13 @@ class ToldAdvantage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldGroupConfig:
-    """What methods share that compare a reward within a group, and use what a told policy finds beside it."""
+    """What methods share that compare a reward within a group, and use what a told policy finds beside it.
+
+    Differs from the papers, whose code builds on one harness: there every turn is a row, so a group's mean and
+    deviation are over turns (`group_over` turns), and the penalty of an invalid action lowers its own row; here it
+    lowers the episode's return. There a dual clip of 3 is always on (`dual_clip = 3`), here where episodes may be
+    stale.
+    """
 
     n: int = 8
     """Episodes per task. They are one group."""
@@ -82,6 +89,9 @@ class ToldGroupConfig:
     of up to K steps before, with --reference-rate a moving average)."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    group_over: Literal["episodes", "turns"] = "episodes"
+    """What a group's mean and deviation are over. Episodes, or their turns, so that long episodes count more, as
+    published."""
     clip: tuple[float, float] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
     kl_coef: float = 0.01
@@ -100,6 +110,10 @@ class ToldGroupConfig:
     def told(self) -> Told:
         """Where the text is put, and who reads it."""
         return Told(position=self.position, reader=self.reader)
+
+    def compared(self, scale: Literal["std", "none"] = "std") -> GroupAdvantage:
+        """The group-relative advantage, divided by what `scale` names."""
+        return GroupAdvantage(reward=self.reward, scale=scale, over=self.group_over)
 
     @property
     def surrogate(self) -> PolicyGradient:

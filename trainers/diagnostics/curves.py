@@ -226,7 +226,7 @@ class StepSums:
         cell, phase = int(np.searchsorted(self.ends, row["step"])), self.phases.index(self.shape.phase(row))
         episodes = row.get("episodes") or 0
         self.steps, self.episodes = self.steps + 1, self.episodes + episodes
-        self.total["turns"] += (row.get("turns_mean") or 0.0) * episodes
+        self.total["turns"] += row.get("cost/turns") or 0
         for name, value in _values(row, self.shape, self.alpha).items():
             if name in self.total:
                 self.total[name] += value

@@ -154,7 +154,7 @@ def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str,
     if algorithm is not None:
         given = merged([one.table for one in asked if isinstance(one.table, Mapping)])
         rate = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
-        usual = replace(usual, table={**usual.table, "optimizer": {"lr": rate}})
+        usual = Layer(name="default", table={"engine": {"when_busy": "retract"}, "optimizer": {"lr": rate}})
     found: AnyProxy = resolve(cls, [usual, *asked, Layer(name="command line", table=chosen, asked=True)]).spec
     return found
 

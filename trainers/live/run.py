@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from turngym.agents.rendering.open_renderer import end_ids
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import weights_hash
+from turngym.core.protocols import Scorer
 from turngym.core.redaction import redacted_traceback
 from turngym.core.room import RoomToWrite
 from turngym.core.supervised import say
@@ -43,7 +45,14 @@ from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
 from turngym.trainers.schedule import AsyncConfig
 from turngym.trainers.scorer import load_student
-from turngym.trainers.teacher import check_teacher, open_reference, open_teacher, scoring_of
+from turngym.trainers.teacher import (
+    check_teacher,
+    no_longer_than,
+    open_reference,
+    open_teacher,
+    scoring_of,
+    teachers_length,
+)
 from turngym.trainers.train_loop import Trainer
 
 SESSIONS = "sessions.jsonl"
@@ -235,7 +244,10 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)
-    serving = open_engine(config, model, tokenizer, chat.max_context, settings.max_batch)
+    # who scores comes first: no id is drawn and no session grows that they could not score
+    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else Scores()
+    room = no_longer_than(scores.longest, chat, model).max_context
+    serving = open_engine(config, model, tokenizer, room, settings.max_batch, scores.vocab_size)
     engine = serving.engine
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=end_ids(model))
     seed, max_context = config.seed, engine.max_length
@@ -250,8 +262,52 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         on_close=serving.close,
         share=share,
     )
-    if not isinstance(config, LearningProxy):
+    algorithm = scores.algorithm
+    if not isinstance(config, LearningProxy) or algorithm is None:
         return make_service(), None
+    judge = make_session_judge(config, algorithm, renderer, max_context)
+    checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
+    step = 0 if checkpoint is None else read_state(checkpoint)["step"]
+    service = make_service(temperature=config.run.temperature, learns=True, resumed_from=step)
+    training = Training(service, serving, judge, algorithm, config, step=step, resume=checkpoint is not None)
+
+    def save_extra(folder: Path) -> None:
+        tokenizer.save_pretrained(str(library_path(folder)))
+        chat.save(folder)
+
+    training.trainer = Trainer(
+        model=model,
+        algorithm=algorithm,
+        source=training.source,
+        out=config.out,
+        run=config.loop,
+        optimizer=config.optimizer,
+        teacher=scores.teacher,
+        reference=scores.reference,
+        on_update=training.updated,
+        save_extra=save_extra,
+        vocab_size=scores.vocab_size,
+        identity=_identity(config, chat),
+        progress=LineProgress(),
+        writing=training.room,
+    )
+    return service, training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What is learned, and the frozen models that score for it; nothing where a proxy only records."""
+
+    algorithm: Algorithm | None = None
+    teacher: Scorer | None = None
+    reference: Scorer | None = None
+    vocab_size: int | None = None
+    """Number of ids that they score; None: all."""
+    longest: int | None = None
+    """Most ids of a row that they read; None: they do not say."""
+
+
+def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
     algorithm = _algorithm(config, tokenizer)
     scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
     if config.distill.vocabulary != "same":
@@ -270,33 +326,13 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         vocab_size=vocab_size,
         **scoring,
     )
-    judge = make_session_judge(config, algorithm, renderer, max_context)
-    checkpoint = latest_checkpoint(config.out) if list_checkpoints(config.out) else None
-    step = 0 if checkpoint is None else read_state(checkpoint)["step"]
-    service = make_service(temperature=config.run.temperature, learns=True, resumed_from=step)
-    training = Training(service, serving, judge, algorithm, config, step=step, resume=checkpoint is not None)
-
-    def save_extra(folder: Path) -> None:
-        tokenizer.save_pretrained(str(library_path(folder)))
-        chat.save(folder)
-
-    training.trainer = Trainer(
-        model=model,
+    return Scores(
         algorithm=algorithm,
-        source=training.source,
-        out=config.out,
-        run=config.loop,
-        optimizer=config.optimizer,
         teacher=teacher,
         reference=reference,
-        on_update=training.updated,
-        save_extra=save_extra,
         vocab_size=vocab_size,
-        identity=_identity(config, chat),
-        progress=LineProgress(),
-        writing=training.room,
+        longest=teachers_length(algorithm, teacher, config.teacher),
     )
-    return service, training
 
 
 def _identity(config: LearningProxy, chat: ChatSettings) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from turngym.agents.executor.engine_process import EngineProcess
 from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.play_spec import Servers
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.agents.proxy.engine_queue import EngineQueue
@@ -86,7 +87,9 @@ class Serving:
         return {"from": self.kind, "version": self.engine.policy_version, **counts}
 
 
-def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int) -> Serving:
+def open_engine(
+    config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int, vocab_size: int | None = None
+) -> Serving:
     """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
 
     If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
@@ -98,6 +101,7 @@ def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | 
         tokenizer: the student's.
         max_length: context limit in ids; None: the model's own.
         batch: most requests that are generated together.
+        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Servers draw any.
     """
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None
@@ -106,13 +110,15 @@ def open_engine(config: AnyProxy, model: Any, tokenizer: Any, max_length: int | 
         add_adapters(model, learning.lora, base=str(user_path(config.student).resolve()), seed=config.seed)
     engine: LocalEngine | EngineProcess | SyncedPolicy | ServerPolicy
     live, weights = kind != "student", ModelWeights(model)
-    settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch}
+    settings = {"tokenizer": tokenizer, "max_length": max_length, "max_batch": batch, "vocab_size": vocab_size}
     if isinstance(config.engine, Servers):
         engine = eval_policy(config.engine, config.student, tokenizer, max_length)
     elif isinstance(config.engine, ServersOf):
         assert learning is not None
         live = learning.serve_from != "student"
-        engine = train_policy(config.engine, model, tokenizer, max_length, config.out, weights=weights, live=live)
+        # what servers draw is scored by the student, whose positions they may be started beyond
+        most = max_length or position_limit(model.config)
+        engine = train_policy(config.engine, model, tokenizer, most, config.out, weights=weights, live=live)
     elif kind == "process":
         engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
     else:

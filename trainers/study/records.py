@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,16 +19,16 @@ import numpy as np
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.evaluation.statistics import alike
+from turngym.agents.play_spec import EvalSpec
 from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
-from turngym.core.spec import flat
+from turngym.core.spec import at, differing, flat, merged, put, sha256_of, to_table
 from turngym.core.tables import write_json
 from turngym.core.trace import iter_episodes
-from turngym.core.user_files import json_file
-from turngym.envs.panels import list_panels, shipped_panel
+from turngym.core.user_files import json_file, json_of
 from turngym.trainers import contents
 from turngym.trainers.metrics import iter_metrics, read_metrics
 
@@ -58,11 +57,13 @@ class Finished(Protocol):
     def folder(self) -> Path: ...
     @property
     def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def game(self) -> Mapping[str, Any]: ...
 
 
 # The record of a finished cell: evaluations task by task and what they cost.
 
-SCHEMA = 2
+SCHEMA = 3
 PHASES = ("rollout", "teacher", "update")
 DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov", "weight/alpha")
 SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
@@ -79,9 +80,11 @@ class Cost:
     cpu: float
     """CPU seconds of the training process."""
     turns: float
-    """Turns played."""
+    """Turns played, whatever became of their episodes."""
     tokens: float
-    """Tokens sampled."""
+    """Tokens trained on."""
+    sampled: float | None = None
+    """Tokens that the policy drew; None in records from before they were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ class Record:
     about: str
     seed: int
     settings: Mapping[str, Any]
-    """Settings of `turngym train` that differ from its defaults, as a nested table."""
+    """All settings, those of the evaluation of an agent or of a training run (which names its algorithm)."""
     samples: int
     evaluations: tuple[Evaluation, ...]
     categories: Mapping[str, str]
@@ -123,6 +126,8 @@ class Record:
     """Task -> its scene, world or product, where its environment names one."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.contents`)."""
+    game: Mapping[str, Any] = field(default_factory=dict)
+    """What its evaluations played (`game_of`)."""
 
     @property
     def trained(self) -> bool:
@@ -132,7 +137,7 @@ class Record:
     @property
     def scripted(self) -> bool:
         """Whether a player without training seeds played: neither a model nor an endpoint."""
-        return not self.trained and not str(self.settings["agent"]).startswith(("model", "openai"))
+        return not self.trained and self.settings["agent"]["kind"] not in ("model", "openai")
 
 
 def make_record(cell: Finished, *, strict: bool = True) -> Record:
@@ -183,11 +188,35 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
         clusters=clusters,
         contents=_contents(cell) if strict else {},
+        game=cell.game,
     )
 
 
 def _contents(cell: Finished) -> dict[str, str]:
     return contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
+
+
+def game_of(spec: EvalSpec | None) -> dict[str, Any]:
+    """What an evaluation plays, whoever plays it: what all numbers of a table share. Empty where there is none."""
+    if spec is None:
+        return {}
+    game = {name: value for name, value in to_table(spec.play).items() if name not in ("seed", "scoring")}
+    # a panel is known by its hash, wherever its manifest lies
+    game["tasks"] = {**game["tasks"], "panel": Path(str(game["tasks"].get("panel"))).name}
+    return {**game, "temperature": getattr(spec.agent, "temperature", None)}
+
+
+def with_paths(settings: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
+    """`settings` with the paths of models and of texts as `name_of` names them: they lie elsewhere on another
+    machine."""
+    found = merged([settings])
+    for path in PATHS:
+        value = at(found, path)
+        if isinstance(value, str):
+            put(found, path, name_of(value))
+        elif isinstance(value, list | tuple):
+            put(found, path, [name_of(str(one)) for one in value])
+    return found
 
 
 def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
@@ -196,19 +225,14 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
 
     Records are published, and a machine's folders concern nobody.
     """
-    found = dict(settings)
-    for name in found.keys() & {*MODELS}:
-        path = Path(str(found[name])).absolute()
-        for root in (*model_folders(), cells.absolute()):
-            if path.is_relative_to(root):
-                found[name] = path.relative_to(root).as_posix()
-                break
-    texts, out = found.get("lm_loss"), cells.absolute().parent
-    if isinstance(texts, Mapping) and "files" in texts:
-        paths = {file: Path(str(file)).absolute() for file in texts["files"]}
-        own = [path.relative_to(out).as_posix() if path.is_relative_to(out) else file for file, path in paths.items()]
-        found["lm_loss"] = {**texts, "files": own}
-    return found
+
+    def name_of(text: str) -> str:
+        path = Path(text).absolute()
+        roots = (*model_folders(), cells.absolute(), cells.absolute().parent)
+        root = next((one for one in roots if path.is_relative_to(one)), None)
+        return text if root is None else path.relative_to(root).as_posix()
+
+    return with_paths(settings, name_of)
 
 
 def _averaged(trace: Path) -> dict[str, float] | None:
@@ -228,7 +252,7 @@ class Spent:
 
 
 def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
-    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0)
+    cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0, sampled=0.0)
     found = Spent(costs={0: cost}, phases=dict.fromkeys(PHASES, (0.0, 0.0)))
     kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
     for row in rows:
@@ -239,12 +263,12 @@ def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
         if row["kind"] != "train":
             continue
         spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
-        played = (row.get("episodes") or 0) + (row.get("episodes_dropped") or 0)
         cost = Cost(
             seconds=row.get("time/train_s") or cost.seconds,
             cpu=cost.cpu + sum(cpu for _, cpu in spent.values()),
-            turns=cost.turns + played * (row.get("turns_mean") or 0.0),
+            turns=cost.turns + (row.get("cost/turns") or 0),
             tokens=cost.tokens + (row.get("tokens") or 0),
+            sampled=(cost.sampled or 0) + (row.get("cost/sampled") or 0),
         )
         found.costs[step] = cost
         found.phases = {name: (found.phases[name][0] + w, found.phases[name][1] + c) for name, (w, c) in spent.items()}
@@ -365,7 +389,10 @@ def _text(value: object) -> bool:
 
 
 def _cost(value: object) -> bool:
-    return _table_of(_number)(value) and isinstance(value, Mapping) and {*value} == {one.name for one in fields(Cost)}
+    if not isinstance(value, Mapping):
+        return False
+    known = {name: one for name, one in value.items() if (name, one) != ("sampled", None)}
+    return _table_of(_number)(known) and {*known} | {"sampled"} == {one.name for one in fields(Cost)}
 
 
 def _nats(value: object) -> bool:
@@ -394,19 +421,18 @@ def _phases(value: object) -> bool:
 
 
 def _settings(value: object) -> bool:
-    texts = value.get("lm_loss") if isinstance(value, Mapping) else None
-    files = texts.get("files", []) if isinstance(texts, Mapping) else []
-    return isinstance(value, Mapping) and isinstance(files, list | tuple) and all(map(_text, files))
+    return isinstance(value, Mapping) and (_text(value.get("algorithm")) or _text(at(value, "agent.kind")))
 
 
 _SHARES = _table_of(lambda value: _number(value, 0.0, 1.0), 1)
-_NUMBERS = ", ".join(item.name for item in fields(Cost))
+_NUMBERS = ", ".join(item.name for item in fields(Cost) if item.name != "sampled") + ", and sampled if it is known"
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "group": (_text, "a text"),
     "about": (_text, "a text"),
     "seed": (_whole, "a whole number from 0"),
     "samples": (lambda value: _whole(value, 1), "a whole number from 1"),
-    "settings": (_settings, "a table, in which lm_loss.files is a list of texts"),
+    "settings": (_settings, "the settings of a training run (algorithm) or of an agent's evaluation (agent.kind)"),
+    "game": (lambda value: isinstance(value, Mapping), "a table"),
     "evaluations": (lambda value: isinstance(value, list | tuple) and bool(value), "a list, not empty"),
     "categories": (_table_of(_text), "a category for every task"),
     "clusters": (_table_of(_text), "a table of texts"),
@@ -469,6 +495,8 @@ def read_record(path: Path) -> Record:
 # All records of a study in one file.
 
 DATA = "study.json"
+SEAL = "sha256"
+"""Field with a hash of all others: what tables show is what was written."""
 _STUDY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "title": (_text, "a text"),
     "about": (_text, "a text"),
@@ -534,7 +562,9 @@ def made_by(command: str) -> dict[str, Any]:
 def write_records(study: Records, path: Path) -> None:
     """Writes all of `study` as JSON. The same bytes every time."""
     table = {item.name: getattr(study, item.name) for item in fields(Records) if item.name != "records"}
-    write_json(path, {**table, "records": [to_json(record) for record in study.records]})
+    # as it is read again, so that whoever reads finds the same hash
+    content = json_of(json.dumps({**table, "records": [to_json(record) for record in study.records]}))
+    write_json(path, {**content, SEAL: sha256_of(content)})
 
 
 def read_records(path: Path) -> Records:
@@ -542,7 +572,13 @@ def read_records(path: Path) -> Records:
     if path.is_dir():
         path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
     try:
-        values: dict[str, Any] = json.loads(read_whole(path, TurngymError))
+        values: dict[str, Any] = json_of(read_whole(path, TurngymError))
+        stated, found = values.pop(SEAL, None), sha256_of(values)
+        if stated != found:
+            raise TurngymError(
+                f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
+                "changed after it was written; take the file that `turngym study` has written"
+            )
         rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
         for name, (good, valid) in _STUDY.items():
             if name in values and not good(values[name]):
@@ -550,17 +586,23 @@ def read_records(path: Path) -> Records:
         cells = Counter(map(_name, rows))
         if twice := next((name for name, count in cells.items() if count > 1), None):
             raise TurngymError(f"{path} has {twice} {cells[twice]} times; valid: once")
+        runs: dict[str, Record] = {}
+        for one in filter(lambda row: row.trained, rows):
+            # what a run cost, to a millisecond, is no other run's
+            same = runs.setdefault(repr((one.world, one.method, one.evaluations, one.total)), one)
+            if same is not one:
+                raise TurngymError(f"{path}: {_name(same)} and {_name(one)} are one run: their evaluations are equal")
         return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TurngymError(f"{path} is not a study.json with records") from error
 
 
-FREE = ("seed", "checkpoint_every", "keep_checkpoints")
+PATHS = ("models.student", "method.teacher.teacher", "method.lm_loss.files", "agent.folder")
+"""Settings that name models and texts."""
+FREE = ("run.seed", "run.checkpoint_every", "run.keep_checkpoints", "play.seed", "compute")
 """Settings in which the cells of one row may differ; what is kept of a run changes no training."""
-SHARED = ("env", "split", "env_kwargs", "panel", "eval_limit", "eval_every", "steps", "eval_temperature", "preset")
-"""Settings that all cells of a world must share, for else their numbers are not about the same thing."""
-MODELS = ("student", "teacher")
-"""Folders, which lie elsewhere on another machine: the last two names of a path count."""
+SHARED = ("play.env", "play.split", "play.env_kwargs", "play.preset", "run.eval_every", "run.steps")
+"""Settings that all trainings of a world must share, for else their numbers are not about the same thing."""
 
 
 def merge_records(files: Mapping[str, Records]) -> Records:
@@ -574,6 +616,7 @@ def merge_records(files: Mapping[str, Records]) -> Records:
         return first
     worlds: dict[tuple[str, bool], tuple[str, Record]] = {}
     games: dict[str, tuple[str, Record]] = {}
+    heats: dict[str, tuple[str, Record]] = {}
     rows: dict[tuple[str, str], tuple[str, Record]] = {}
     cells: dict[tuple[str, str, int], tuple[str, Record]] = {}
     for file, study in files.items():
@@ -583,6 +626,9 @@ def merge_records(files: Mapping[str, Records]) -> Records:
             one, row = (file, record), (record.world, record.method)
             _compare(worlds.setdefault((record.world, record.trained), one), one, shared_settings)
             _compare(games.setdefault(record.world, one), one, game_settings)
+            # agents that follow a script have none
+            if record.game.get("temperature") is not None:
+                _compare(heats.setdefault(record.world, one), one, lambda of: {"temperature": of.game["temperature"]})
             _compare(rows.setdefault(row, one), one, row_settings)
             place, other = cells.setdefault((*row, record.seed), one)
             if other != record and not alike(to_json(other), to_json(record)):
@@ -608,35 +654,21 @@ def _names(studies: Iterable[Records]) -> list[str]:
 
 def shared_settings(record: Record) -> dict[str, Any]:
     """What all trainings of a world share, and all agents of it: what they learn from, and when they are evaluated."""
-    found: dict[str, Any] = {name: record.settings.get(name) for name in SHARED}
+    found: dict[str, Any] = {name: at(record.settings, name) for name in SHARED}
     found["evaluations after steps"] = [point.step for point in record.evaluations]
-    found["content of env"] = record.contents.get("env")
-    return {**found, **game_settings(record)}
+    return {**found, "content of env": record.contents.get("env")}
 
 
 def game_settings(record: Record) -> dict[str, Any]:
-    """What all cells of a world share, agents included: the tasks, how often they are played, and within how many
-    turns."""
-    panel = record.settings.get("panel")
-    turns = record.settings.get("max_turns") or _turns_of(str(panel))
-    found = {"panel": panel, "max_turns": turns, "samples": record.samples, "tasks": sorted(record.categories)}
-    return {**found, "content of panel": record.contents.get("panel")}
-
-
-@lru_cache
-def _turns_of(panel: str) -> int | None:
-    """The limit of turns of a panel that comes with turngym, if it has one."""
-    names = (one for one in reversed(list_panels()) if panel in (one, one.rpartition("-v")[0]))
-    name = next(names, None)
-    return None if name is None else shipped_panel(name).make_kwargs.get("max_turns")
+    """What all cells of a world share, agents included: what was played, how often, on which tasks."""
+    game = {name: value for name, value in record.game.items() if name != "temperature"}
+    return {**game, "samples": record.samples, "tasks played": sorted(record.categories)}
 
 
 def row_settings(record: Record) -> dict[str, Any]:
-    """What all seeds of a method share: every setting of training."""
-    found = flat(record.settings)
-    models: dict[str, Any] = {name: last_names(found[name]) for name in MODELS if name in found}
-    models |= {name: [*map(last_names, found[name])] for name in ("lm_loss.files",) if name in found}
-    kept = {name: value for name, value in (found | models).items() if name not in FREE}
+    """What all seeds of a method share: every setting."""
+    found = flat(with_paths(record.settings, last_names))
+    kept = {name: value for name, value in found.items() if not any(f"{name}.".startswith(f"{one}.") for one in FREE)}
     return kept | {f"content of {name}": content for name, content in record.contents.items()}
 
 
@@ -651,14 +683,12 @@ def _compare(
     first: tuple[str, Record], other: tuple[str, Record], settings: Callable[[Record], dict[str, Any]]
 ) -> None:
     """Raises TurngymError for the first setting in which two cells differ."""
-    left, right = settings(first[1]), settings(other[1])
-    for name in dict.fromkeys([*left, *right]):
-        if left.get(name) != right.get(name):
-            said = [
-                f"{_name(one)} of {file} has {name} {brief(of.get(name), 60)}"
-                for (file, one), of in ((first, left), (other, right))
-            ]
-            raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
+    for name, values in differing(settings(first[1]), settings(other[1])).items():
+        said = [
+            f"{_name(one)} of {file} has {name} {brief(value, 60)}"
+            for (file, one), value in zip((first, other), values, strict=True)
+        ]
+        raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
 
 
 def _name(record: Record) -> str:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise
+from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise, seed_apart
 from turngym.agents.evaluation.statistics import Interval, cost_weights
 from turngym.trainers.study.records import Cost, Evaluation, Record
 
 LAST = 4
 """Evaluation points that are averaged."""
 Measure = Literal["seconds", "cpu", "turns", "tokens"]
-MEASURES: tuple[Measure, ...] = ("turns", "tokens", "seconds", "cpu")
+MEASURES = ("turns", "sampled", "tokens", "seconds", "cpu")
 Rows = Mapping[str, Mapping[int, Record]]
 """Method -> seed -> record, of one world."""
 
@@ -39,8 +39,14 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
     Where runs have no evaluation in common there is no such step, and nothing to say of them. The one before training
     does not count, unless there is no other.
     """
+    step, maps = _same_step_maps(rows)
+    known = {task: name for seeds in rows.values() for one in seeds.values() for task, name in one.clusters.items()}
+    return step, _estimates(maps, rows, baseline, known)
+
+
+def _same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
+    """The step of `same_step`, and method -> seed -> task -> mean success there."""
     records = [record for seeds in rows.values() for record in seeds.values()]
-    known = {task: name for one in records for task, name in one.clusters.items()}
     grids = [{point.step for point in record.evaluations} for record in records if record.trained]
     common = set.intersection(*grids) if grids else {0}
     if any(max(grid, default=0) > 0 for grid in grids):
@@ -51,7 +57,43 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
             points = [point for point in record.evaluations if not record.trained or point.step in common]
             if points:
                 maps.setdefault(name, {})[seed] = task_map(points)
-    return max(common, default=0), _estimates(maps, rows, baseline, known)
+    return max(common, default=0), maps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedApart:
+    """A seed that lies apart from the others of its method (`seed_apart`), and what is known with and without it."""
+
+    seed: int
+    mean: float
+    """Its own success."""
+    value: tuple[Interval, Interval]
+    """The method's success at Same-Step, with it and without."""
+    minus_base: tuple[Difference, Difference] | None
+    """Minus the baseline, likewise; None for the baseline itself, and where no seed pairs up."""
+
+
+def seeds_apart(rows: Rows, baseline: str) -> dict[str, SeedApart]:
+    """Method -> its seed that lies apart at Same-Step. The intervals hold for seeds that vary normally, and not where
+    a run in five or so collapses: then both readings belong beside each other."""
+    maps, found = _same_step_maps(rows)[1], dict[str, SeedApart]()
+    base = maps.get(baseline, {})
+    for name, seeds in maps.items():
+        far = None if fixed(rows[name]) else seed_apart([*seeds.values()])
+        if far is None:
+            continue
+        seed = [*seeds][far]
+        rest = {one: tasks for one, tasks in seeds.items() if one != seed}
+        ways: list[Difference | None] = []
+        if base and name != baseline:
+            ways = [difference(base, of, fixed=(fixed(rows[baseline]), False)) for of in (seeds, rest)]
+        found[name] = SeedApart(
+            seed=seed,
+            mean=fmean(seeds[seed].values()),
+            value=(over_seeds([*seeds.values()]), over_seeds([*rest.values()])),
+            minus_base=(ways[0], ways[1]) if ways and ways[0] is not None and ways[1] is not None else None,
+        )
+    return found
 
 
 def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
@@ -64,6 +106,9 @@ def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
     return {seed: min(values) for seed, values in costs.items() if values}
 
 
+EVALUATED = 3
+"""Least evaluations of a training for its success at a cost, that of the start included. A single one behind the start
+makes a straight line of the whole run, which lies 6 to 14 points below a curve that bends."""
 WINDOW = 0.3
 """The last part of the budget over which Least-Time is averaged, too."""
 
@@ -86,7 +131,8 @@ def maps_at(
 ) -> dict[str, dict[int, dict[str, float]]]:
     """Method -> seed -> task -> mean success at the seed's limit, on straight lines between evaluations: the same cost
     for every method, however long its steps are. A run that needed less counts as it ended; one that has no evaluation
-    before the limit is left out.
+    before the limit is left out, and so is one that was evaluated once alone behind its start and has not ended by then
+    (`EVALUATED`).
 
     Args:
         rows: records by method and seed.
@@ -100,9 +146,10 @@ def maps_at(
             if seed not in limit:
                 continue
             costs = [getattr(point.cost, measure) for point in record.evaluations]
-            if costs[0] > limit[seed]:
+            start = limit[seed] * (1 - window)
+            if costs[0] > limit[seed] or (len(costs) < EVALUATED and start < costs[-1]):
                 continue
-            weights = cost_weights(costs, limit[seed] * (1 - window), limit[seed]).tolist()
+            weights = cost_weights(costs, start, limit[seed]).tolist()
             pairs = [(point, w) for point, w in zip(record.evaluations, weights, strict=True) if w]
             tasks = {
                 task: math.fsum(w * point.tasks[task] for point, w in pairs) for task in record.evaluations[-1].tasks
@@ -162,13 +209,31 @@ def at_step(seeds: Mapping[int, Record], step: int) -> tuple[float, Cost]:
 
 def mean_cost(costs: Sequence[Cost]) -> Cost:
     """Mean of costs."""
-    values = {name: fmean(getattr(cost, name) for cost in costs) for name in MEASURES}
-    return Cost(**values)
+    known: dict[str, float] = {}
+    for name in MEASURES:
+        column = [getattr(cost, name) for cost in costs]
+        if None not in column:
+            known[name] = fmean(column)
+    return Cost(**known)
 
 
 def total_cost(seeds: Mapping[int, Record]) -> Cost:
     """Cost of all steps, mean over seeds."""
     return mean_cost([record.total for record in seeds.values()])
+
+
+def times_less(base: Mapping[int, Record], seeds: Mapping[int, Record], measure: str) -> tuple[float, ...]:
+    """How many times less a method cost than the baseline: of mean totals, then the least and the most of the seeds
+    that both have, where these are several; empty where a cost is not known or nothing."""
+    if not base:
+        return ()
+    pairs = [(base[seed].total, seeds[seed].total) for seed in base if seed in seeds]
+    every = [(total_cost(base), total_cost(seeds)), *(pairs if len(pairs) > 1 else [])]
+    costs = [(getattr(one, measure), getattr(other, measure)) for one, other in every]
+    if not all(one is not None and other for one, other in costs):
+        return ()
+    mean, *single = [one / other for one, other in costs]
+    return (mean, min(single), max(single)) if single else (mean,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from statistics import fmean, median, stdev
 
 from turngym.agents.evaluation.seeds import (
     Difference,
+    crossed_difference,
     crossed_error,
     differences,
     in_family,
@@ -22,6 +23,7 @@ from turngym.agents.evaluation.statistics import t_quantile
 from turngym.core.tables import Table
 from turngym.trainers.study.records import PHASES, WINDOWS, Cost, Records, pooled_sums
 from turngym.trainers.study.results import (
+    EVALUATED,
     MEASURES,
     WINDOW,
     Estimate,
@@ -36,10 +38,22 @@ from turngym.trainers.study.results import (
     maps_at,
     reached,
     same_step,
+    seeds_apart,
+    times_less,
     total_cost,
 )
 
-NAMES = {"turns": "turns", "tokens": "tokens", "seconds": "wall clock", "cpu": "CPU"}
+NAMES = {
+    "turns": "turns",
+    "sampled": "tokens sampled",
+    "tokens": "tokens trained on",
+    "seconds": "wall clock",
+    "cpu": "CPU",
+}
+SHARED_CPU = (
+    "CPU and wall clock compare only runs that had a machine to themselves: side by side, identical work took 0.5 to "
+    "1.1 times as long. Turns and tokens hold anywhere."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +109,11 @@ def notes_of(study: Records) -> list[str]:
         if left_out := len(every[world] - tasks):
             notes.append(f"{world}: {left_out} tasks left out that not every evaluation has an episode of")
     for world, rows in study.worlds.items():
-        notes += _no_step_in_common(world, rows)
+        notes += [
+            *_no_step_in_common(world, rows),
+            *_no_curve(world, rows),
+            *_seeds_apart(world, rows, study.baseline or ""),
+        ]
         for name, seeds in rows.items():
             for control in dict.fromkeys((study.baseline or "", study.against.get(name, ""))):
                 other = rows.get(control, {})
@@ -121,6 +139,34 @@ def _no_step_in_common(world: str, rows: Rows) -> list[str]:
         return []
     said = "; ".join(f"{name} {_numbers(those) or 'none'}" for name, those in steps.items())
     return [f"{world}: no evaluation after the same steps, and no Same-Step: {said}"]
+
+
+def _no_curve(world: str, rows: Rows) -> list[str]:
+    """The note that runs have too few evaluations for a value at a cost, where it is so."""
+    few = [
+        name
+        for name, seeds in rows.items()
+        if any(one.trained and len(one.evaluations) < EVALUATED for one in seeds.values())
+    ]
+    return (
+        [f"{world}: evaluated once after the start, and not known at a cost before the end: {', '.join(few)}"]
+        if few
+        else []
+    )
+
+
+def _seeds_apart(world: str, rows: Rows, baseline: str) -> list[str]:
+    """A line for each method of which a seed lies apart: both readings."""
+    notes = []
+    for name, one in seeds_apart(rows, baseline).items():
+        said = f"{world}: {name} has seed {one.seed} apart, at {100 * one.mean:.1f}; "
+        said += f"{one.value[0]}, {one.value[1]} without"
+        if one.minus_base is not None:
+            # a comparison made once more is no further claim that it is clear of zero
+            with_it, without = (signed(found).removesuffix(" *") for found in one.minus_base)
+            said += f"; minus {baseline} {with_it}, {without} without"
+        notes.append(f"{said}: intervals of seeds that vary normally")
+    return notes
 
 
 def _numbers(seeds: Iterable[int]) -> str:
@@ -270,16 +316,16 @@ def averages(view: View) -> Table:
 
 
 def cost(view: View) -> Table:
-    """What all steps cost, mean over seeds, and how many times less than the baseline's that is."""
-    header = ["method", "turns", "tokens", "wall clock s", "CPU s"]
-    header += [f"speed-up, {NAMES[name]}" for name in ("seconds", "cpu", "turns", "tokens")]
-    rows = view.rows
-    base = total_cost(rows[view.baseline]) if view.baseline in rows else None
+    """What all steps cost, mean over seeds, and how many times less than the baseline's that is, with its range over
+    seeds."""
+    header = ["method", *(NAMES[name] + (" s" if name in ("seconds", "cpu") else "") for name in MEASURES)]
+    header += [f"speed-up, {NAMES[name]}" for name in MEASURES]
     lines = []
-    for name, seeds in rows.items():
+    for name, seeds in view.rows.items():
         total = total_cost(seeds)
-        cells = [f"{total.turns:.0f}", f"{total.tokens:.0f}", f"{total.seconds:.1f}", f"{total.cpu:.1f}"]
-        cells += [_times(base, total, measure) for measure in ("seconds", "cpu", "turns", "tokens")]
+        cells = ["-" if total.sampled is None else f"{total.sampled:.0f}", f"{total.tokens:.0f}"]
+        cells = [f"{total.turns:.0f}", *cells, f"{total.seconds:.1f}", f"{total.cpu:.1f}"]
+        cells += [_times(times_less(view.rows.get(view.baseline, {}), seeds, measure)) for measure in MEASURES]
         lines.append([name, *cells])
     return header, lines
 
@@ -379,9 +425,10 @@ def heldout(view: View) -> Table:
         control = view.against.get(name, view.baseline if name != view.baseline else "")
         both = [seed for seed in seeds if seed in found.get(control, {})]
         against = [found[control][seed][1] for seed in both], [seeds[seed][1] for seed in both]
+        beyond = crossed_difference(*against) if len(both) > 1 else None
         cells = [f"{fmean(map(_mean, before)):.3f}", _nats(after), _nats(differences(before, after), "+")]
         lines.append([name, str(len(seeds)), *cells, control if both else "-"])
-        lines[-1].append(_nats(differences(*against), "+") if both else "-")
+        lines[-1].append(_nats(differences(*against), "+", beyond) if both else "-")
     return ["method", "seeds", "start", "end [95 %]", "more [95 %]", "against", "end minus its end [95 %]"], lines
 
 
@@ -389,13 +436,16 @@ def _mean(values: Mapping[str, float]) -> float:
     return fmean(values.values())
 
 
-def _nats(runs: Sequence[Mapping[str, float]], sign: str = "") -> str:
-    """Mean over seeds and documents, crossed, with its interval; of one seed over documents."""
+def _nats(runs: Sequence[Mapping[str, float]], sign: str = "", half: float | None = None) -> str:
+    """Mean over seeds and documents, crossed, with its interval, `half` to either side where it is known; of one seed
+    over documents, which says nothing of other seeds."""
     values = [[run[name] for name in sorted(runs[0])] for run in runs]
     mean, count = fmean(map(fmean, values)), len(values[0])
-    one = t_quantile(0.975, count - 1) * stdev(values[0]) / count**0.5
-    half = crossed_error(values) if len(values) > 1 else one
-    return f"{mean:{sign}.3f} [{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"
+    alone = len(values) == 1
+    if half is None:
+        half = t_quantile(0.975, count - 1) * stdev(values[0]) / count**0.5 if alone else crossed_error(values)
+    said = f"{mean:{sign}.3f} [{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"
+    return said + (", one run each" if alone else "")
 
 
 def regime(view: View) -> Table:
@@ -429,14 +479,16 @@ def _plus_minus(spread: float | None) -> str:
     return "" if spread is None else f" ± {100 * spread:.1f}"
 
 
-def _times(base: Cost | None, total: Cost, measure: str) -> str:
-    if base is None or not getattr(total, measure):
+def _times(found: Sequence[float]) -> str:
+    """A ratio, and its range over seeds."""
+    if not found:
         return "-"
-    return f"{getattr(base, measure) / getattr(total, measure):.2f}x"
+    return f"{found[0]:.2f}x" + (f" ({found[1]:.2f} to {found[2]:.2f})" if len(found) > 1 else "")
 
 
 def _share(at: Cost, base: Cost, measure: str) -> str:
-    return f"{100 * getattr(at, measure) / getattr(base, measure):.0f} %" if getattr(base, measure) else "-"
+    one, all_of_base = getattr(at, measure), getattr(base, measure)
+    return f"{100 * one / all_of_base:.0f} %" if one is not None and all_of_base else "-"
 
 
 def _average(values: Sequence[float | None], digits: int = 1, unit: str = "") -> str:
@@ -451,7 +503,8 @@ TABLES: Mapping[str, NamedTable] = {
         make=overview,
         about="Success in percent: LAST EVALUATIONS after the same number of steps, and what it is more than the "
         "baseline's, 95 % for new seeds and tasks. At equal CPU: the difference at the least CPU time that any main "
-        "method needed. Turns: played in training. `*`: clear of zero among all of its column (Holm). "
+        "method needed, if runs had a machine to themselves. Turns: played in training. `*`: clear of zero among all "
+        "of its column (Holm). "
         "`†`: one run each; it holds for these two runs and says nothing about other seeds.",
     ),
     "rises": NamedTable(
@@ -487,7 +540,8 @@ TABLES: Mapping[str, NamedTable] = {
     ),
     "cost": NamedTable(
         make=cost,
-        about="All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process.",
+        about="All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process. "
+        f"Speed-up: of the means, and its range over the seeds. {SHARED_CPU}",
     ),
     "to-target": NamedTable(
         make=to_target,

@@ -1,0 +1,141 @@
+"""The calls of an answer: those that the server has read (`calls_of`), and one that it left in the text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from turngym.agents.endpoint.wire import DEEPEST, Call, Function, Message, Noticed, Reading, deeper, rest_of
+from turngym.core.redaction import excerpt
+from turngym.envs.dialects import DIALECTS
+from turngym.envs.spaces import printable
+from turngym.envs.tool_calls import STYLES, THINK, read_calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call as the server gave it. Half surrogate pairs are replaced, in the text of its arguments too."""
+
+    id: str
+    name: Any
+    arguments: Any
+    """JSON text, by the API; some servers give an object."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """The call's other fields, and those of its function under `function`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCall:
+    """A call in the text of an answer."""
+
+    before: str
+    """The text before it."""
+    name: str
+    arguments: Any
+    dialect: str
+
+
+def calls_of(message: Message, reading: Reading) -> tuple[ToolCall, ...]:
+    """The calls of a message, those of the API before `tools` included."""
+    given = message.tool_calls
+    if not given and message.function_call:
+        reading.note(Noticed.OLD_CALL)
+        given = [{"function": message.function_call}]
+    calls: list[ToolCall] = []
+    for place, table in enumerate(given):
+        call = reading.take(Call, table, "tool_calls.")
+        function = reading.take(Function, call.function, "function.")
+        if not isinstance(function.name, str) or not function.name.strip():
+            reading.note(Noticed.NO_NAME)
+        # a result names its call by id, so ids must differ
+        taken = ("", *(earlier.id for earlier in calls))
+        inner = rest_of(Function, call.function)
+        more = rest_of(Call, table) if isinstance(table, Mapping) else {}
+        calls.append(
+            ToolCall(
+                id=call.id if call.id not in taken else own_id(place),
+                name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
+                arguments=_arguments(function.arguments),
+                more={**more, **({"function": inner} if inner else {})},
+            )
+        )
+    return tuple(calls)
+
+
+def own_id(place: int, episode: int = 0) -> str:
+    """The id of a call that has none: nine letters and digits, which is what Mistral's models demand."""
+    return f"c{episode % 10_000:04}{place % 10_000:04}"
+
+
+def _arguments(given: Any) -> Any:
+    """`given` without half surrogate pairs. Its text may escape them (`\\\\ud83d`), and servers that parse a
+    conversation refuse them there."""
+    if not isinstance(given, str):
+        return excerpt(given, 200) if deeper(given, DEEPEST) else given
+    if not HALF.search(given):
+        return given
+    read = json_of(given)
+    return given if read is None else json.dumps(without_halves(read), ensure_ascii=False)
+
+
+def json_of(text: Any) -> Any:
+    """Parses `text` if it is a JSON string. Returns other values unchanged, and None for invalid JSON and for one of
+    more than `DEEPEST` levels, which few servers take back."""
+    read = text
+    if isinstance(text, str):
+        try:
+            read = json.loads(text)
+        # a few thousand open brackets raise RecursionError
+        except (ValueError, RecursionError):
+            return None
+    return None if deeper(read, DEEPEST) else read
+
+
+def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
+    """The first of the calls that end `text`, where the server has left them; None if there are none.
+
+    Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
+    dialects whose calls are bare JSON read those.
+    """
+    style = next((style for style in (THINK, *STYLES.values()) if style.closing in text), THINK)
+    _, body, reason = style.split(text, lambda part: False)
+    body = _FENCE.sub(r"\1", body.strip())
+    found: list[WrittenCall] = []
+    for dialect in DIALECTS.values() if reason is None else ():
+        start = dialect.find(body)
+        calls = read_calls(dialect, body[start:]) if start >= 0 else None
+        if calls and calls[0].name in tools:
+            call = calls[0]
+            found.append(
+                WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)
+            )
+    # the one that leaves the least before it: without its marker a call may be another dialect's, too
+    return min(found, key=lambda one: len(one.before), default=None)
+
+
+_FENCE = re.compile(r"\A```(?:json|tool_call|xml)?\s*\n(.*)\n```\Z", re.DOTALL)
+
+
+def hides_call(text: str) -> bool:
+    """Whether the tool channel would not see a call behind `text`: it opens a thought, or begins a call of its own."""
+    _, body, reason = THINK.split(text, lambda part: False)
+    return reason is not None or DIALECTS["hermes"].find(body) >= 0
+
+
+# Surrogates: half a pair is text for Python, and for nobody else.
+
+HALF = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]|[\ud800-\udfff]")
+
+
+def without_halves(value: Any, levels: int = 2 * DEEPEST) -> Any:
+    """`value` with `?` for half surrogate pairs in its texts; what lies deeper than `levels` is left alone."""
+    if isinstance(value, str):
+        return printable(value)
+    if levels and isinstance(value, list):
+        return [without_halves(item, levels - 1) for item in value]
+    if levels and isinstance(value, dict):
+        return {printable(name): without_halves(item, levels - 1) for name, item in value.items()}
+    return value

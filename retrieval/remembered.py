@@ -1,0 +1,59 @@
+"""What searches remember: answers by their query, and words by their form. Both are bounded in bytes, not in entries
+alone: queries and passages are as long as somebody else likes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from cachetools import LRUCache
+
+from turngym.retrieval.batching import Found
+
+T = TypeVar("T")
+Key = tuple[str, int]
+"""Query and number of hits."""
+USUAL = 4096
+"""Bytes of a usual answer with its query. One with more of them takes the place of several."""
+LONGEST_WORD = 64
+"""Letters of a word that is remembered; longer ones are hardly words, and rarely the same."""
+
+
+class Answers:
+    """The answers that were used last. The caller holds a lock."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: how many usual answers are remembered."""
+        self._kept: LRUCache[Key, tuple[int, Found]] = LRUCache(limit, getsizeof=lambda entry: entry[0])
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Key) -> Found | None:
+        """The answer; None where it is not remembered."""
+        entry = self._kept.get(key)
+        return None if entry is None else entry[1]
+
+    def keep(self, key: Key, found: Found) -> None:
+        """Remember an answer. One that is larger than all that are remembered is passed by."""
+        texts = (key[0], *(text for hit in found for text in (hit.passage.id, hit.passage.title, hit.passage.text)))
+        places = -(-sum(map(sys.getsizeof, texts)) // USUAL)
+        if places <= self._kept.maxsize:
+            self._kept[key] = places, found
+
+
+def of_words(most: int) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
+    """Remembers what a function gives for so many words, without long ones."""
+
+    def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
+        known = functools.lru_cache(most)(function)
+
+        @functools.wraps(function)
+        def remembered(word: str) -> T:
+            return known(word) if len(word) <= LONGEST_WORD else function(word)
+
+        return remembered
+
+    return decorate

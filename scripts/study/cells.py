@@ -1,0 +1,329 @@
+"""From a study to its cells: which runs follow from it, and with which settings.
+
+A cell is one training run, or one evaluation, for every world, method and seed. Its settings are layers of
+`resolve_training`: what suits the world's tiny models, `[train]`, the world's table, the method's, the method's in that
+world. An agent that is only evaluated has the rules of its world's evaluations in place of the first three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of
+from turngym.agents.playing.env_maker import env_class
+from turngym.agents.playing.scripted import PLAYERS
+from turngym.agents.resolve_play import resolve_play
+from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.plugins import installed
+from turngym.core.redaction import brief
+from turngym.core.spec import Layer, Resolved, SettingsError, differing, to_table, to_toml
+from turngym.core.task import content_hash
+from turngym.scripts.jobs import Job
+from turngym.scripts.study.study_file import Method, Place, Study, require_named
+from turngym.scripts.study.texts import text_path
+from turngym.trainers.run import check_run, evaluation_of
+from turngym.trainers.study.records import RECORD, game_of
+from turngym.trainers.train_config import TrainConfig, read_alone, resolve_training
+
+LAST = 4
+"""Checkpoints whose weights are averaged."""
+BEFORE_STEP_1 = ("models", "play", "evaluation", "lora", "chat", "examples", "engine", "workers")
+"""Tables of settings that decide a run's first evaluation, beside its seed and its limit of turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(Job):
+    """One run of a study: `seed` of `method` in `world`, or (without a seed of its own) a start."""
+
+    world: str
+    method: str
+    group: str = "main"
+    about: str = ""
+    seed: int = 0
+    spec: TrainConfig | EvalSpec = field(repr=False)
+    origins: Mapping[str, str] = field(repr=False)
+    """Path of a setting -> who gave its value."""
+    game: Mapping[str, Any] = field(repr=False)
+    """What its evaluations play (`game_of`)."""
+    is_start: bool = False
+    """Whether other cells begin with its model: it has no record."""
+    text: str | None = None
+    """Text that must be written before it runs."""
+    heldout: bool = False
+    """Whether held-out text is measured before and after it."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings as a table, but for the run's folder."""
+        table = to_table(self.spec)
+        table.get("models", {}).pop("out", None)
+        return table
+
+    @property
+    def toml(self) -> str:
+        """The settings as `--config` reads them; each line says where its value comes from."""
+        return to_toml(self.settings, self.origins)
+
+    @property
+    def record(self) -> Path:
+        return self.folder / RECORD
+
+    @property
+    def settings_file(self) -> Path:
+        """The settings lie beside the folder: a run that begins wants its folder empty."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    @property
+    def finished(self) -> bool:
+        """The record is written last, so a cell that was killed before that goes on."""
+        return self.ended if self.is_start else self.record.exists()
+
+
+def cells_of(study: Study, out: Path) -> list[Cell]:
+    """The cells of `study` in `out`, in the order in which they are run: starts, then seed by seed, group by group.
+
+    Raises TurngymError for settings that a run could not have, and for cells of one world that play other games.
+    """
+    starts: dict[tuple[str, str], Cell] = {}
+    groups = list(dict.fromkeys(method.keys.group for method in study.methods.values()))
+    rows = [
+        (place, method)
+        for place in study.places
+        for method in study.methods.values()
+        if method.keys.worlds is None or place.name in method.keys.worlds
+    ]
+    rows.sort(key=lambda row: groups.index(row[1].keys.group))
+    made = [(_agent if method.keys.agent else _cell)(study, place, method, out, starts) for place, method in rows]
+    _check_games(made, study.where)
+    # where no method begins with a start it does not run, but its settings must exist all the same
+    for name in study.starts.keys() - {start for _, start in starts}:
+        _cell(study, study.places[0], study.starts[name], out, {}, is_start=True)
+    every = [(cell, method.keys.seeds or study.seeds) for cell, (_, method) in zip(made, rows, strict=True)]
+    seeds = sorted({seed for _, own in every for seed in own})
+    cells = [_with_seed(cell, seed) for seed in seeds for cell, own in every if seed in own]
+    found = [*starts.values(), *cells]
+    folders = set[str]()
+    for cell in found:
+        if cell.name in folders:
+            raise SettingsError(f"{study.where}: two cells would be {cell.name}; valid: another name for one of them")
+        folders.add(cell.name)
+    return found
+
+
+def _check_games(cells: Sequence[Cell], where: str) -> None:
+    """Raises SettingsError where cells of one world would be evaluated by other rules: they stand in one table."""
+    first: dict[str, Cell] = {}
+    # scripted agents, which have no temperature, after those that have one
+    for cell in sorted(cells, key=lambda one: one.game["temperature"] is None):
+        other = first.setdefault(cell.world, cell)
+        for name, (known, own) in differing(other.game, cell.game).items():
+            if name == "temperature" and own is None:
+                continue
+            raise SettingsError(
+                f"{where}: {cell.method} is evaluated with {name} {brief(own, 60)} in {cell.world}, "
+                f"{other.method} with {brief(known, 60)}: another game; valid: the same, or a world of its own "
+                "([worlds.NAME] with world = ...)"
+            )
+
+
+def _with_seed(cell: Cell, seed: int) -> Cell:
+    """The cell of another seed."""
+    folder = cell.folder.with_name(f"{cell.method}-seed{seed}")
+    spec: TrainConfig | EvalSpec
+    if isinstance(cell.spec, EvalSpec):
+        spec = msgspec.structs.replace(cell.spec, play=msgspec.structs.replace(cell.spec.play, seed=seed))
+    else:
+        models = msgspec.structs.replace(cell.spec.models, out=folder)
+        spec = msgspec.structs.replace(cell.spec, run=replace(cell.spec.run, seed=seed), models=models)
+    found = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}")
+    same = f"{cell.world}-{_first_evaluation(found)}" if found.evaluates else None
+    return replace(found, words=("--config", str(found.settings_file)), same_start=same)
+
+
+def _first_evaluation(cell: Cell) -> str:
+    """A hash of what decides a run's first evaluation. Two runs in which it is equal share that evaluation."""
+    table = cell.settings
+    return content_hash({name: table[name] for name in BEFORE_STEP_1} | {"game": cell.game, "seed": cell.seed})
+
+
+# Training runs.
+
+
+def _cell(
+    study: Study,
+    place: Place,
+    method: Method,
+    out: Path,
+    starts: dict[tuple[str, str], Cell],
+    *,
+    is_start: bool = False,
+) -> Cell:
+    """The run of a method or a start in a world, with seed 0."""
+    where = f"{study.where}, {method.name} in {place.name}"
+    folder = out / "cells" / place.name / (f"start-{method.name}" if is_start else f"{method.name}-seed0")
+    shared, wanted = _shared(study, place, method.algorithm), study.evaluate
+    if is_start:
+        # a start is not evaluated, and what methods begin with in this world does not hold for it
+        shared = [_for_start(layer, method.algorithm) for layer in shared]
+    layers = [*shared, *method.layers(place.name), Layer(name=where, table={"out": str(folder)}, asked=True)]
+    found = _resolved(method.algorithm, layers, where)
+    spec, top = found.spec, dict[str, Any]()
+
+    # How often it is evaluated, on what.
+    if not is_start:
+        if spec.evaluation is None:
+            raise SettingsError(f"{study.where}: worlds.{place.name} has no panel: nothing could be evaluated")
+        if spec.run.steps % wanted.times:
+            raise SettingsError(
+                f"{study.where}: {spec.run.steps} steps cannot be cut into {wanted.times} equal parts "
+                f"(evaluate.times): {method.name}"
+            )
+        if wanted.average and wanted.times < LAST:
+            said = f"evaluate.average needs {LAST} evaluations; evaluate.times is {wanted.times}"
+            raise SettingsError(f"{study.where}: {said}")
+        every = spec.run.steps // wanted.times
+        top |= {"eval_every": every, "eval_samples": wanted.samples}
+        top |= {} if wanted.tasks is None else {"eval_limit": wanted.tasks}
+        top |= {"checkpoint_every": every, "keep_checkpoints": LAST} if wanted.average else {}
+
+    # The models of starts, which must be there before.
+    needs = list[Cell]()
+    for role, path, model in (
+        ("student", "models.student", spec.models.student),
+        ("teacher", "method.teacher.teacher", spec.teacher),
+    ):
+        prefix, dot, name = str(model).partition(".")
+        if prefix == "starts" and dot:
+            require_named(name, study.starts, f"{study.where}: {role}")
+            if is_start:
+                said = f"starts.{method.name} begins with another start; valid: a model's folder"
+                raise SettingsError(f"{study.where}: {said}")
+            if (place.name, name) not in starts:
+                starts[place.name, name] = _cell(study, place, study.starts[name], out, starts, is_start=True)
+            needs.append(starts[place.name, name])
+            top[path] = str(needs[-1].model)
+
+    # Text that it reads, and a warm-up that leaves a short run something to learn with.
+    if method.keys.text == "expert" and place.world is None:
+        raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")
+    if method.keys.text is not None:
+        top["lm_loss"] = {"files": [str(text_path(out, place.name, method.keys.text))]}
+    if found.origins.get("optimizer.lr_warmup") == _world(place):
+        top["optimizer.lr_warmup"] = min(spec.optimizer.lr_warmup, spec.run.steps // 5)
+
+    found = _resolved(method.algorithm, [*layers, Layer(name="study", table=top, asked=True)], where)
+    with _said_of(where):
+        check_run(found.spec)
+        game = game_of(evaluation_of(found.spec))
+    return Cell(
+        world=place.name,
+        method=method.name,
+        group=method.keys.group,
+        about=method.about,
+        name=f"{place.name}/{folder.name}",
+        folder=folder,
+        words=("--config", f"{folder}.toml"),
+        steps=found.spec.run.steps,
+        needs=tuple(needs),
+        evaluates=not is_start,
+        spec=found.spec,
+        origins=found.origins,
+        game=game,
+        is_start=is_start,
+        text=method.keys.text,
+        heldout=wanted.heldout and not is_start,
+    )
+
+
+def _world(place: Place) -> str:
+    """Who gives the settings of an embedded world, for origins."""
+    return f"world {place.name}"
+
+
+def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
+    """What holds for all methods of a world that read it."""
+    table: dict[str, Any] = {"tensorboard": False, "threads": 1}
+    if (world := place.world) is not None:
+        table |= {**world.settings(algorithm), "panel": world.panel, "expert": world.expert}
+        table |= {role: str(world.folder(role)) for role in ("student", "teacher")}
+    return [Layer(name=_world(place), table=table), study.train, place.settings]
+
+
+def _for_start(layer: Layer, algorithm: str) -> Layer:
+    assert isinstance(layer.table, Mapping)
+    table = {name: value for name, value in layer.table.items() if not str(value).startswith("starts.")}
+    kept = {name: value for name, value in read_alone(algorithm, table, layer.name).items() if name != "evaluation"}
+    return replace(layer, table=kept)
+
+
+def _resolved(algorithm: str, layers: Sequence[Layer], where: str) -> Resolved[TrainConfig]:
+    with _said_of(where):
+        return resolve_training(algorithm, layers)
+
+
+@contextmanager
+def _said_of(where: str) -> Iterator[None]:
+    """An error that does not say in which file it is gets to know the cell."""
+    try:
+        yield
+    except TurngymError as error:
+        file = where.partition(",")[0]
+        raise error if str(error).startswith(file) else SettingsError(f"{where}: {error}") from error
+
+
+# Agents that are evaluated and not trained.
+
+
+def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[tuple[str, str], Cell]) -> Cell:
+    """An evaluation by the rules of the evaluations of training in its world, with seed 0."""
+    where, agent = f"{study.where}, {method.name} in {place.name}", str(method.keys.agent)
+    # an algorithm that needs no teacher
+    amount = {"eval_samples": study.evaluate.samples, "eval_limit": study.evaluate.tasks}
+    top = {name: value for name, value in amount.items() if value is not None} | {"out": str(out)}
+    world = _resolved("grpo", [*_shared(study, place, "grpo"), Layer(name="study", table=top, asked=True)], where).spec
+    rules = evaluation_of(world)
+    if rules is None:
+        raise SettingsError(f"{study.where}: worlds.{place.name} has no panel: nothing could be evaluated")
+    _require_agent(agent, rules.play.env.id, where)
+    shared: dict[str, Any] = {"play": to_table(rules.play), "agent": agent}
+    shared |= {name: value for name, value in {"preset": rules.preset, "data": rules.compute.data}.items() if value}
+    if agent.startswith(("model:", "openai:")):
+        shared["temperature"] = game_of(rules)["temperature"]
+    layers = [(f"evaluations in {place.name}", shared)]
+    for layer in method.layers(place.name):
+        assert isinstance(layer.table, Mapping)
+        if "panel" in layer.table:
+            raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
+        layers.append((layer.name, dict(layer.table)))
+    with _said_of(where):
+        found = resolve_play(layers, usual=USUAL)
+    folder = out / "cells" / place.name / f"{method.name}-seed0"
+    return Cell(
+        world=place.name,
+        method=method.name,
+        group=method.keys.group,
+        about=method.about,
+        name=f"{place.name}/{folder.name}",
+        folder=folder,
+        words=("--config", f"{folder}.toml"),
+        steps=episodes_of(found.spec.play),
+        verb="eval",
+        spec=found.spec,
+        origins=found.origins,
+        game=game_of(found.spec),
+    )
+
+
+def _require_agent(agent: str, env_id: str, where: str) -> None:
+    """Raises SettingsError for a name that no agent of the environment has; models are looked for later."""
+    known = ("random", "expert", *env_class(env_id).players, *installed(PLAYERS), *installed(AGENTS))
+    if ":" not in agent and agent not in known:
+        hint = did_you_mean(agent, known) or f" There are: {', '.join(known)}, model:FOLDER, openai:MODEL."
+        raise SettingsError(f"{where}: unknown agent {brief(agent, 60)}.{hint}")
