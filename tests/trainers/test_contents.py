@@ -96,7 +96,7 @@ def test_the_record_of_a_cell_keeps_what_it_was_evaluated_on(tmp_path: Path) -> 
     words = ["study", "run", str(study), "--out", str(tmp_path / "out"), "--parallel", "1"]
     assert main(words) == 0
     (record,) = read_records(tmp_path / "out").records
-    assert record.contents == contents.of_files({"panel": str(panel)}) != {}
+    assert record.contents == contents.of_files({"play": {"tasks": {"panel": str(panel)}}}) != {}
     panel.write_text(panel.read_text() + "\n")
     assert main(words) != 0
 
