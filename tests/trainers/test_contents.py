@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     assert kept == contents.of_files({"method": {"judge": {"kind": "skills", "folder": str(told)}}})
     assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
     cell = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0, "verb": "train", "settings": {}}
-    assert make_record(SimpleNamespace(folder=out, **cell)).contents == kept
+    assert make_record(SimpleNamespace(game={}, folder=out, **cell)).contents == kept
     capsys.readouterr()
     skills(told, "open every drawer first")
     assert main([*words, "--steps", "2", "--resume"]) != 0
