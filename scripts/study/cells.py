@@ -296,7 +296,7 @@ def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[t
     shared |= {name: value for name, value in {"preset": rules.preset, "data": rules.compute.data}.items() if value}
     if agent.startswith(("model:", "openai:")):
         shared["temperature"] = game_of(rules)["temperature"]
-    layers = [(f"evaluations in {place.name}", shared)]
+    layers: list[tuple[str, Mapping[str, Any]]] = [(f"evaluations in {place.name}", shared)]
     for layer in method.layers(place.name):
         assert isinstance(layer.table, Mapping)
         if "panel" in layer.table:

@@ -490,7 +490,7 @@ def test_what_cannot_be_meant_is_one_line(
         ("worlds = []", "worlds is []"),
         ("worlds = 3", "worlds is 3"),
         ("world = 3", "world is 3"),
-        ("worlds.alfworld = 3", "worlds.alfworld is 3"),
+        ("worlds.alfworld = 3", "worlds is {'alfworld': 3}"),
     ],
 )
 def test_a_world_is_named_and_lies_within_the_study(worlds: str, said: str, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_record_of_a_cell_keeps_what_it_was_evaluated_on(tmp_path: Path) -> 
     words = ["study", "run", str(study), "--out", str(tmp_path / "out"), "--parallel", "1"]
     assert main(words) == 0
     (record,) = read_records(tmp_path / "out").records
-    assert record.contents == contents.of_files({"panel": str(panel)}) != {}
+    assert record.contents == contents.of_files({"play": {"tasks": {"panel": str(panel)}}}) != {}
     panel.write_text(panel.read_text() + "\n")
     assert main(words) != 0
 
@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     assert kept == contents.of_files({"method": {"judge": {"kind": "skills", "folder": str(told)}}})
     assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
     cell = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0, "verb": "train", "settings": {}}
-    assert make_record(SimpleNamespace(folder=out, **cell)).contents == kept
+    assert make_record(SimpleNamespace(game={}, folder=out, **cell)).contents == kept
     capsys.readouterr()
     skills(told, "open every drawer first")
     assert main([*words, "--steps", "2", "--resume"]) != 0
