@@ -10,6 +10,7 @@ import base64
 import errno
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
-from turngym.core.redaction import excerpt, redacted, remember_key
+from turngym.core.redaction import HIDDEN, excerpt, redacted, remember_key
 
 Cause = Literal["refused", "host", "network", "late", "certificate", "scheme", "proxy", "files", "lost"]
 """Why a server was not reached: nothing listens there, there is no such host, no way leads to it, no connection in
@@ -128,7 +129,8 @@ def _excepted(parts: SplitResult) -> bool:
 
 def _proxy_address(address: str, variable: str) -> str:
     whole = address if "://" in address else f"http://{address}"
-    shown = excerpt(redacted(whole), 100)
+    # a password may hold blanks, where an address in a text ends
+    shown = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", whole, flags=re.DOTALL)), 100)
     try:
         parts = urlsplit(whole)
         usable = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, whole)) and whole.isprintable()

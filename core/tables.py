@@ -49,9 +49,17 @@ def markup(text: str, form: Literal["html", "markdown"]) -> str:
 
 
 def lines_of(text: str) -> str:
-    """`text` from anyone in Markdown, line by line: paragraphs, and lists whose items begin with `- `."""
+    """Sentences with texts from anyone in them, in Markdown: paragraphs, lists (`- `), and `code` between backticks."""
     lines = [(line[:2], line[2:]) if line.startswith("- ") else ("", line) for line in text.split("\n")]
-    return "\n".join(mark + markup(line, "markdown") for mark, line in lines)
+    return "\n".join(mark + "".join(map(_prose, _CODE.split(line))) for mark, line in lines)
+
+
+# no other backtick beside it, for then it is none in every Markdown
+_CODE = re.compile(r"((?<!`)`[^`]+`(?!`))")
+
+
+def _prose(part: str) -> str:
+    return visible(without_keys(part)) if _CODE.fullmatch(part) else markup(part, "markdown")
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -86,6 +94,7 @@ def latex(table: Table, caption: str, label: str) -> str:
     """The table in LaTeX, for the package booktabs: a `table` with its caption (`code` between backticks) and label."""
     header, rows = table
     said = re.sub(r"`([^`]+)`", r"\\texttt{\1}", _latex_text(" ".join(caption.split())))
+    name = re.sub(r"[^\w.:-]+", "-", label)
     lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
     columns_ = "l" + "r" * (len(header) - 1)
     return "\n".join(
@@ -93,7 +102,7 @@ def latex(table: Table, caption: str, label: str) -> str:
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{said}}}",
-            rf"\label{{tab:{label}}}",
+            rf"\label{{tab:{name}}}",
             rf"\begin{{tabular}}{{{columns_}}}",
             r"\toprule",
             lines[0],

@@ -34,7 +34,7 @@ from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage
 from turngym.retrieval.precision import cast_parameters
-from turngym.retrieval.remembered import of_words
+from turngym.retrieval.remembered_words import of_words
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")

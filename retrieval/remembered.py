@@ -1,24 +1,18 @@
-"""What searches remember: answers by their query, and words by their form. Both are bounded in bytes, not in entries
-alone: queries and passages are as long as somebody else likes."""
+"""Answers that searches remember, by their query. They are bounded in bytes, not in entries alone: queries and passages
+are as long as somebody else likes."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
-from typing import TypeVar
 
 from cachetools import LRUCache
 
 from turngym.retrieval.batching import Found
 
-T = TypeVar("T")
 Key = tuple[str, int]
 """Query and number of hits."""
 USUAL = 4096
 """Bytes of a usual answer with its query. One with more of them takes the place of several."""
-LONGEST_WORD = 64
-"""Letters of a word that is remembered; longer ones are hardly words, and rarely the same."""
 
 
 class Answers:
@@ -42,18 +36,3 @@ class Answers:
         places = -(-sum(map(sys.getsizeof, texts)) // USUAL)
         if places <= self._kept.maxsize:
             self._kept[key] = places, found
-
-
-def of_words(most: int) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Remembers what a function gives for so many words, without long ones."""
-
-    def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
-        known = functools.lru_cache(most)(function)
-
-        @functools.wraps(function)
-        def remembered(word: str) -> T:
-            return known(word) if len(word) <= LONGEST_WORD else function(word)
-
-        return remembered
-
-    return decorate

@@ -122,7 +122,9 @@ def test_what_an_answer_sets_is_sent_with_no_other_request() -> None:
     assert asked == [None, None]
 
 
-@pytest.mark.parametrize("address", ["socks4://me:hunter2hunter2@127.0.0.1:1", "http://me:hunter2hunter2@[::1"])
+@pytest.mark.parametrize(
+    "address", ["socks4://me:hunter2hunter2@127.0.0.1:1", "http://me:hunter2hunter2@[::1", "http://me:hunter2 @h:1"]
+)
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from turngym.retrieval.batching import Found
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
-from turngym.retrieval.remembered import USUAL, Answers, of_words
+from turngym.retrieval.remembered import USUAL, Answers
+from turngym.retrieval.remembered_words import of_words
 from turngym.retrieval.server import RetrievalService
 from turngym.retrieval.wire import ServerSettings
 

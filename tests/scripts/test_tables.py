@@ -9,7 +9,7 @@ import pytest
 
 from turngym.agents import evaluate
 from turngym.core.errors import TurngymError
-from turngym.core.tables import csv_text, filled, print_table, stacked
+from turngym.core.tables import csv_text, filled, latex, lines_of, print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
 from turngym.trainers.training_costs import SHAPES, config_of
@@ -64,6 +64,23 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_cell_is_no_formula_in_a_spreadsheet(cell: str, written: str) -> None:
     assert csv_text([["a"], [cell]]) == f"a\n{written}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("see `a_b*`, [x](y)", "see `a_b*`, [x]\\(y)"),
+        ("```<b>`", "\\`\\`\\`&lt;b&gt;\\`"),
+        ("`<b>``", "\\`&lt;b&gt;\\`\\`"),
+        ("- a\n- # b", "- a\n- \\# b"),
+    ],
+)
+def test_sentences_hold_code_and_no_other_markup(text: str, written: str) -> None:
+    assert lines_of(text) == written
+
+
+def test_a_label_is_a_name() -> None:
+    assert r"\label{tab:a-input-b}" in latex((["x"], [["1"]]), "c", r"a}\input{b")
 
 
 def test_a_value_of_a_page_holds_no_marks() -> None:
