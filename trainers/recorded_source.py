@@ -150,7 +150,7 @@ def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int,
     if "".join(text.split()) not in "".join(said.split()):
         return turn.index, repr(excerpt(text, 40)), said
     # control tokens are in no text: those before an answer must be ones that the template writes
-    before = prompt[-len(template.encode(template.generation_prompt)) :]
+    before = prompt[max(0, len(prompt) - len(template.encode(template.generation_prompt))) :]
     if strange := [token for token in before if token in controls and controls[token] not in template.writes]:
         return turn.index, "a control token before its response", template.decode(strange)
     # and the one behind it must end an answer, or be part of one

@@ -218,7 +218,13 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
 def _graded(means: Mapping[str, float], tasks: Mapping[str, str] | None) -> Interval | None:
     if not means:
         return None
-    return clustered(list(means.values()), clusters=None if tasks is None else [tasks[name] for name in means])
+    values = list(means.values())
+    return clustered(values) if tasks is None else _of_draws(values, [tasks[name] for name in means])
+
+
+def _of_draws(values: Sequence[float], tasks: Sequence[str]) -> Interval:
+    """The mean over draws, where the published number is one; those of one task do not say more than one task can."""
+    return replace(clustered(values, clusters=tasks), tasks=len(set(tasks)))
 
 
 def units_of(outcomes: Sequence[EpisodeOutcome], play: PlaySpec | None) -> list[EpisodeOutcome]:
@@ -344,10 +350,7 @@ def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> S
     tasks = list(_by_task(counted).values())
     least = min(samples for _, samples in tasks)
     if apart:
-        # the published number is a mean over draws; those of one task do not say more than one task can
-        names = [one.task.task_id for one in counted]
-        draws = clustered([float(one.success) for one in counted], clusters=names)
-        draws = replace(draws, tasks=len(set(names)))
+        draws = _of_draws([float(one.success) for one in counted], [one.task.task_id for one in counted])
         return ScoreRow(
             name=name, samples=1, episodes=len(counted), avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
         )

@@ -289,7 +289,9 @@ def _places(file: File, where: str) -> Iterator[Place]:
     """The worlds of `world` and `worlds`: names, or tables of settings, which may build on a world."""
     if (file.world is None) == (file.worlds is None):
         raise SettingsError(f"{where}: valid is one of `world` (a name) and `worlds` (a list of names, or tables)")
-    named: Any = file.worlds or [file.world]
+    named: Any = [file.world] if file.worlds is None else file.worlds
+    if not named:
+        raise SettingsError(f"{where}: worlds is empty; valid: a list of names, or a table for each")
     for name in named:
         table = named[name] if isinstance(named, dict) else {}
         check_name(name, f"{where}: worlds")

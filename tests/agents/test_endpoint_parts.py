@@ -412,7 +412,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     client = agent._open()[1]
     assert (client.deadline, client.retries, client.parallel, client.ids) == (9.0, 2, 5, True)
     assert (client.expected.model, client.expected.thoughts, client.profile.reasoning) == ("org/m:7b", False, True)
-    assert client.expected.tools
+    assert client.expected.tools == ("t",)
     assert (opened.channel, opened.system, opened.temperature) == ("tool", "Go.", 0.3)
 
 

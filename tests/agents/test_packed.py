@@ -38,7 +38,19 @@ PANEL = "alfworld-quickstart"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Half of the expert's turns are random actions, so that some of its 10 episodes fail."""
     out = tmp_path_factory.mktemp("run")
-    evaluate(PANEL, "expert", noise=0.6, samples=2, limit=5, seed=3, max_turns=9, workers=0, out=out, progress=False)
+    evaluate(
+        PANEL,
+        "expert",
+        noise=0.6,
+        samples=2,
+        limit=5,
+        spread=False,
+        seed=3,
+        max_turns=9,
+        workers=0,
+        out=out,
+        progress=False,
+    )
     return out
 
 
@@ -332,7 +344,9 @@ def test_the_command(run: Path, result: PackedResult, tmp_path: Path, capsys: py
 
 def test_packed_results_are_compared_as_their_folders_are(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    evaluate(PANEL, "expert", samples=2, limit=5, seed=3, max_turns=9, workers=0, out=other, progress=False)
+    evaluate(
+        PANEL, "expert", samples=2, limit=5, spread=False, seed=3, max_turns=9, workers=0, out=other, progress=False
+    )
     files = [tmp_path / "a.result.xz", tmp_path / "b.result.xz"]
     for folder, file in zip((run, other), files, strict=True):
         pack_result(folder, file)

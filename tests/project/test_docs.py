@@ -461,8 +461,8 @@ def test_a_page_of_research_is_a_dated_answer_to_a_question(page: Path) -> None:
     assert 0 < question < (answer.start() if answer else -1)
     assert "```bash\n" in text, "the command that measures it again"
     assert "## Limits\n" in text or "**Limits.** " in text
-    most = 1_900 if page.name == "published_tables.md" else 1_200
-    assert word_counts.words(text) <= most
+    longer = {"published_tables.md": 1_900, "intervals.md": 1_500}  # other people's numbers, and formulas
+    assert word_counts.words(text) <= longer.get(page.name, 1_200)
 
 
 def test_the_readme_is_short() -> None:

@@ -486,6 +486,11 @@ def test_what_cannot_be_meant_is_one_line(
     [
         ("worlds.'../../esc' = { world = 'search' }", "worlds '../../esc' names a folder"),
         ("worlds.a.world = ['b']", "there is no world ['b']"),
+        ("worlds = {}", "worlds is empty"),
+        ("worlds = []", "worlds is []"),
+        ("worlds = 3", "worlds is 3"),
+        ("world = 3", "world is 3"),
+        ("worlds.alfworld = 3", "worlds.alfworld is 3"),
     ],
 )
 def test_a_world_is_named_and_lies_within_the_study(worlds: str, said: str, tmp_path: Path) -> None:
