@@ -178,7 +178,7 @@ CHANGES = {
     "an episode too many": (with_episodes(lambda all_: (*all_, all_[0])), "sample 0: one episode too many"),
     "tasks left out": (
         setting("play.tasks.sampling", Whole()),
-        "/7 sample 0: the episode is missing",
+        "/1 sample 0: the episode is missing",
     ),
     "the panel's size": (setting("play.tasks.size", 5), "settings: size is 5"),
     "a task's hash": (
@@ -218,7 +218,7 @@ EDITS = {
     "a setting": ('"preset": null', '"preset": "turnopd"', "spec.preset"),
     "a setting taken out": ('"max_turns": 9, ', '"max_turns": 50, ', "spec.play.env.max_turns"),
     "the date": ('"date": "20', '"date": "19', "date"),
-    "a digit": ('"turns": 8', '"turns": 7', "table"),
+    "a digit": ('"errors": 0', '"errors": 1', "table"),
     "an episode": ('"finish":"', '"finish":"x', "{task} sample 0"),
     "the seal alone": ('"sha256": "{seal}', '"sha256": "0123', None),
 }
