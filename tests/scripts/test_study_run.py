@@ -53,7 +53,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return subprocess.Popen(["sh", "-ec", code, "sh", str(job.model), str(job.folder), row])
 
     def record(cell: Cell) -> Any:
-        costs = [Cost(seconds=t, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0)]
+        # two runs that are equal in all, time included, would be one
+        costs = [Cost(seconds=t + cell.seed / 100, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0)]
         curve = [{"a": 0.5, "b": 0.25}, {"a": 1.0, "b": 0.75}]
         given = {"world": cell.world, "settings": cell.settings, "contents": contents.of_all(cell.settings)}
         return study_records.record(cell.method, cell.seed, costs, curve, every=4, **given)
