@@ -36,7 +36,6 @@ from turngym.core.supervised import SupervisedThread
 from turngym.core.trace import add_checksum
 from turngym.envs.base import quote
 from turngym.scripts.main import Terminal
-from turngym.trainers.metrics import MetricsLog
 
 KEY = "sk-q7W2e9R4t1Y8u3I6o5P0a2S4d6F8g1H3"
 PART = 6
@@ -96,14 +95,6 @@ def recorded(text: str, folder: Path) -> str:
     return found
 
 
-def measured(text: str, folder: Path) -> str:
-    MetricsLog(folder, tensorboard=False).write({"step": 1, "kind": "train", "note": text})
-    path = folder / "metrics.jsonl"
-    found = path.read_text()
-    path.unlink()
-    return found
-
-
 def printed(text: str) -> str:
     stream = io.StringIO()
     print(f"it says {text}", file=Terminal(stream))
@@ -136,7 +127,6 @@ DOORS: dict[str, Callable[[str, Path], str]] = {
     "who has a folder": holder,
     "a record of the proxy": recorded,
     "a record of an episode": lambda text, _: add_checksum(json.dumps({"a": text, "b": 1})),
-    "a row of metrics": measured,
     "a line that is printed": lambda text, _: printed(text),
 }
 

@@ -50,7 +50,14 @@ def train_row(step: int, cap: int, **more: Any) -> dict[str, Any]:
         "turn/kl_raw_failure": [0.5, 1.5, None],
     }
     times = {f"time/{name}_s": 1.0 for name in ("rollout", "teacher", "update")} | {"time/step_s": 3.5}
-    plain = {"gap_mean": 1e-6, "gap_max": 1e-5, "turns_mean": 2.8, "episodes": 10, "cost/turns": 28, "time/train_s": 3.5 * step}
+    plain = {
+        "gap_mean": 1e-6,
+        "gap_max": 1e-5,
+        "turns_mean": 2.8,
+        "episodes": 10,
+        "cost/turns": 28,
+        "time/train_s": 3.5 * step,
+    }
     depth = {"depth/cap": cap, "depth/probe": 0, "depth/hbar": 3.0, "depth/h_eff": 0, "depth/h_cov": 0}
     return {"step": step, "kind": "train", **times, **plain, **depth, **turns, **more}
 
