@@ -94,7 +94,6 @@ NAN = float("nan")
         ({"ids": 999_999_999}, "token 3 has id 999999999"),
         ({"logprobs": NAN}, "token 0 has log-probability nan; it must be finite and at most 0"),
         ({"logprobs": 5.0}, "token 0 has log-probability 5.0"),
-        ({"reward": NAN}, "its reward is nan; it must be finite"),
     ],
 )
 def test_a_trace_with_senseless_numbers_is_refused_by_line_and_turn(
@@ -107,7 +106,6 @@ def test_a_trace_with_senseless_numbers_is_refused_by_line_and_turn(
         segment[turn.prompt_span[0] + 3] = change["ids"]
     if "logprobs" in change:
         turn = replace(turn, logprobs=np.append(np.float32(change["logprobs"]), turn.logprobs[1:]))
-    turn = replace(turn, reward=change.get("reward", 0.0))
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         writer.write(good)
         writer.write(replace(episode, segments=(segment,), turns=(episode.turns[0], turn, *episode.turns[2:])))

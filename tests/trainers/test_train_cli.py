@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.models import load_model
+from turngym.agents.play_spec import First, part_of
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout_sources import KeptSource, LiveSource, step_jobs
@@ -143,7 +144,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
     episodes, problems = read_trace(whole / "eval" / "step_000003.jsonl")
     assert len(episodes) == 4
     assert not problems
-    assert {e.task.task_id for e in episodes} == set(load_panel(PANEL).task_ids[:2])
+    assert {e.task for e in episodes} == set(part_of(load_panel(PANEL).tasks, First(limit=2)))
     with pytest.raises(TurngymError, match=r"run\.episodes: checkpoint 4, now 5"):
         train.main([*options, "--resume", "--episodes", "5"])
 
@@ -202,9 +203,11 @@ def test_the_last_steps_rollouts_are_kept_as_they_were_trained_on(models: Path, 
     assert [path.name for path in sorted((out / "rollouts").iterdir())] == ["step_000003.jsonl", "step_000004.jsonl"]
 
 
-def test_players_and_their_loops_are_those_of_the_command_line(models: Path, tmp_path: Path) -> None:
+def test_players_and_their_loops_are_those_of_the_command_line(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "student", length=16_384)  # an episode ends at the student's context
+
     def collected(*words: str) -> list[list[str]]:
-        made = build_trainer(train.parse(command(models, tmp_path / "run", "sft", *words)))
+        made = build_trainer(train.parse(command(tmp_path, tmp_path / "run", "sft", *words)))
         episodes = made.source(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
         return [[turn.origin for turn in episode.turns] for episode in episodes]
 
