@@ -73,7 +73,7 @@ def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.C
     assert main(["report", str(run), "--no-diagnostics"]) == 0
     lines = capsys.readouterr().out.splitlines()
     mean = 100 * after.scores.overall.avg.mean
-    assert "| method | seeds | last evaluation | mean of the last 4 | averaged weights |" in lines
+    assert "| method | seeds | last evaluation | mean of the last ones | averaged weights |" in lines
     assert f"| opd | 1 | {mean:.1f} | {mean:.1f} | {mean:.1f} |" in lines
 
 

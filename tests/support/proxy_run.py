@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 
 
-SERVES: dict[str, Any] = {"student": STUDENT, "port": 0, "device": "cpu", "threads": 1}
+# with this seed the first turns are not all judged alike: they would teach nothing
+SERVES: dict[str, Any] = {"student": STUDENT, "port": 0, "device": "cpu", "threads": 1, "seed": 1}
 LEARNS: dict[str, Any] = {
     "batch_turns": 6,
     "serve_from": "copy",
