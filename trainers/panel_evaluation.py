@@ -134,7 +134,11 @@ def eval_spec(
     if explicit_turns:
         asked["play"]["env"]["max_turns"] = max_turns
     if evaluation.eval_limit is not None:
-        asked["play"]["tasks"]["sampling"] = {"kind": "first", "limit": evaluation.eval_limit}
+        asked["play"]["tasks"]["sampling"] = {
+            "kind": "first",
+            "limit": evaluation.eval_limit,
+            "spread": evaluation.eval_spread,
+        }
     for table, name in ((asked["play"], "samples"), (asked["agent"], "temperature")):
         # as the preset says, or by default
         if table[name] is None:

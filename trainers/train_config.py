@@ -143,6 +143,12 @@ class EvaluationConfig(Spec):
     """Sampling temperature of evaluations. By default the preset's, else 0.85."""
     eval_limit: Count | None = None
     """Number of tasks that are evaluated. Every category has its share."""
+    eval_spread: bool = True
+    """Take the --eval-limit of tasks from all categories, in a fixed order; without it the panel's first."""
+
+    def unread(self) -> Unread:
+        if self.eval_limit is None:
+            yield from needing("--eval-limit", "eval_spread")
 
 
 class ChatConfig(Spec):
