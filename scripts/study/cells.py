@@ -279,7 +279,7 @@ def _said_of(where: str) -> Iterator[None]:
 
 
 def first_tasks(number: int | None) -> dict[str, Any]:
-    """The settings that play the panel's first `number` tasks, or all: seeds that are added later play the same ones."""
+    """The settings that play the panel's first `number` tasks, or all: seeds that come later play the same ones."""
     return {} if number is None else {"eval_limit": number, "eval_spread": False}
 
 
