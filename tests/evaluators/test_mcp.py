@@ -140,7 +140,7 @@ def test_clients_over_http_play_their_own_episodes(url: str, tmp_path: Path) -> 
     assert told[4:] == [told[4], told[5], f"episode {names[0]!r} is over"]
     assert "The episode is over (truncated_turns)." in told[4]
     episodes, _ = read_trace(tmp_path / "trace.jsonl")
-    panel = open_episodes(tmp_path).sessions.tasks
+    panel = open_episodes(tmp_path, limit=3).sessions.tasks
     assert [e.task for e in episodes] == list(panel[:2])
     assert rescore(tmp_path).scores.turns == 3
 
