@@ -16,12 +16,16 @@ PANEL = "alfworld-quickstart"
 OPTIONS = {"limit": 6, "max_turns": 12}
 
 
-@pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """`result`, `folder` of an evaluation of a noisy expert that writes its actions in tags, and `recorded`."""
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """`result`, `folder` of an evaluation of a noisy expert that writes its actions in tags, and `recorded`.
+
+    A module with `SPREAD = False` plays the panel's first tasks.
+    """
+    options = {**OPTIONS, "spread": getattr(request.module, "SPREAD", True)}
     folder = tmp_path_factory.mktemp("played")
     agent = ExpertAgent(noise=0.4, mistakes=0.3)
-    result = evaluate(PANEL, agent, channel="text", samples=1, out=folder, progress=False, **OPTIONS)  # type: ignore[arg-type]
+    result = evaluate(PANEL, agent, channel="text", samples=1, out=folder, progress=False, **options)  # type: ignore[arg-type]
     return SimpleNamespace(result=result, folder=folder, recorded=Recorded(result.episodes))
 
 

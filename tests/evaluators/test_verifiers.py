@@ -15,6 +15,7 @@ pytest.importorskip("verifiers.v1", reason="needs the extra turngym[verifiers]")
 from turngym.core.trace import read_trace
 
 PANEL = "alfworld-quickstart"
+SPREAD = False  # of `-n 6` verifiers takes the first
 
 
 def test_the_command_scores_as_turngym_eval_does(

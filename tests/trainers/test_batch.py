@@ -174,8 +174,9 @@ def test_nothing_to_train_on_is_an_error(make_episode):
     with pytest.raises(BatchError, match="2 episodes, 1 of them errors, 0 whose first prompt"):
         pack([silent, failed])
     full = replace(silent, segments=(), turns=(), status=Status.TRUNCATED_TOKENS)
-    with pytest.raises(BatchError, match="2 episodes, 0 of them errors, 1 whose first prompt"):
-        pack([silent, full])
+    later = replace(silent, status=Status.TRUNCATED_TOKENS)
+    with pytest.raises(BatchError, match="3 episodes, 0 of them errors, 1 whose first prompt"):
+        pack([silent, full, later])
 
 
 def test_a_response_that_nothing_precedes_is_an_error(make_episode):

@@ -142,7 +142,7 @@ ELSEWHERE = (
     *("ValueCritic.", "_Values.", "_head"),
     *("make_optimizer", "update", "_return_freed_memory", "accumulate", "_forward", "_drawn", "_project", "_tensor"),
     *("Trainer.", "TrainLoop.run", "TrainLoop._save", "TrainLoop._write"),
-    *("micro_batches", "check_packing", "packing_for", "Pass.states", "MicroBatch.states"),
+    *("micro_batches", "check_packing", "_trial_rows", "packing_for", "Pass.states", "MicroBatch.states"),
     *("build", "distillation", "support_kl", "depth_controller", "token_weight", "in_a_row", "phase_row"),
     "of_other_vocabulary",
     *(
