@@ -148,6 +148,7 @@ ELSEWHERE = (
     *(
         "AtodConfig.",
         "LuffyConfig.",
+        "PrefixSchedule.unread",
         "GrpoOpdConfig.",
         "GuidedOpdConfig.",
         "PrmOpdConfig.",

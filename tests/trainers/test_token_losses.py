@@ -28,6 +28,7 @@ from turngym.trainers.losses import (
     bin_forward_kl,
     bin_reverse_kl,
     bounded,
+    clipped_objective,
     clipped_weight,
     kl_k1,
     raw_reverse_kl,
@@ -362,3 +363,9 @@ def test_a_ratio_that_was_truncated_at_a_bound_keeps_its_gradient(advantage: flo
     gradient = torch.autograd.grad(found.loss_n.sum(), sampled)[0]
     torch.testing.assert_close(gradient, torch.full_like(gradient, -advantage * cap), rtol=1e-5, atol=0.0)
     assert not found.diagnostics["clipped"].any()
+
+
+def test_what_rounding_takes_off_a_ratio_at_the_lower_bound_is_not_clipped() -> None:
+    ratio = torch.tensor([0.8, 0.8], dtype=torch.float64) * torch.tensor([1 - 5e-7, 1 - 1e-5], dtype=torch.float64)
+    _, clipped = clipped_objective(ratio, -torch.ones(2, dtype=torch.float64), eps_low=0.2, eps_high=0.28)
+    assert clipped.tolist() == [False, True]
