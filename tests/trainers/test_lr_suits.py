@@ -106,6 +106,7 @@ def test_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ([-0.2, -0.1, 0.1, 0.2], False),
         ([0.014, 0.1, 0.2, 0.4], False),
         ([1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 0.7, 0.7], False),
+        ([2.0, 2.0, *[9.0] * 6, 1.0, 3.0], True),  # by means over a fifth
     ],
 )
 def test_a_loss_that_hardly_moves_is_said(losses: list[float], said: bool) -> None:

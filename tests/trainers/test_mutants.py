@@ -174,6 +174,7 @@ LAST_AXIS = "the last axis of [N, K] is axis 1"
 SQUARED = "the difference is squared"
 SAME: dict[str, tuple[int, str]] = {
     "_behind_last": (1, "neither is a box or a hint"),
+    "unmoved_loss": (1, "the difference has no sign"),
     "_softmax": (4, LAST_AXIS),
     "_slope": (1, LAST_AXIS),
     "topk": (3, LAST_AXIS),
