@@ -49,7 +49,9 @@ def assert_same_episodes(theirs: Path, result: object) -> None:
         assert ends[0] == ends[1]
         assert (episode.system, episode.final_observation) == (one.system, one.final_observation)
     assert again.scores == result.scores  # type: ignore[attr-defined]
-    assert not diff(again.spec.play, result.spec.play)  # type: ignore[attr-defined]
+    differs = diff(again.spec.play, result.spec.play)  # type: ignore[attr-defined]
+    # how many tasks are played may be their own option
+    assert not [path for path in differs if not path.startswith("tasks.sampling.")]
 
 
 @pytest.fixture(scope="session", name="assert_same_episodes")
