@@ -174,7 +174,9 @@ def prepare() -> None:
 if __name__ in ("__main__", "__mp_main__"):
     prepare()
 if __name__ == "__main__":
-    # SGLang's workers find this file again as their main module: its name must stay what it is
+    # SGLang's workers find this file again as their main module: its name must stay what it is. Children are started
+    # without the folder of the file that they run on their path
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from server_launch import launch_sglang
 
     launch_sglang(sys.argv[1:])
