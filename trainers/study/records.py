@@ -171,13 +171,15 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         categories |= {one.task.task_id: one.task.category for one in played}
         clusters |= {one.task.task_id: one.task.cluster for one in played if one.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
+    settings = portable(cell.settings, cell.folder.absolute().parent.parent) if strict else cell.settings
     return Record(
         world=cell.world,
         method=cell.method,
         group=cell.group,
         about=cell.about,
         seed=cell.seed,
-        settings=portable(cell.settings, cell.folder.absolute().parent.parent) if strict else cell.settings,
+        # as they are read again: a file has no tuples
+        settings=json.loads(json.dumps(settings)),
         samples=samples,
         evaluations=tuple(evaluations),
         categories=categories,
@@ -188,7 +190,7 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
         clusters=clusters,
         contents=_contents(cell) if strict else {},
-        game=cell.game,
+        game=json.loads(json.dumps(cell.game)),
     )
 
 
