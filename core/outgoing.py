@@ -162,7 +162,7 @@ class HttpClient:
             if is_secret(name):
                 remember_key(value.rpartition(" ")[2])
         self._clients: dict[tuple[bool, str | None], Any] = {}
-        """By whether certificates are needed, and the proxy's address."""
+        """One for each kind: whether certificates are needed, and the proxy's address."""
 
     async def send(
         self,

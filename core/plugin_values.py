@@ -93,7 +93,7 @@ class Stepped:
     admissible: tuple[str, ...] | None
     success: bool
     score: float
-    """In [0, 1]."""
+    """A number in [0, 1]."""
     goal_rate: float | None
     """Share of goals met, in [0, 1]; None where the environment does not say."""
     reading: str | None

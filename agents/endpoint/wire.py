@@ -228,7 +228,7 @@ class Reading:
     """One answer while it is read."""
 
     noticed: dict[str, None] = field(default_factory=dict)
-    """In the order in which it was noticed."""
+    """What was noticed, in its order."""
 
     def note(self, words: str, name: str = "") -> None:
         self.noticed[words.format(name)] = None

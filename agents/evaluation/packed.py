@@ -23,7 +23,7 @@ from turngym.agents.endpoint.client import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of
-from turngym.agents.evaluation.packed_file import PackedResult, broken_seal, flat, read_result
+from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, check_kind, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
@@ -222,7 +222,7 @@ def differences(
         env_kwargs: arguments of gym.make that replace the result's and are not compared with the panel's.
         other_rules: whether settings that change what scores may differ from the panel's.
     """
-    found = broken_seal(result)
+    found = list(result.broken)
     known = load_panel(panel) if panel is not None else shipped_panel(_named(result))
     found += _tasks(result, known)
     given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
@@ -245,7 +245,7 @@ def differences(
 def inconsistencies(result: PackedResult) -> list[str]:
     """What can be told of a file without playing: its seal, its tasks where its panel comes with turngym, its table."""
     known = panel_of(result.spec.play)
-    return [*broken_seal(result), *(() if known is None else _tasks(result, known)), *_table(result)]
+    return [*result.broken, *(() if known is None else _tasks(result, known)), *_table(result)]
 
 
 def _named(result: PackedResult) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,7 +20,7 @@ from turngym.core.redaction import brief, excerpt
 from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
-from turngym.core.user_files import json_of, too_many_values
+from turngym.core.user_files import too_many_values
 
 FORMAT, VERSION = "turngym-packed-result", 3
 FACTS = ("spec", "agent", "versions", "date", "seconds", "tokens", "scores")
@@ -52,26 +52,19 @@ class PackedResult:
     """The episodes without token ids, log-probabilities and timings."""
     seal: str = ""
     """SHA-256 of all of the above, as the file states it."""
-    checksums: Mapping[str, str] = field(default_factory=dict)
-    """CRC-32 of every setting, version and other fact, of the table and of every episode, as the file states them: they
-    tell where a seal is broken."""
-    text: str = ""
-    """SHA-256 of the file's text. It is that of `lines` unless the file holds more than is read of it."""
+    broken: tuple[str, ...] = ()
+    """What was changed in the file since it was sealed."""
 
     def lines(self) -> list[str]:
         """The file's lines: the head, then one for each episode. The head's `sha256` covers everything else."""
         facts = {name: getattr(self, name) for name in FACTS} | {"spec": json.loads(json.dumps(to_table(self.spec)))}
-        rows, sums = list[str](), {"table": _checksum(facts["scores"])}
-        sums |= {name: _checksum(value) for name, value in flat("", facts) if not name.startswith("scores.")}
+        rows = []
         for episode in self.episodes:
             # a line's own checksum stands in the head, so that a changed episode is read and named, not refused
-            line, _, rest = episode_to_json(episode).rpartition(',"crc":"')
-            rows.append(line + "}")
-            sums[f"{episode.task.task_id} sample {episode.sample}"] = rest[:8]
-        head = {"format": FORMAT, "version": VERSION, **facts, "checksums": sums}
-        text = json.dumps(head, sort_keys=True)
-        digest = hashlib.sha256("\n".join([text, *rows]).encode("utf-8", "surrogatepass")).hexdigest()
-        return [json.dumps({**head, "sha256": digest}, sort_keys=True), *rows]
+            line = episode_to_json(episode).rpartition(',"crc":"')[0] + "}"
+            rows.append((_name(episode), line))
+        head = {"format": FORMAT, "version": VERSION, **facts, "checksums": _checksums(facts, rows)}
+        return [json.dumps({**head, "sha256": _digest(head, rows)}, sort_keys=True), *(line for _, line in rows)]
 
     def write(self, path: str | Path) -> Path:
         """Writes the file and returns its path. Raises EvaluationError, and writes nothing, for one that could not be
@@ -97,8 +90,45 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _checksum(value: Any) -> str:
-    return f"{crc32(json.dumps(value, sort_keys=True).encode()):08x}"
+# The seal.
+
+Rows = Sequence[tuple[str, str]]
+"""The name and the line of every episode."""
+
+
+def _name(episode: Episode) -> str:
+    return f"{episode.task.task_id} sample {episode.sample}"
+
+
+def _checksums(facts: Mapping[str, Any], rows: Rows) -> dict[str, str]:
+    """CRC-32 of every setting, version and other fact, of the table and of every episode: where a seal is broken."""
+    values = {"table": facts["scores"]} | {k: v for k, v in flat("", facts) if not k.startswith("scores.")}
+    lines = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+    lines |= {name: line[:-1] for name, line in rows}
+    return {name: f"{crc32(line.encode()):08x}" for name, line in lines.items()}
+
+
+def _digest(head: Mapping[str, Any], rows: Rows) -> str:
+    """SHA-256 of the file's text, but for the seal itself."""
+    return sha256("\n".join([json.dumps(head, sort_keys=True), *(line for _, line in rows)]).encode()).hexdigest()
+
+
+def _broken(first: str, rows: Rows) -> list[str]:
+    """What was changed since the file with the head `first` was sealed.
+
+    Its text counts, and not what this version makes of it: a setting that came later has no part in the seal.
+    """
+    stated = json.loads(first)
+    facts = {name: stated[name] for name in FACTS}
+    head = {"format": FORMAT, "version": VERSION, **facts, "checksums": stated["checksums"]}
+    if _digest(head, rows) != stated["sha256"]:
+        before, now = stated["checksums"], _checksums(facts, rows)
+        changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+        found = [f"seal: {name} was changed after the file was packed" for name in changed]
+        return found or ["seal: the content has another SHA-256 than the file states"]
+    if first != json.dumps({**head, "sha256": stated["sha256"]}, sort_keys=True):
+        return ["seal: the file holds more than is read of it, which no seal covers"]
+    return []
 
 
 def _check_head(head: Mapping[str, Any]) -> None:
@@ -123,26 +153,12 @@ def _check_head(head: Mapping[str, Any]) -> None:
         raise ValueError(f"its seconds are {head['seconds']}; valid: at least 0")
 
 
-def broken_seal(result: PackedResult) -> list[str]:
-    """What was changed since the file was sealed; [] also for a result that was not read from a file."""
-    lines = result.lines()
-    now = json_of(lines[0])
-    if result.seal and now["sha256"] != result.seal:
-        before, sums = result.checksums, now["checksums"]
-        changed = [name for name in sorted(before.keys() | sums.keys()) if before.get(name) != sums.get(name)]
-        found = [f"seal: {name} was changed after the file was packed" for name in changed]
-        return found or ["seal: the content has another SHA-256 than the file states"]
-    if result.text and result.text != hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest():
-        return ["seal: the file holds more than is read of it, which no seal covers"]
-    return []
-
-
 def read_sealed(path: str | Path) -> PackedResult:
     """Reads a packed result whose numbers are about to be shown. Raises EvaluationError as `read_result` does, and for
     one that is not as it was packed."""
     result = read_result(path)
-    if broken := broken_seal(result):
-        raise EvaluationError(f"{path}: {broken[0]}; turngym result check {path} names all that differs")
+    if result.broken:
+        raise EvaluationError(f"{path}: {result.broken[0]}; turngym result check {path} names all that differs")
     return result
 
 
@@ -178,12 +194,12 @@ def read_result(path: str | Path) -> PackedResult:
             raise ValueError("it has no episodes; valid: at least one")
         if not re.fullmatch("[0-9a-f]{64}", head["sha256"]):
             raise ValueError(f"its seal is {brief(head['sha256'], 80)}; a SHA-256 has 64 hex digits")
+        episodes = tuple(map(episode_from_json, rows))
         return PackedResult(
             **{**{name: head[name] for name in FACTS}, "spec": read(EvalSpec, head["spec"], "its spec")},
-            episodes=tuple(episode_from_json(row) for row in rows),
+            episodes=episodes,
             seal=head["sha256"],
-            checksums=dict(head["checksums"]),
-            text=hashlib.sha256(b"\n".join(lines)).hexdigest(),
+            broken=tuple(_broken(first, [(_name(one), row) for one, row in zip(episodes, rows, strict=True)])),
         )
     except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

@@ -36,7 +36,7 @@ _HALVINGS = 26
 
 
 TOLERANCE = 1e-9
-"""By how much a number may differ from the same one of another machine: relative, and absolute where it is below 1."""
+"""How much a number may differ from the same one of another machine: relative, and absolute where it is below 1."""
 
 
 class ScoreError(TurngymError):

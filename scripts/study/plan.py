@@ -186,7 +186,7 @@ class _Run:
     spec: EvalSpec
     episode_seconds: float
     said: Responses
-    """By which an evaluation that is named twice is known."""
+    """What was said: an evaluation that is named twice is known by it."""
 
 
 def _evaluation(path: Path) -> _Run:

@@ -178,7 +178,7 @@ CHANGES = {
     "an episode too many": (with_episodes(lambda all_: (*all_, all_[0])), "sample 0: one episode too many"),
     "tasks left out": (
         setting("play.tasks.sampling", Whole()),
-        "/1 sample 0: the episode is missing",
+        "/5 sample 0: the episode is missing",
     ),
     "the panel's size": (setting("play.tasks.size", 5), "settings: size is 5"),
     "a task's hash": (
@@ -238,6 +238,18 @@ def test_whatever_is_edited_is_named(kind: str, result: PackedResult, tmp_path: 
         assert sealed == ["seal: the content has another SHA-256 than the file states"]
     else:
         assert sealed == [f"seal: {name.format(task=task.task_id)} was changed after the file was packed"]
+
+
+def test_a_setting_that_came_later_breaks_no_seal(result: PackedResult, tmp_path: Path) -> None:
+    first, *lines = result.lines()
+    head = json.loads(first)
+    del head["spec"]["preset"], head["sha256"]
+    rows = [(f"{one.task.task_id} sample {one.sample}", line) for one, line in zip(result.episodes, lines, strict=True)]
+    head["checksums"] = packed_file._checksums({name: head[name] for name in packed_file.FACTS}, rows)
+    head["sha256"] = packed_file._digest(head, rows)
+    path = tmp_path / "a.result.xz"
+    path.write_bytes(lzma.compress("\n".join([json.dumps(head, sort_keys=True), *lines]).encode()))
+    assert check_result(path) == []
 
 
 def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: Path) -> None:
