@@ -40,7 +40,8 @@ from turngym.core.tables import print_table
 from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
 from turngym.scripts.options import read_options
-from turngym.trainers.training_costs import Chip, Estimate, Workload, chip_named, estimate, shape_named
+from turngym.trainers.model_shapes import shape_named
+from turngym.trainers.training_costs import Chip, Estimate, Workload, chip_named, estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,7 @@ def measure(bench: GpuBench) -> StepFigures:
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.trainers.training_costs import random_model
+    from turngym.trainers.model_shapes import random_model
 
     student = make_student(bench)
     engine = LocalEngine(student, max_batch=bench.episodes, dtype=bench.dtype)
@@ -286,7 +287,7 @@ def make_student(bench: GpuBench) -> Any:
     from turngym.agents.models import load_model, load_policy, set_torch_variables
     from turngym.agents.saved_model import save_model
     from turngym.agents.worlds import load_world
-    from turngym.trainers.training_costs import random_model
+    from turngym.trainers.model_shapes import random_model
 
     set_torch_variables()
     if bench.save is not None and (bench.save / "config.json").exists():

@@ -34,7 +34,7 @@ from turngym.core.spec import Unread, needing
 from turngym.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.options import read_options
-from turngym.trainers.training_costs import ModelShape, random_model
+from turngym.trainers.model_shapes import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
 

@@ -42,7 +42,8 @@ from turngym.scripts.bench_episodes import MadeUpTurn, made_up_turns, random_ids
 from turngym.scripts.bench_gpu import GpuBench, clock, matmul_rate, play, training_step  # noqa: E402
 from turngym.scripts.bench_rollout import KeptCache  # noqa: E402
 from turngym.trainers.metrics import read_metrics  # noqa: E402
-from turngym.trainers.training_costs import ModelShape, Workload, chip_named, estimate, random_model, shape_named  # noqa: E402
+from turngym.trainers.model_shapes import ModelShape, random_model, shape_named  # noqa: E402
+from turngym.trainers.training_costs import Workload, chip_named, estimate  # noqa: E402
 
 Row = dict[str, Any]
 

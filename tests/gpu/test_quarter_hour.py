@@ -16,7 +16,7 @@ from quarter_hour import REHEARSAL, STAGES, Record, decode_bytes, main, run, upd
 from recorded_graph import record as stand_in
 
 from turngym.agents.local_engine import graphs
-from turngym.trainers.training_costs import ModelShape
+from turngym.trainers.model_shapes import ModelShape
 
 SMALL = ModelShape(layers=2, width=8, heads=2, kv_heads=1, head_dim=4, mlp=16, vocab=100, tied=True)
 LAYER = 8 * 8 + 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 2 * 8 + 2 * 4

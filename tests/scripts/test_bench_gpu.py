@@ -16,10 +16,8 @@ from sglang_model import ModelServer  # noqa: E402
 
 from turngym.core.errors import TurngymError  # noqa: E402
 from turngym.scripts.bench_gpu import LIBRARIES, GpuBench, Phase, StepFigures, checks, main, planned, table_rows  # noqa: E402
-from turngym.trainers.training_costs import (  # noqa: E402
-    chip_named,
-    shape_named,
-)
+from turngym.trainers.model_shapes import shape_named  # noqa: E402
+from turngym.trainers.training_costs import chip_named  # noqa: E402
 
 TINY = [
     *("--device", "cpu", "--student", "tiny", "--teacher", "tiny", "--episodes", "2", "--turns", "2"),

@@ -26,7 +26,7 @@ from turngym.scripts.bench_rollout import (  # noqa: E402
     new_ids,
     played_row,
 )
-from turngym.trainers.training_costs import random_model  # noqa: E402
+from turngym.trainers.model_shapes import random_model  # noqa: E402
 
 TOY = replace(SMALL, layers=1, width=32, vocab=50)
 

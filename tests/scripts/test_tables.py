@@ -12,7 +12,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.tables import csv_text, filled, latex, lines_of, print_table, stacked
 from turngym.scripts import plan
 from turngym.scripts.main import main
-from turngym.trainers.training_costs import SHAPES, config_of
+from turngym.trainers.model_shapes import SHAPES, config_of
 
 WIDE = (
     ["run", *(f"column number {n}" for n in range(9))],
@@ -197,7 +197,7 @@ def test_plan_knows_models_by_their_names_and_says_what_a_whole_run_takes(capsys
 
 
 def test_sizes_are_those_that_the_models_publish() -> None:
-    from turngym.trainers.training_costs import shape_named
+    from turngym.trainers.model_shapes import shape_named
 
     published = {"Qwen2.5-0.5B": 0.49, "Qwen2.5-1.5B": 1.54, "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.61, "Qwen3-1.7B": 1.72}
     for name, billions in published.items():

@@ -24,23 +24,25 @@ from turngym.core.errors import ModelError, TurngymError  # noqa: E402
 from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.scripts import plan  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters  # noqa: E402
+from turngym.trainers.model_shapes import (  # noqa: E402
+    SHAPES,
+    LinearShape,
+    ModelShape,
+    config_of,
+    random_model,
+    shape_named,
+    shape_of,
+)
 from turngym.trainers.models import RECOMPUTATION  # noqa: E402
 from turngym.trainers.training_costs import (  # noqa: E402
     CHIPS,
     OPERATIONS,
-    SHAPES,
-    LinearShape,
-    ModelShape,
     Precision,
     Workload,
     activation_bytes,
-    config_of,
     estimate,
     gathered_bytes,
-    random_model,
     saved_bytes,
-    shape_named,
-    shape_of,
     traffic,
 )
 

@@ -17,9 +17,10 @@ from turngym.core.rollout_request import RolloutRequest  # noqa: E402
 from turngym.scripts.plan import notes_of_run, of_run  # noqa: E402
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm  # noqa: E402
 from turngym.trainers.batch import pack  # noqa: E402
+from turngym.trainers.model_shapes import shape_of  # noqa: E402
 from turngym.trainers.run import build_trainer  # noqa: E402
 from turngym.trainers.train_config import train_config  # noqa: E402
-from turngym.trainers.training_costs import CHIPS, estimate, shape_of  # noqa: E402
+from turngym.trainers.training_costs import CHIPS, estimate  # noqa: E402
 
 TEXT = {"files": [__file__], "documents": 1, "max_length": 16}
 ALFWORLD = {"env": "turngym/ALFWorld-v0", "split": "generated", "max_turns": 3, "episodes": 2, "device": "cpu"}

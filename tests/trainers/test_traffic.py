@@ -7,7 +7,8 @@ import pickle
 import pytest
 
 from turngym.agents import load_world, play_episodes
-from turngym.trainers.training_costs import EPISODE_TOKEN, SHAPES, Workload, traffic
+from turngym.trainers.model_shapes import SHAPES
+from turngym.trainers.training_costs import EPISODE_TOKEN, Workload, traffic
 
 WORK = Workload(episodes=64, turns=30, observation=150, response=100, micro_tokens=8192)
 

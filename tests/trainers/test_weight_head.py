@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from turngym.trainers import lm_head as weight_head
 from turngym.trainers.lm_head import Projected, own_gradient, project, weight_of
-from turngym.trainers.training_costs import SHAPES, logits_bytes
+from turngym.trainers.model_shapes import SHAPES
+from turngym.trainers.training_costs import logits_bytes
 
 torch.set_num_threads(1)
 N, D, V, K = 13, 5, 11, 4
