@@ -70,7 +70,7 @@ class Whole(Sampling, tag="panel"):
     """Every task."""
 
 
-class First(Sampling, tag="first"):
+class Part(Sampling, tag="part"):
     """Some tasks of the panel, the same ones for the same number."""
 
     limit: Count
@@ -97,7 +97,7 @@ def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:
     Spread: the k-th (from 0) of a category of n tasks is at (k + 1/2) / n; those with the least places are taken. So
     every category has its share, and more tasks are those of a smaller limit and others.
     """
-    if not isinstance(sampling, First):
+    if not isinstance(sampling, Part):
         return tuple(tasks)
     if not sampling.spread:
         return tuple(tasks[: sampling.limit])
@@ -135,7 +135,7 @@ class OnPanel(Tasks, tag="panel"):
     """Hash of the panel."""
     size: Number = 0
     """Number of its tasks."""
-    sampling: Whole | First | Published = Whole()
+    sampling: Whole | Part | Published = Whole()
     """`panel`: every task, --samples times. `published`: the tasks that the published harness (verl-agent) draws with
     128 workers, `published:N` with N, in --samples validations; a number so drawn depends on N."""
 
@@ -185,7 +185,7 @@ def episodes_of(play: PlaySpec) -> int:
         return len(tasks.task) * play.samples
     if isinstance(tasks.sampling, Published):
         return tasks.sampling.harness * play.samples
-    most = tasks.sampling.limit if isinstance(tasks.sampling, First) else tasks.size
+    most = tasks.sampling.limit if isinstance(tasks.sampling, Part) else tasks.size
     return min(most, tasks.size) * play.samples
 
 

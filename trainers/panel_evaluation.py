@@ -135,7 +135,7 @@ def eval_spec(
         asked["play"]["env"]["max_turns"] = max_turns
     if evaluation.eval_limit is not None:
         asked["play"]["tasks"]["sampling"] = {
-            "kind": "first",
+            "kind": "part",
             "limit": evaluation.eval_limit,
             "spread": evaluation.eval_spread,
         }

@@ -34,10 +34,10 @@ from turngym.agents.play_spec import (
     Compute,
     EvalSpec,
     ExampleFile,
-    First,
     Model,
     OnPanel,
     OpenAI,
+    Part,
     Published,
     Replay,
     Servers,
@@ -436,12 +436,12 @@ def evaluate_as(
     """
     play = recorded.play
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
-    limits = [tasks, sampling.limit if isinstance(sampling, First) else None]
+    limits = [tasks, sampling.limit if isinstance(sampling, Part) else None]
     counts = [count for count in limits if count is not None]
     heat = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
     # a recorded choice is made again
-    more |= {"spread": sampling.spread} if isinstance(sampling, First) else {}
+    more |= {"spread": sampling.spread} if isinstance(sampling, Part) else {}
     more |= {} if heat is None else {"temperature": heat}
     return evaluate(
         panel,

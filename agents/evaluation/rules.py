@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.agents.evaluation.original import panel_of
-from turngym.agents.play_spec import EvalSpec, First, OnPanel, PlaySpec
+from turngym.agents.play_spec import EvalSpec, OnPanel, Part, PlaySpec
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
 from turngym.agents.resolve_play import ENVIRONMENT, environment_layer, panel_layer
@@ -102,7 +102,7 @@ def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
         preset = None
     found = stated(spec.play, panel, preset=preset)
     some = []
-    if isinstance(tasks.sampling, First) and tasks.sampling.limit < len(panel.tasks):
+    if isinstance(tasks.sampling, Part) and tasks.sampling.limit < len(panel.tasks):
         some.append(tasks.sampling.said_of(len(panel.tasks)))
     apart = {**found.scored, **found.refused}
     return [_line(*item) for item in apart.items()], [*some, *(_line(*item) for item in found.told.items())]

@@ -164,7 +164,7 @@ def test_evaluate_in_a_few_lines(panel: Panel, tmp_path: Path) -> None:
         "panel": "few-v1",
         "sha256": panel.sha256,
         "size": 3,
-        "sampling": {"kind": "first", "limit": 2, "spread": True},
+        "sampling": {"kind": "part", "limit": 2, "spread": True},
     }
     assert written["scores"]["overall"]["avg"]["mean"] == 1.0
     assert evaluate(panel, samples=2, limit=2, out=tmp_path, progress=False).resumed == 4

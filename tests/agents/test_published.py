@@ -158,7 +158,7 @@ def test_draws_and_panels_are_not_compared(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(ScoreError, match="sampling"):
         compare_recorded(tmp_path / "a", tmp_path / "b")
     assert main([*command, "--sampling", "published", "--limit", "3"]) == 2
-    assert "limit is a setting of play.tasks.sampling = first" in capsys.readouterr().err
+    assert "limit is a setting of play.tasks.sampling = part" in capsys.readouterr().err
 
 
 def test_search_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

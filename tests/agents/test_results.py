@@ -63,7 +63,7 @@ def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) 
     check(written)
     play = written["spec"]["play"]
     assert (play["tasks"]["panel"], play["tasks"]["size"]) == ("alfworld-quickstart-v1", 100)
-    assert play["tasks"]["sampling"] == {"kind": "first", "limit": 3, "spread": True}
+    assert play["tasks"]["sampling"] == {"kind": "part", "limit": 3, "spread": True}
     assert (play["env"]["id"], play["env"]["max_turns"]) == ("turngym/ALFWorld-v0", 4)
     assert written["spec"]["agent"]["temperature"] == 0.85
     assert {"python", "turngym", "torch", "transformers", "gymnasium"} <= set(written["versions"])
