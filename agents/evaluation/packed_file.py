@@ -113,12 +113,11 @@ def _digest(head: Mapping[str, Any], rows: Rows) -> str:
     return sha256("\n".join([json.dumps(head, sort_keys=True), *(line for _, line in rows)]).encode()).hexdigest()
 
 
-def _broken(first: str, rows: Rows) -> list[str]:
-    """What was changed since the file with the head `first` was sealed.
+def _broken(first: str, stated: Mapping[str, Any], rows: Rows) -> list[str]:
+    """What was changed since the file with the head `first`, which holds `stated`, was sealed.
 
     Its text counts, and not what this version makes of it: a setting that came later has no part in the seal.
     """
-    stated = json.loads(first)
     facts = {name: stated[name] for name in FACTS}
     head = {"format": FORMAT, "version": VERSION, **facts, "checksums": stated["checksums"]}
     if _digest(head, rows) != stated["sha256"]:
@@ -199,7 +198,7 @@ def read_result(path: str | Path) -> PackedResult:
             **{**{name: head[name] for name in FACTS}, "spec": read(EvalSpec, head["spec"], "its spec")},
             episodes=episodes,
             seal=head["sha256"],
-            broken=tuple(_broken(first, [(_name(one), row) for one, row in zip(episodes, rows, strict=True)])),
+            broken=tuple(_broken(first, head, [(_name(one), row) for one, row in zip(episodes, rows, strict=True)])),
         )
     except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error
