@@ -21,9 +21,7 @@ import ast
 import dataclasses
 import inspect
 import json
-import math
 import re
-import sys
 import textwrap
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -46,9 +44,10 @@ from typing import (
 )
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Struct
+from msgspec import NODEFAULT, Struct
 
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.numbers import FINITE
 from turngym.core.redaction import brief
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of, user_path
@@ -58,50 +57,9 @@ KIND = "kind"
 NONE = "none"
 """How None is written where there is no null: in TOML and on a command line."""
 
-Count = Annotated[int, Meta(ge=1, le=10**9)]
-"""Number of things that there are."""
-Number = Annotated[int, Meta(ge=0, le=10**9)]
-Seed = Annotated[int, Meta(ge=0)]
-"""A seed, which may have any number of digits."""
-Share = Annotated[float, Meta(ge=0, le=1)]
-NotNegative = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers that a setting of a dataclass may have, as a note beside its type: `Annotated[int, Range(1)]`.
-
-    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
-    """
-
-    least: float = 0
-    most: float | None = None
-    """None: the limit of what has no note."""
-    above: bool = False
-    """Whether `least` itself is too small."""
-    below: bool = False
-    """Whether `most` itself is too large."""
-
-    def refuses(self, value: float) -> str:
-        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
-        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
-        if value > most:
-            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
-        if self.below and value == most:
-            return f"less than {most:g}"
-        if value > self.least or (value == self.least and not self.above):
-            return ""
-        if self.least < -MOST:
-            return "a finite number"
-        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
-
-
 POSITIONAL = "positional"
 Positional = Annotated[T, POSITIONAL]
 """A setting that a command line gives as a word, without its name."""
-MOST = 10**9
-"""The largest whole number that a setting without a note may have: what counts something that is made."""
 
 
 class SettingsError(TurngymError, ValueError):
@@ -184,11 +142,6 @@ class Setting:
     def positional(self) -> bool:
         """Whether a command line gives it as a word, without its name."""
         return POSITIONAL in getattr(self.type, "__metadata__", ())
-
-    @property
-    def range(self) -> Range | None:
-        """What its numbers may be, where notes of its type do not tell msgspec."""
-        return _range_of(self.type, self.owners[0])
 
     @property
     def about(self) -> str:
@@ -527,9 +480,6 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     except msgspec.ValidationError as error:
         shown = " ".join(words)
         raise SettingsError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
-    for one in found if isinstance(found, tuple) else (found,):
-        if wanted := _refused(one, setting.range):
-            raise SettingsError(f"{where} is {brief(one, 40)}; valid: {wanted}")
     return found
 
 
@@ -737,15 +687,11 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
     """
     try:
         table = _without_none(cls, table)
-        found = msgspec.convert(table, cls, dec_hook=_path_of)
+        return msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         raise SettingsError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
-    for path, value, valid in _wrong_numbers(found):
-        name = short_name(cls, path) if path in settings_of(cls) else path  # type: ignore[arg-type]
-        raise SettingsError(f"{said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
-    return found
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -769,42 +715,6 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
                     key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()
                 }
     return found
-
-
-def _wrong_numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yields (path, number, what it must be) of numbers that are infinite or not a number, or out of the range that a
-    note gives them."""
-    for field in fields_of(type(value)):
-        item, here = getattr(value, field.name), f"{path}{field.name}"
-        limits = _range_of(field.type, type(value))
-        for one in item if isinstance(item, tuple) else (item,):
-            if wanted := _refused(one, limits):
-                yield here, one, wanted
-            elif isinstance(one, _tables_in(field.type)):
-                yield from _wrong_numbers(one, f"{here}.")
-
-
-def _refused(value: Any, limits: Range | None) -> str:
-    """What a number must be that is out of its range, or without one is not finite; "" for all other values."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    if limits is None:
-        return "" if isinstance(value, int) or math.isfinite(value) else "a finite number"
-    return limits.refuses(value)
-
-
-def _range_of(kind: Any, owner: type[Any]) -> Range | None:
-    """The range in the notes of a type. A dataclass's numbers always have one; msgspec knows those of a Spec."""
-    return next(
-        (note for note in _notes(kind) if isinstance(note, Range)), None if issubclass(owner, Spec) else Range()
-    )
-
-
-def _notes(kind: Any) -> Iterator[Any]:
-    """The notes of a type, and of those of a union."""
-    yield from getattr(kind, "__metadata__", ())
-    for one in get_args(_bare(kind)) if get_origin(_bare(kind)) in (Union, types.UnionType) else ():
-        yield from _notes(one)
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -884,7 +794,9 @@ def _valid(said: str) -> str:
     if match is None:
         return said
     names = " or ".join(_NAMES.get(name.strip(), name.strip()) for name in match[1].split("|"))
-    bound = "" if match[2] is None else f" {_BOUNDS[match[2]]} {match[3]}"
+    if match[3] is not None and abs(float(match[3])) == FINITE:
+        return "a finite number"
+    bound = "" if match[2] is None else f" {_BOUNDS[match[2]]} {match[3].removesuffix('.0')}"
     return f"{names}{bound}{match[4] or ''}"
 
 

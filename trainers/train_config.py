@@ -27,15 +27,11 @@ from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
+from turngym.core.numbers import Count, NotNegative, Number, Positive, Signed
 from turngym.core.secrets import refuse_credentials
-from turngym.core.settings import Signed
 from turngym.core.spec import (
     KIND,
-    Count,
     Layer,
-    NotNegative,
-    Number,
-    Positive,
     Resolved,
     Setting,
     SettingsError,

@@ -29,9 +29,10 @@ from msgspec import Meta, field
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.numbers import Count, Seed
 from turngym.core.redaction import brief
 from turngym.core.settings import read_toml
-from turngym.core.spec import Count, Layer, Seed, SettingsError, Spec, flat, merged, read
+from turngym.core.spec import Layer, SettingsError, Spec, flat, merged, read
 from turngym.core.user_files import user_path
 from turngym.scripts.jobs import shown
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from msgspec import Meta
 
 from turngym.core.errors import TurngymError
-from turngym.core.spec import KIND, Positional, Range, Spec
+from turngym.core.spec import KIND, Positional, Spec
 from turngym.scripts.options import read_options, run_verb
 
 
@@ -24,7 +25,7 @@ class Near(Way, tag="near"):
 class Far(Way, tag="far"):
     """By train."""
 
-    stops: Annotated[int, Range(1, 9)] = 3
+    stops: Annotated[int, Meta(ge=1, le=9)] = 3
     """Stops on the way."""
 
 

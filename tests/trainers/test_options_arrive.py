@@ -509,8 +509,6 @@ def test_text_in_the_reward_of_a_group_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cancels in a group-relative advantage"):
         grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path, in_reward=0.25))
     assert [term.name for term in grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path)).terms] == ["lpt"]
-    with pytest.raises(ConfigError, match="in_reward is -1"):
-        LmLossConfig(in_reward=-1.0)
 
 
 @pytest.mark.parametrize(

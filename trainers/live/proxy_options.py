@@ -14,20 +14,8 @@ from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.core.errors import did_you_mean
-from turngym.core.spec import (
-    Count,
-    Layer,
-    NotNegative,
-    Number,
-    Range,
-    Spec,
-    Unread,
-    at,
-    expand,
-    merged,
-    needing,
-    resolve,
-)
+from turngym.core.numbers import Count, NotNegative, Number
+from turngym.core.spec import Layer, Spec, Unread, at, expand, merged, needing, resolve
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig
@@ -77,9 +65,9 @@ class RecordingProxy(Spec):
 class ProxyLoop(LoopConfig):
     """What the loop does."""
 
-    steps: Annotated[int, Range(1)] = 10_000
+    steps: Count = 10_000
     """Training steps K_total."""
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """Sampling temperature of main turns."""
 
 
