@@ -24,7 +24,7 @@ import json
 import re
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -156,13 +156,9 @@ class _Field:
     default: Any
 
 
+@cache
 def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table: a `Spec`, or a dataclass."""
-    return _fields_of(cls)
-
-
-@cache
-def _fields_of(cls: Any) -> tuple[_Field, ...]:
     if issubclass(cls, Struct):
         return tuple(
             _Field(
@@ -501,8 +497,7 @@ class Layer:
 
     name: str
     """Who gives its values, for origins and errors: `panel alfworld-quickstart-v1`, `command line`."""
-    table: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    """The values; or a function that makes them from all that people asked for."""
+    table: Mapping[str, Any]
     asked: bool = False
     """Whether a person asked for these values. What the chosen kind of a union does not have is then refused; from all
     other layers it is left out."""
@@ -527,18 +522,13 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
     reads (`unread`) is left out where nobody asked for it. Raises SettingsError, which names the layer.
     """
-    asked_for = merged([layer.table for layer in layers if layer.asked and not callable(layer.table)])
-    made = [
-        Layer(name=one.name, table=one.table(asked_for), asked=one.asked) if callable(one.table) else one
-        for one in layers
-    ]
-    found, asked = _resolved(cls, made), {layer.name for layer in layers if layer.asked}
+    found, asked = _resolved(cls, layers), {layer.name for layer in layers if layer.asked}
     idle = dict(unread(found.spec))
     for path, needed in idle.items():
         if (who := said_by(found.origins, path)) in asked:
             said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
             raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
-    return _resolved(cls, [_without(one, idle) for one in made]) if idle else found
+    return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
 
 
 def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -555,7 +545,6 @@ def _without(layer: Layer, paths: Collection[str]) -> Layer:
             if f"{above}{name}" not in paths
         }
 
-    assert not callable(layer.table)
     return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
 
 
@@ -598,7 +587,6 @@ def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     table: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
-        assert not callable(layer.table)
         _merge(table, layer.table, origins, layer.name, "")
     return table, origins
 

@@ -216,7 +216,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "lora_rank": 0 if config.lora is None else config.lora.rank,
         "reference": _reference(config, algorithm),
         "critic": "none" if algorithm.critic is None else algorithm.critic.kind,
-        "ahead": bool(config.stale.staleness),
+        "ahead": config.stale is not None,
         "plays": algorithm.imitates is None and not play.traces,
         "slots": play.slots,
         "rollout_dtype": play.rollout_dtype,

@@ -232,9 +232,8 @@ IDLE += (
     "keep_checkpoints",
     "keep_rollouts",
     "tensorboard",
-    "wandb",
-    "trackio",
-    "log_project",
+    "tracker",
+    "project",
     "gradient_checkpointing",
 )
 IDLE += ("step_timeout", "worker_timeout", "process_timeout", "judge_timeout", "server_parallel", "server_deadline")

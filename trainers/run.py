@@ -55,7 +55,7 @@ from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, 
 from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.run_config import ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
+from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.scorer import LocalScorer, load_student
 from turngym.trainers.several import (
     EachPanel,
@@ -63,6 +63,7 @@ from turngym.trainers.several import (
     RoutedTeachers,
     SeveralSources,
     further_envs,
+    shares_of,
     with_teacher_folder,
 )
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, teachers_reader
@@ -77,7 +78,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
-from turngym.trainers.train_config import DEFAULT, RolloutConfig, TrainConfig, resolve_training
+from turngym.trainers.train_config import DEFAULT, TrainConfig, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
 
@@ -246,7 +247,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         judge=algorithm.judge,
         told=algorithm.told,
     )
-    envs = _open_envs(config.rollouts, info, further, opened)
+    envs = _open_envs(config, info, further, opened)
     student = envs[""].student
     on_update = partial(_all_changed, [env.student for env in envs.values()])
     if models.resume and list_checkpoints(models.out):
@@ -268,8 +269,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         source = judged_source(source, envs[""], algorithm)
     if further and not play.traces:
         others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
-        shares = [play.share, *(item.share for item in further)]
-        source = SeveralSources(sources={"": source, **others}, shares=shares)
+        source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
     source = _rewarded(source, config)
 
     # Evaluations, in each environment on its own panel.
@@ -290,7 +290,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # When is played: before each step, or with --staleness while the student learns.
     order = RolloutSchedule()
-    if actor is not None:
+    if actor is not None and config.stale is not None:
         order = AsyncRollout(
             staleness=config.stale.staleness,
             last=run.steps,
@@ -345,7 +345,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
         # absolute, for whoever reads the adapter stands elsewhere
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)
     actor = None
-    if config.stale.staleness:
+    if config.stale is not None:
         own = frozen_copy(model)
         # the tokenizer is copied, too: another thread uses it
         actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer))
@@ -353,7 +353,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
 
 
 def _open_envs(
-    config: RolloutConfig, info: RunInfo, further: Sequence[FurtherEnv], opened: ExitStack
+    config: TrainConfig, info: RunInfo, further: Sequence[FurtherEnv], opened: ExitStack
 ) -> dict[str, RunEnv]:
     """Opens the run's environments, by name: its own is "", with those of --also after it.
 
@@ -365,11 +365,11 @@ def _open_envs(
     """
     envs = {"": _open_env(config, info, opened)}
     for item in further:
-        envs[item.name] = _open_env(item.rollouts(config), replace(info, out=info.out / item.name), opened)
+        envs[item.name] = _open_env(item.played(config), replace(info, out=info.out / item.name), opened)
     return envs
 
 
-def _open_env(config: RolloutConfig, info: RunInfo, opened: ExitStack) -> RunEnv:
+def _open_env(config: TrainConfig, info: RunInfo, opened: ExitStack) -> RunEnv:
     student = StudentPlayer(config, info)
     # at once: what fails from here on must not leave workers or servers running
     opened.callback(student.close)
@@ -425,7 +425,7 @@ def evaluation_of(config: TrainConfig) -> EvalSpec | None:
         return None
     return eval_spec(
         load_panel(config.evaluation.panel),
-        config.rollouts,
+        config,
         seed=config.run.seed,
         max_turns=run_of(config).full_depth,
         explicit_turns=config.run.max_turns is not None,
@@ -443,8 +443,8 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
         env_id=config.play.env_id,
     )
     algorithm = built(find_algorithm(config.algorithm), config.own, context)
-    stale = bool(config.stale.staleness) or bool(config.play.traces)
-    return config.stale.corrected(bounded(algorithm, config.part("dual_clip"), stale=stale))
+    stale = config.stale is not None or bool(config.play.traces)
+    return truncated(bounded(algorithm, config.part("dual_clip"), stale=stale), config.stale)
 
 
 def run_of(config: TrainConfig) -> RunConfig:

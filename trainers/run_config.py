@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.spec import Spec, Unread, fields_of, flat, needing, to_table
+from turngym.core.spec import KIND, Spec, Unread, fields_of, flat, needing, to_table
 from turngym.core.task import MAX_TURNS
 
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
@@ -146,6 +146,38 @@ class CriticConfig:
     """Gradients are scaled down to this norm. 0 leaves them as they are."""
 
 
+class Stale(Spec):
+    """How far what plays may be behind what learns."""
+
+    staleness: Number
+    """Most updates that a turn may be behind the student when it is trained on. Older ones are left out."""
+    importance_cap: Annotated[float, Meta(ge=1, le=FINITE)] = 2.0
+    """Most that a stale token's probability ratio new / old counts for: truncated importance sampling."""
+
+
+class Ahead(Stale):
+    """Playing that lags behind learning by a fixed number of steps."""
+
+    staleness: Count
+    """Steps by which playing lags behind. Batch t is played by the student after step t - 1 - K (at the start: the
+    untrained one), whatever the timing."""
+
+
+class Tracker(Spec, tag_field=KIND):
+    """What shows a run's numbers beside tensorboard."""
+
+    project: str = "turngym"
+    """The project under which the run appears, by the name of its folder."""
+
+
+class Wandb(Tracker, tag="wandb"):
+    """Weights & Biases."""
+
+
+class Trackio(Tracker, tag="trackio"):
+    """trackio."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
     """What the loop does, whichever algorithm it runs."""
@@ -182,16 +214,9 @@ class LoopConfig:
     began."""
     tensorboard: bool = True
     """Write for tensorboard, where it is installed."""
-    wandb: bool = False
-    """Log to Weights & Biases. It needs pip install 'turngym[wandb]'."""
-    trackio: bool = False
-    """Log to trackio. It needs pip install 'turngym[trackio]'."""
-    log_project: str = "turngym"
-    """wandb, trackio: the project under which the run appears, by the name of its folder."""
-
-    def unread(self) -> Unread:
-        if not (self.wandb or self.trackio):
-            yield from needing("--wandb or --trackio", "log_project")
+    tracker: Wandb | Trackio | None = None
+    """Where to log beside tensorboard: Weights & Biases (`wandb`) or `trackio`. It needs pip install 'turngym[wandb]',
+    or [trackio]."""
 
 
 # without slots, for a class that has two bases
@@ -241,16 +266,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
                     f"{name} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
                 )
 
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """Packages beside tensorboard that show the run's numbers."""
-        return tuple(name for name, wanted in (("wandb", self.wandb), ("trackio", self.trackio)) if wanted)
-
 
 FREE = frozenset(
     {
         *("eval_every", "checkpoint_every", "keep_checkpoints", "gradient_checkpointing"),
-        *("tensorboard", "wandb", "trackio", "log_project"),
+        *("tensorboard", "tracker"),
     }
 )
 """Settings that may change when a run is resumed, because they do not change what it computes."""
@@ -266,6 +286,6 @@ def fingerprint(config: Any) -> dict[str, Any]:
     Two runs may continue each other where their fingerprints are equal.
     """
     settings = flat(to_table(config) if isinstance(config, Spec) else dataclasses.asdict(config))
-    kept = {name: value for name, value in settings.items() if name.rpartition(".")[2] not in FREE}
+    kept = {name: value for name, value in settings.items() if FREE.isdisjoint(name.split("."))}
     # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(kept.items())}

@@ -1,6 +1,6 @@
 """The student at play: its environment, the model that plays in it, and who computes (this process, workers, servers).
 
-`StudentPlayer` is opened once for each environment of a run, from `RolloutConfig` (what the settings say) and `RunInfo`
+`StudentPlayer` is opened once for each environment of a run, from `TrainConfig` (what the settings say) and `RunInfo`
 (what the run knows). It keeps no settings: what is played is in `student_sources`, how it is evaluated in
 `panel_evaluation`, how it is judged in `open_judge`.
 """
@@ -38,7 +38,7 @@ from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
-from turngym.trainers.train_config import ChatConfig, PlayConfig, RolloutConfig
+from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
 
 if TYPE_CHECKING:
     from turngym.agents.executor.parallel import ParallelRollout
@@ -100,7 +100,7 @@ class StudentPlayer:
     Raises TurngymError for an environment or server that does not fit. Close it when the run is over.
     """
 
-    def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
+    def __init__(self, config: TrainConfig, run: RunInfo) -> None:
         play = config.play
         self.preset = find_preset(play.preset, play.env_id)
         self.env_kwargs = dict(play.env_kwargs)
@@ -165,7 +165,7 @@ class StudentPlayer:
                 parallel.prepare(player.engine)
 
     def _player(
-        self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
+        self, config: TrainConfig, run: RunInfo, played: PlayedModel, *, served: bool
     ) -> tuple[ModelPlayer, SyncedPolicy | None]:
         engine = None
         if served and not isinstance(config.engine, Here):
@@ -298,7 +298,7 @@ def text_writer(player: ModelPlayer) -> TextEpisodes:
 class RunEnv:
     """An environment of a run, with the student that plays it and the panel that it is evaluated on."""
 
-    config: RolloutConfig
+    config: TrainConfig
     info: RunInfo
     student: StudentPlayer
     panel: Panel | None = None

@@ -277,7 +277,6 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
     # what methods share is for those that read it, so somebody must
     trained = [method.algorithm for method in (*methods.values(), *starts.values()) if method.algorithm]
     for layer in (study.train, *(place.settings for place in study.places)):
-        assert isinstance(layer.table, Mapping)
         for key, value in flat(layer.table).items():
             readers = (one for one in dict.fromkeys([*trained, *BUILT_IN]) if has_setting(one, key))
             reader = next(readers, trained[0] if trained else "grpo")

@@ -191,7 +191,7 @@ def test_which_limit_an_evaluation_in_training_has() -> None:
 
     def made(panel: Panel, named: str | None, given: dict[str, Any], **run: Any) -> dict[str, Any]:
         turns = {"max_turns": 50, "explicit_turns": False, **run}
-        played = config(Path(), preset=named, panel=panel.full_name, env_kwargs=given).rollouts
+        played = config(Path(), preset=named, panel=panel.full_name, env_kwargs=given)
         found = eval_spec(panel, played, **turns)
         return make_arguments(found.spec.play)
 
@@ -261,7 +261,7 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
     run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
-    settings = config(tmp_path, preset="verl-agent", env_kwargs={"on_invalid": "reject"}).rollouts
+    settings = config(tmp_path, preset="verl-agent", env_kwargs={"on_invalid": "reject"})
     env = RunEnv(config=settings, info=run, student=StudentPlayer(settings, run))
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
     (episode,) = played_source(env, open_demonstrations(env)[0])(request)

@@ -148,7 +148,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (TURN, "blend_start", 0.25, "weight.start", ITSELF),
     (TURN, "blend_end", 0.75, "weight.end", ITSELF),
     (TURN, "weight", "trajectory", "weight", trajectory_weights),
-    (TURN, "adaptive_depth", False, "depth", FixedDepth(h_max=17)),
+    (TURN, "depth", None, "depth", FixedDepth(h_max=17)),
     (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.rho", 0.3),
     (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.p", 0.6),
     (TURN, "depth", DepthConfig(h_max=9, h_min=4), "depth.h_max", 9),

@@ -217,8 +217,6 @@ def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
 class TurnOpdConfig:
     """TurnOPD and its ablations."""
 
-    adaptive_depth: bool = True
-    """Measure how deep to roll out. Without it every rollout has full depth (ablation: blend only)."""
     weight: Literal["blend", "trajectory", "turn"] = "blend"
     """How tokens are weighted. `trajectory` is the ablation depth only, `turn` hard turn-level weights from the first
     step."""
@@ -230,15 +228,14 @@ class TurnOpdConfig:
     """Fewest episodes that reach a reliable turn; `n_min_share` of them, if that is more."""
     n_min_share: Share = 0.15
     """Least share of the episodes that reach a reliable turn."""
-    depth: DepthConfig = field(default_factory=DepthConfig)
+    depth: DepthConfig | None = field(default_factory=DepthConfig)
+    """How it is measured how deep to roll out; none: every rollout has full depth (ablation: blend only)."""
 
     def __post_init__(self) -> None:
         if not self.blend_start <= self.blend_end:
             raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
 
     def unread(self) -> Unread:
-        if not self.adaptive_depth:
-            yield from needing("adaptive_depth", "depth")
         if self.weight != "blend":
             yield from needing("weight blend", "blend_start", "blend_end")
         if self.weight == "trajectory":
@@ -270,7 +267,7 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
 
 
 def depth_controller(config: TurnOpdConfig, run: RunConfig) -> DepthController:
-    if not config.adaptive_depth:
+    if config.depth is None:
         return FixedDepth(h_max=run.full_depth)
     run.check_turns(config.depth, "h_min", "h_max")
     # probes cannot play more turns than the run allows, and the least depth may not exceed theirs
