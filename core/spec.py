@@ -21,6 +21,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import math
 import re
 import textwrap
 import types
@@ -691,6 +692,9 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
         if name not in kinds and dataclasses.is_dataclass(cls):
             raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.{above.rstrip('.')}`")
         kind = kinds.get(name)
+        # no type of a float without a range knows that
+        if kind is float and isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{above}{name} is {value}; valid: a finite number")
         if isinstance(value, str) and value == NONE and type(None) in _members(kind):
             found[name] = None
         elif isinstance(value, Mapping):

@@ -31,7 +31,8 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
             f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
             f"{algorithm.group}; valid: n of at least 2"
         )
-    judge = open_judge(options, kind, student, expert=env.config.part("expert"), seed=run.seed, device=run.device)
+    device = env.config.models.device
+    judge = open_judge(options, kind, student, expert=env.config.part("expert"), seed=run.seed, device=device)
     player, position = student.actor, (algorithm.told or Told()).position
     hints = HintPrompts(renderer=player.renderer, position=position, max_context=player.engine.max_length)
 

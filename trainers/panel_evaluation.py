@@ -78,7 +78,6 @@ def _of_run(panel: Panel, config: TrainConfig, run: RunInfo, student: StudentPla
         config,
         seed=run.seed,
         max_turns=run.max_turns,
-        explicit_turns=run.explicit_turns,
         chat=student.settings,
         shown=examples_table(config, student.examples),
     )
@@ -89,7 +88,6 @@ def eval_spec(
     config: TrainConfig,
     *,
     max_turns: int,
-    explicit_turns: bool,
     seed: int = 0,
     chat: ChatSettings | None = None,
     shown: Mapping[str, Any] | None = None,
@@ -103,7 +101,6 @@ def eval_spec(
         panel: its own arguments fix the tasks.
         config: what is evaluated, and how.
         max_turns: the run's limit of turns.
-        explicit_turns: whether that was asked for.
         seed: the run's.
         chat: how the student is spoken to, completed, without examples; None: by default.
         shown: the examples in its prompt (`examples_table`).
@@ -131,7 +128,7 @@ def eval_spec(
         "agent": {"kind": "model", "temperature": evaluation.eval_temperature},
         "compute": {"slots": play.slots, "data": play.data},
     }
-    if explicit_turns:
+    if config.run.max_turns is not None:
         asked["play"]["env"]["max_turns"] = max_turns
     if evaluation.eval_limit is not None:
         asked["play"]["tasks"]["sampling"] = {

@@ -231,16 +231,12 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # The environments in which the student plays: that of --env is "", those of --also have names.
     further = further_envs(config, algorithm)
     info = RunInfo(
-        folder=models.student,
         out=models.out,
         learner=learner,
         actor=actor,
         seed=run.seed,
         episodes=run.steps * run.episodes,
         max_turns=run.full_depth,
-        explicit_turns=config.run.max_turns is not None,
-        device=models.device,
-        reward=run.reward,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
@@ -428,7 +424,6 @@ def evaluation_of(config: TrainConfig) -> EvalSpec | None:
         config,
         seed=config.run.seed,
         max_turns=run_of(config).full_depth,
-        explicit_turns=config.run.max_turns is not None,
     ).spec
 
 

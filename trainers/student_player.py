@@ -57,8 +57,6 @@ class PlayedModel:
 class RunInfo:
     """What a student at play must know about a run."""
 
-    folder: Path
-    """Folder of the untrained student."""
     out: Path
     """Folder of the run."""
     learner: PlayedModel
@@ -69,11 +67,6 @@ class RunInfo:
     episodes: int = 0
     """Episodes that the whole run is to play; 0: unknown."""
     max_turns: int
-    explicit_turns: bool = False
-    """Whether `max_turns` was asked for; otherwise a panel's own limit goes before it."""
-    device: str = "auto"
-    reward: str | None = None
-    """The run's own reward, as `--reward` names it."""
     imitates: ExpertPlay | None = None
     """How an expert plays the episodes of a step; None: the student plays them."""
     vocab_size: int | None = None
@@ -101,11 +94,11 @@ class StudentPlayer:
     """
 
     def __init__(self, config: TrainConfig, run: RunInfo) -> None:
-        play = config.play
+        play, folder = config.play, config.models.student
         self.preset = find_preset(play.preset, play.env_id)
         self.env_kwargs = dict(play.env_kwargs)
         """Arguments for gym.make that the settings give."""
-        self.settings = chat_settings(config.chat, play, run.folder)
+        self.settings = chat_settings(config.chat, play, folder)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
@@ -141,7 +134,7 @@ class StudentPlayer:
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
-        if not (Path(run.folder) / FILE).exists():
+        if not (folder / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
         if why := self.scoring.get("approximate"):
@@ -177,7 +170,7 @@ class StudentPlayer:
 
                 log = run.out / "server.log"
                 own = RunServer(
-                    config.engine, run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
+                    config.engine, config.models.student, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
                 )
                 self._closing.enter_context(own)
             engine = train_policy(

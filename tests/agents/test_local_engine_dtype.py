@@ -203,7 +203,7 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
-    run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=2)
+    run = RunInfo(out=tmp_path, learner=learner, max_turns=2)
     seen = []
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
     for asked, name in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
