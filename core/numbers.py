@@ -29,6 +29,7 @@ Seed = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Portion = Annotated[float, Meta(gt=0, le=1)]
 """A share of something that must not be nothing."""
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 Signed = Annotated[float, Meta(ge=-FINITE, le=FINITE)]

@@ -777,7 +777,10 @@ _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 def _valid_for(setting: Setting, value: Any, said: str) -> str:
     """What a setting may be; `said` is what msgspec says of `value`."""
     choices = choices_of(setting.type)
-    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(said)
+    # of a number or a word, a number out of its range
+    if not choices or re.search(" [<>]=? ", said):
+        return _valid(said)
+    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}"
 
 
 def _valid(said: str) -> str:

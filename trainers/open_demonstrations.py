@@ -42,7 +42,7 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
     if config.play.traces or (run.imitates is not None and asked is None):
         return None, {}
     player, base, play = student.actor, student.env, student.play
-    reward = config.part("reward")
+    reward = config.loop.reward
     writer, options = text_writer(player), config.part("demonstrations")
     # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
     fits = writer.fits if options.demonstration_fits and player.settings.memory == "all" else None

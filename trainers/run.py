@@ -467,7 +467,7 @@ def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algori
 
 def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
     """Returns `source`, or its episodes with the run's own reward in the place of the environment's return."""
-    name, kind = config.part("reward"), getattr(config.own, "reward", "return")
+    name, kind = config.loop.reward, getattr(config.own, "reward", "return")
     if name is None:
         return source
     if kind in ("success", "score"):

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from turngym.core.errors import TurngymError
-from turngym.core.numbers import FINITE, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
+from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
 from turngym.core.spec import KIND, Spec, Unread, fields_of, flat, needing, to_table
 from turngym.core.task import MAX_TURNS
 
-BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
 

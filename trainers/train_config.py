@@ -335,7 +335,7 @@ class TrainConfig(Spec, Learns):
     @property
     def stale(self) -> Ahead | None:
         """How far playing runs ahead of learning; None: not at all."""
-        stale: Ahead | None = self.part("staleness")
+        stale: Ahead | None = getattr(self.method, "staleness", None)
         return stale
 
     @property

@@ -14,13 +14,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Literal
-
-from msgspec import Meta
+from typing import Literal
 
 from turngym.agents.rendering.conversation import require_memory
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.numbers import Count, Million, NotNegative, Number, Portion
+from turngym.core.numbers import BelowOne, Count, Million, NotNegative, Number, Portion
 from turngym.core.task import MAX_TURNS
 from turngym.trainers.model_shapes import BYTES, ModelShape
 
@@ -139,7 +137,7 @@ class Workload:
     """Share of the memory's bandwidth that decoding reaches."""
     start_us: NotNegative = 15.0
     """Microseconds for Python and torch to start one operation of the local engine; 0 if a server plays."""
-    reserve: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    reserve: BelowOne = 0.1
     """Share of the chip's memory left to the allocator, the libraries and the communication buffers."""
 
     def __post_init__(self) -> None:

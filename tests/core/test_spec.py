@@ -179,7 +179,7 @@ def test_layers_stand_on_top_of_each_other() -> None:
     below = {"env": {"id": "e", "turns": 9}, "judge": {"kind": "url", "address": "x", "votes": 7}, "more": {"a": 1}}
     layers = [
         Layer(name="below", table=below),
-        Layer(name="made", table=lambda asked: {"loud": asked["env"]["turns"] == 4}),
+        Layer(name="middle", table={"loud": True}),
         Layer(name="on top", table={"env": {"turns": 4}, "more": {"b": 2}}, asked=True),
     ]
     found = resolve(Run, layers)

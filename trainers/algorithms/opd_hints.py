@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.core.numbers import Million, NotNegative
+from turngym.core.numbers import BelowOne, Million, NotNegative
 from turngym.core.protocols import Position
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
 from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import BelowOne, ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 

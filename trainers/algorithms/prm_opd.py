@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.core.episode import Episode
-from turngym.core.numbers import NotNegative
+from turngym.core.numbers import BelowOne, NotNegative
 from turngym.core.protocols import Position
 from turngym.trainers.algorithm import (
     Algorithm,
@@ -25,7 +25,7 @@ from turngym.trainers.algorithm import (
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, without
 from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import BelowOne, ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, fingerprint
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_weights import WEIGHTS
 

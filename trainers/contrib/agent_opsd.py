@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.numbers import Share
+from turngym.core import Share
 from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.numbers import Group, NotNegative, Share
+from turngym.core import Group, NotNegative, Share
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,

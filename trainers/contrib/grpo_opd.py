@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode
-from turngym.core.numbers import Group, NotNegative
+from turngym.core import Episode, Group, NotNegative
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,

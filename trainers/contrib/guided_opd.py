@@ -12,8 +12,7 @@ from typing import Literal
 
 import torch
 
-from turngym.core import Episode, Origin
-from turngym.core.numbers import Portion, Share
+from turngym.core import Episode, Origin, Portion, Share
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,

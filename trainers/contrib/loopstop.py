@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode, loop_end
-from turngym.core.numbers import Count, Portion
+from turngym.core import BelowOne, Count, Episode, Portion, loop_end
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -30,7 +29,6 @@ from turngym.trainers import (
     distillation,
     fingerprint,
 )
-from turngym.trainers.run_config import BelowOne
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Position
-from turngym.core.numbers import NotNegative
+from turngym.core import NotNegative, Position
 from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch, ToldLogprobs
 from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
 

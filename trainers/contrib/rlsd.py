@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.numbers import Number, Share
+from turngym.core import Number, Share
 from turngym.trainers import (
     LOG_RATIO_LIMIT,
     Algorithm,

@@ -11,8 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.core import Episode, Turn
-from turngym.core.numbers import Share
+from turngym.core import Episode, Share, Turn
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turngym.core.numbers import NotNegative
+from turngym.core import NotNegative
 from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
