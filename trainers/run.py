@@ -114,7 +114,7 @@ def train(
     found = resolve_training(named, [Layer(name=name, table=one, asked=True) for name, one in layers]).spec
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
-    with open_ranks(timeout=found.models.process_timeout) as ranks:
+    with open_ranks() as ranks:
         return run_training(found, ranks, progress=progress, command=call)
 
 

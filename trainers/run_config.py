@@ -37,8 +37,6 @@ class OptimizerConfig:
     """Decay rates of AdamW's two moments."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay."""
-    eps: NotNegative = 1e-8
-    """AdamW's epsilon."""
     max_grad_norm: NotNegative = 1.0
     """Gradients are scaled down to this norm. 0 leaves them as they are."""
     ppo_epochs: Million = 1

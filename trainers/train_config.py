@@ -27,7 +27,7 @@ from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
-from turngym.core.numbers import Count, NotNegative, Number, Positive, Signed
+from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import (
     KIND,
@@ -86,8 +86,6 @@ class ModelConfig(Spec):
     """Precision of the student's weights. bfloat16 loses updates as small as the reference learning rate's."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
-    process_timeout: Positive = 120.0
-    """Minutes that a process waits for another one under torchrun, while that one plays, evaluates or saves."""
 
 
 class PlayConfig(Spec):
