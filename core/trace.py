@@ -111,8 +111,8 @@ def episode_from_json(line: str) -> Episode:
             if isinstance(turn, dict) and turn.get("teacher") is not None:
                 turn["teacher"] = _teacher(turn["teacher"])
         episode = msgspec.convert(record, Episode, dec_hook=_array)
-    # contradictions; a number that no array can hold
-    except (EpisodeError, OverflowError) as error:
+    # another type; contradictions; a number that no array can hold
+    except (msgspec.ValidationError, EpisodeError, OverflowError) as error:
         raise ValueError(str(error)) from error
     if (goals := episode.meta.get("goal_rate")) is not None:
         checked_number("goal_rate in its meta", goals, least=0.0, most=1.0, error=ValueError)

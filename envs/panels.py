@@ -381,7 +381,7 @@ def _read(path: Path) -> Panel:
             for task_id, sha256, split, category in found.tasks
         ]
         panel = make_panel(found.name, found.version, found.env_id, found.make_kwargs, tasks)
-    except (ValueError, PanelError) as error:
+    except (msgspec.ValidationError, ValueError, PanelError) as error:
         raise PanelError(f"{path} is not a panel manifest: {error}") from error
     if panel.sha256 != found.sha256:
         raise PanelError(

@@ -129,7 +129,7 @@ def read_manifest(folder: str | Path) -> IndexManifest:
             )
         check_manifest(raw)
         return msgspec.convert(raw, IndexManifest)
-    except (ValueError, KeyError, TypeError) as error:
+    except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(f"{path}: damaged manifest ({error}); build the index again") from error
 
 

@@ -188,5 +188,5 @@ def read_result(path: str | Path) -> PackedResult:
             seal=head["sha256"],
             broken=tuple(_broken(first, head, [(_name(one), row) for one, row in zip(episodes, rows, strict=True)])),
         )
-    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, lzma.LZMAError, msgspec.ValidationError, EpisodeError, ValueError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error
