@@ -428,7 +428,8 @@ def test_every_table_can_be_made_of_any_study() -> None:
     for records in ([*OPD, *OURS, *FIXED], [bare]):
         for baseline in ("opd", None):
             for name in TABLES:
-                tables_of(Records(title="t", baseline=baseline, tables=(name,), records=records))
+                made = tables_of(Records(title="t", baseline=baseline, tables=(name,), records=records))
+                assert all(len(row) == len(header) for header, rows in made.values() for row in rows)
 
 
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
