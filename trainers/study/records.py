@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
@@ -181,6 +181,10 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         categories |= {one.task.task_id: one.task.category for one in played}
         clusters |= {one.task.task_id: one.task.cluster for one in played if one.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
+    averaged = cell.folder / AVERAGE / "trace.jsonl"
+    named: Mapping[str, str] = {}
+    if strict:
+        named = contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
     settings = portable(cell.settings, cell.folder.absolute().parent.parent) if strict else cell.settings
     return Record(
         world=cell.world,
@@ -197,15 +201,11 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         phases=spent.phases,
         steps=spent.steps,
         regime=regime_windows(read_metrics(cell.folder)) if strict and cell.verb == "train" else {},
-        averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
+        averaged=task_means(iter_episodes(averaged)) if averaged.is_file() else None,
         clusters=clusters,
-        contents=_contents(cell) if strict else {},
+        contents=named,
         game=json.loads(json.dumps(cell.game)),
     )
-
-
-def _contents(cell: Finished) -> dict[str, str]:
-    return contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
 
 
 def game_of(spec: EvalSpec | None) -> dict[str, Any]:
@@ -245,10 +245,6 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
         return text if root is None else path.relative_to(root).as_posix()
 
     return with_paths(settings, name_of)
-
-
-def _averaged(trace: Path) -> dict[str, float] | None:
-    return task_means([EpisodeOutcome.of(one) for one in iter_episodes(trace)]) if trace.is_file() else None
 
 
 @dataclass(slots=True)
@@ -305,11 +301,8 @@ def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, lis
     if not full or "turn/kl_raw" not in full[0]:
         return {}
     depth = int(full[0]["depth/cap"])
-    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in thirds(full).items()}
-
-
-def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
-    return {item.name: getattr(sums, item.name).tolist() for item in fields(sums)}
+    sums = {name: turn_sums(chosen, depth) for name, chosen in thirds(full).items()}
+    return {name: {column: values.tolist() for column, values in asdict(one).items()} for name, one in sums.items()}
 
 
 def cut_to(record: Record, tasks: set[str]) -> Record:
