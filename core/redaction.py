@@ -273,6 +273,15 @@ def brief(value: object, limit: int) -> str:
     return excerpt(_written(value, repr), limit)
 
 
+def said_by(error: BaseException) -> str:
+    """The text of an exception of somebody else's code in one line; that code makes the text, and may fail at it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "it has no text"
+    return excerpt(" ".join(text.split()), 500)
+
+
 # --- Bugs of ours
 
 

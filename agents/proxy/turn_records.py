@@ -25,6 +25,7 @@ from turngym.core.files import FolderInUseError, locked_file
 from turngym.core.line_file import LineFile
 from turngym.core.strict_json import JsonError, strict_json
 from turngym.core.trace import add_checksum, check_checksum, has_checksum
+from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
 from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls, read_calls
 
@@ -451,7 +452,7 @@ def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
         if not has_checksum(line):
             raise ValueError("it was cut off, or changed: it has no checksum")
         check_checksum(line)
-        record: dict[str, Any] = json.loads(line)
+        record: dict[str, Any] = json_of(line)
     except ValueError as error:
         return RecordProblem(line=number, reason=str(error))
     return record
