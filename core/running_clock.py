@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -23,7 +24,9 @@ def now() -> float:
         moment = time.monotonic()
         if not _looks:
             _looks, _looked = True, moment
-            threading.Thread(target=_look, name="turngym-clock", daemon=True).start()
+            # where no thread can be had, whoever waits looks
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=_look, name="turngym-clock", daemon=True).start()
         late = moment - _looked - PERIOD
         _stood += late if late > LATE else 0.0
         _looked = moment
