@@ -89,13 +89,12 @@ class RunResult:
 def check_ids(batch: RolloutBatch, vocab_size: int | None) -> None:
     """Raises TrainError for a token that is trained on and that is not scored: only the first `vocab_size` ids are.
 
-    The local engine draws none. Servers draw from all rows of a padded head.
+    Engines draw no others, and traces with others are not read.
     """
     if vocab_size is not None and np.any(batch.label_N >= vocab_size):
         raise TrainError(
-            f"id {batch.label_N.max()} was drawn, and teacher and student share the first {vocab_size} alone: it lies "
-            "in the padding of the student's head, which no tokenizer names. Play in this process, or cut the served "
-            "model's head"
+            f"id {batch.label_N.max()} is trained on, and teacher and student share the first {vocab_size} alone: it "
+            "lies in the padding of the student's head, which no tokenizer names"
         )
 
 
