@@ -14,6 +14,8 @@ from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
+PASS_TOKENS, PASS_TOKENS_CPU = 8192, 2048
+"""Padded tokens per pass where nothing else is said: on a GPU, and on a CPU."""
 
 
 class ConfigError(TurngymError, ValueError):
@@ -189,9 +191,9 @@ class LoopConfig:
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Count = 2
     """How many checkpoints stay on disk."""
-    micro_tokens: Length = 8192
-    """Padded tokens per forward and backward pass. It changes memory and speed, and the result to rounding; a resumed
-    run may have less."""
+    micro_tokens: Length | None = None
+    """Padded tokens per forward and backward pass. By default 8192 on a GPU and 2048 on a CPU, where more take memory
+    and no less time. It changes memory and speed, and the result to rounding; a resumed run may have less."""
     head_chunk: Length = 1024
     """Positions that go through the LM head at once. It changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"
@@ -257,8 +259,9 @@ class RunConfig(ReferenceConfig, LoopConfig):
     def __post_init__(self) -> None:
         ReferenceConfig.__post_init__(self)
         LoopConfig.__post_init__(self)
-        for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
-            _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
+        filled = {"full_depth": "max_turns", "pass_tokens": "micro_tokens"}
+        for name in ("steps", "episodes", *filled, "head_chunk", "keep_checkpoints"):
+            _at_least(filled.get(name, name), getattr(self, name), 1)
         _at_least("temperature", self.temperature, 0)
         if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
@@ -267,6 +270,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
     def full_depth(self) -> int:
         """Most turns of an episode."""
         return MAX_TURNS if self.max_turns is None else self.max_turns
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens per pass."""
+        return PASS_TOKENS if self.micro_tokens is None else self.micro_tokens
 
     def check_turns(self, settings: Any, *names: str) -> None:
         """Raises ConfigError for one of the `names` in `settings` that is chosen and of more turns than an episode
