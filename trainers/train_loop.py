@@ -226,7 +226,7 @@ class Trainer:
         return ValueCritic(
             self.model,
             config,
-            micro_tokens=self.run.micro_tokens,
+            micro_tokens=self.run.pass_tokens,
             autocast=self.run.autocast != "off",
             gradient_checkpointing=self.run.gradient_checkpointing,
             seed=self.run.seed,
@@ -438,7 +438,7 @@ class TrainLoop:
             model=trainer.model,
             vocab_size=trainer.vocab_size,
             temperature=trainer.algorithm.distill_temperature,
-            max_tokens=trainer.run.micro_tokens,
+            max_tokens=trainer.run.pass_tokens,
             chunk=trainer.run.head_chunk,
             packing=trainer.run.packing,
         )
@@ -454,7 +454,7 @@ class TrainLoop:
     def _forward(self) -> Forward:
         run = self.trainer.run
         return Forward(
-            micro_tokens=run.micro_tokens,
+            micro_tokens=run.pass_tokens,
             head_chunk=run.head_chunk,
             vocab_size=self.trainer.vocab_size,
             distill_temperature=self.trainer.algorithm.distill_temperature,
