@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.model_agent import ModelAgent, ModelPlayer
 from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tokenizer, trained_on
 from turngym.agents.play_spec import (
@@ -43,7 +42,6 @@ from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.skills import PREFIX
-from turngym.agents.servers.open_servers import eval_policy, load_outside
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned
@@ -123,6 +121,8 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
 
     A `ModelAgent` brings its channel and temperature, an `OpenedAgent` everything.
     """
+    from turngym.agents.endpoint.agent import EndpointAgent
+
     name = f"{type(agent).__module__}:{type(agent).__qualname__}"
     if isinstance(agent, OpenedAgent):
         own = agent.agent
@@ -283,6 +283,8 @@ def _warn_of_transfer(folder: str, env_id: str) -> None:
 
 
 def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
+    from turngym.agents.endpoint.agent import EndpointAgent
+
     chat = spec.chat
     if chat.channel not in ("auto", "text", VERL_AGENT, "tool", "tool:hermes"):
         raise AgentError(
@@ -329,6 +331,8 @@ def _engine(spec: Model, folder: str, settings: ChatSettings, slots: int) -> tup
     asked = spec.engine
     if not isinstance(asked, Local):
         need("transformers", "a tokenizer", "train")
+        from turngym.agents.servers.open_servers import eval_policy, load_outside
+
         tokenizer, model = load_tokenizer(folder), load_outside(folder)
         served = eval_policy(asked, Path(folder), tokenizer, settings.max_context)
         made = msgspec.structs.replace(asked, server=served.fleet.dialect.name.lower())

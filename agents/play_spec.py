@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from turngym.agents.endpoint.client import EndpointOptions
+from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.plugins import installed
 from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec

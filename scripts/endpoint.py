@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import KEY, EndpointOptions
+from turngym.agents.endpoint.options import KEY, EndpointOptions
 from turngym.agents.play_spec import OpenAI
 from turngym.agents.playing.env_maker import probe
 from turngym.core.errors import AgentError

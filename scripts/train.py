@@ -32,11 +32,8 @@ from turngym.scripts.options import (
 
 try:
     from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
-    from turngym.trainers.distributed import open_ranks
-    from turngym.trainers.metrics import read_metrics
-    from turngym.trainers.progress import updated
-    from turngym.trainers.run import DEFAULT, run_training
     from turngym.trainers.train_config import (
+        DEFAULT,
         Method,
         TrainConfig,
         config_class,
@@ -63,6 +60,12 @@ def main(argv: Sequence[str]) -> int:
     if list_presets(argv):
         return 0
     config = parse(argv)
+    # not before: help and mistakes are said without waiting for all that trains
+    from turngym.trainers.distributed import open_ranks
+    from turngym.trainers.metrics import read_metrics
+    from turngym.trainers.progress import updated
+    from turngym.trainers.run import run_training
+
     with open_ranks(timeout=config.models.process_timeout) as ranks:
         result = run_training(config, ranks, command=("turngym", "train", *argv))
         if ranks.rank == 0:

@@ -528,6 +528,7 @@ BUILT_IN: Mapping[str, str] = {
     "guided-opd": f"{_CONTRIB}.guided_opd:ALGORITHM",
     "atod": f"{_CONTRIB}.atod:ALGORITHM",
     "sage-opd": f"{_CONTRIB}.sage_opd:ALGORITHM",
+    "sod": f"{_CONTRIB}.sod:ALGORITHM",
     "grpo-opd": f"{_CONTRIB}.grpo_opd:ALGORITHM",
     "sdar": f"{_CONTRIB}.sdar:ALGORITHM",
     "rlsd": f"{_CONTRIB}.rlsd:ALGORITHM",

@@ -14,14 +14,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from turngym.agents.servers.weights import SyncedPolicy
 from turngym.core.episode import Episode
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.core.rollout_request import RolloutRequest
@@ -31,6 +30,9 @@ from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks
 from turngym.trainers.schedule import AsyncRollout, Together
 from turngym.trainers.scorer import LocalScorer, shared_scorer
 from turngym.trainers.train_loop import Trainer
+
+if TYPE_CHECKING:
+    from turngym.agents.servers.weights import SyncedPolicy
 
 
 def shard(model: Any, mesh: Any) -> None:

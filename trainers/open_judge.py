@@ -21,12 +21,11 @@ from turngym.trainers.student_player import RunEnv, StudentPlayer
 
 
 def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> RolloutSource:
-    """Returns `source`, or for algorithms that learn from a judge its episodes with votes and hints.
+    """Returns the episodes of `source` with votes and hints, for an `algorithm` that learns from a judge.
     Raises TurngymError for a judge that does not suit `env` or `algorithm`.
     """
     run, student, kind, options = env.info, env.student, algorithm.judge, env.config.judge
-    if kind is None:
-        return source
+    assert kind is not None
     if isinstance(options, Attempts) and algorithm.group < 2:
         raise ConfigError(
             f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "

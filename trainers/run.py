@@ -47,7 +47,6 @@ from turngym.trainers.losses import bounded
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
-from turngym.trainers.open_judge import judged_source
 from turngym.trainers.optimizer_step import unmoved_loss, unsuited_lr
 from turngym.trainers.panel_evaluation import eval_spec, panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
@@ -78,11 +77,8 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
-from turngym.trainers.train_config import RolloutConfig, TrainConfig, resolve_training
+from turngym.trainers.train_config import DEFAULT, RolloutConfig, TrainConfig, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
-
-DEFAULT = "turnopd"
-"""The algorithm, where neither a call nor its configuration names one."""
 
 
 def train(
@@ -266,7 +262,10 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         partner = teacher.model if isinstance(teacher, LocalScorer) else None
         guided, share = algorithm.guide is not None, algorithm.teacher_mix
         source = played_source(envs[""], demonstrations, teacher=partner, share=share, guided=guided)
-    source = judged_source(source, envs[""], algorithm)
+    if algorithm.judge is not None:
+        from turngym.trainers.open_judge import judged_source
+
+        source = judged_source(source, envs[""], algorithm)
     if further and not play.traces:
         others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
         shares = [play.share, *(item.share for item in further)]

@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from turngym.agents.executor.parallel import ParallelRollout
 from turngym.agents.executor.worker_count import Workload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
-from turngym.agents.model_server import RunServer
 from turngym.agents.models import load_tokenizer
 from turngym.agents.named_agent import open_examples
 from turngym.agents.playing.agent import system_message
@@ -30,9 +28,7 @@ from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.rollout_sources import SharedEnv
-from turngym.agents.servers.open_servers import train_policy
 from turngym.agents.servers.server_options import Here, StartedServer
-from turngym.agents.servers.weights import SyncedPolicy
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
 from turngym.core.task import Task
@@ -43,6 +39,10 @@ from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, RolloutConfig
+
+if TYPE_CHECKING:
+    from turngym.agents.executor.parallel import ParallelRollout
+    from turngym.agents.servers.weights import SyncedPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +119,17 @@ class StudentPlayer:
         workload = Workload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
-        self.players = str(config.workers.choice(workload))
+        choice = config.workers.choice(workload)
+        self.players = str(choice)
         """Who plays the episodes, in words, for those who read the run's settings."""
         self.play: PlayJobs = self._closing.enter_context(open_workers(config.workers, workload))
+        parallel = cast("ParallelRollout", self.play) if choice.workers else None
         self._cancel: Callable[[], None] | None = None
-        if run.actor is not None:
-            if not isinstance(self.play, ParallelRollout):
-                self.play = CancellableRollout(config.workers.step_timeout)
-            self._cancel = self.play.cancel
+        if run.actor is not None and parallel is not None:
+            self._cancel = parallel.cancel
+        elif run.actor is not None:
+            self.play = alone = CancellableRollout(config.workers.step_timeout)
+            self._cancel = alone.cancel
 
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
         given = {} if self.preset is None else self.preset.make(training=True)
@@ -156,18 +159,22 @@ class StudentPlayer:
         """The student or its copy, which plays episodes to learn from."""
         if run.actor is not None:
             self.actor, self.servers = self._player(config, run, run.actor, served=True)
-        if isinstance(self.play, ParallelRollout):
+        if parallel is not None:
             # now: where several processes train, the model is soon divided among them and cannot be copied any more
             for player in {id(player): player for player in (self.learner, self.actor)}.values():
-                self.play.prepare(player.engine)
+                parallel.prepare(player.engine)
 
     def _player(
         self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
     ) -> tuple[ModelPlayer, SyncedPolicy | None]:
         engine = None
         if served and not isinstance(config.engine, Here):
+            from turngym.agents.servers.open_servers import train_policy
+
             weights, own = ModelWeights(played.model), None
             if isinstance(config.engine, StartedServer):
+                from turngym.agents.model_server import RunServer
+
                 log = run.out / "server.log"
                 own = RunServer(
                     config.engine, run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from turngym.agents.demonstrations import Demonstrations
-from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
-from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.playing.scripted import PlayerMix, named_player
 from turngym.agents.rendering.skills import PREFIX, read_skills
@@ -47,10 +45,16 @@ def played_source(
     playing: dict[str, Any] = {"slots": slots, "expert": config.expert, "play": student.play}
     source: RolloutSource
     if how is None:
-        tokenizer = run.learner.tokenizer
-        guide = guided_player(student.actor, teacher, tokenizer, slots=slots, play=student.play) if guided else None
+        player, guide = student.actor, None
+        if share or guided:
+            from turngym.agents.mixed_policy import guided_player, mixed_player
+
+            with_teacher: dict[str, Any] = {"slots": slots, "play": student.play}
+            if guided:
+                guide = guided_player(player, teacher, run.learner.tokenizer, **with_teacher)
+            player = mixed_player(player, share, teacher, run.learner.tokenizer, **with_teacher)
         source = LiveSource(
-            player=mixed_player(student.actor, share, teacher, tokenizer, slots=slots, play=student.play),
+            player=player,
             make_env=student.make_env,
             demonstrations=demonstrations,
             guided=guide,
@@ -66,7 +70,7 @@ def played_source(
         source = ExpertSource(
             renderer=student.actor.renderer,
             settings=student.actor.settings,
-            make_env=_told_while_played(student, how, config.expert),
+            make_env=_told_while_played(student, how, config.expert) if how.hints or how.told else student.make_env,
             noise=how.noise,
             mistakes=how.mistakes,
             max_context=student.actor.engine.max_length,
@@ -81,6 +85,8 @@ def played_source(
 
 def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> MakeEnv:
     """Makes environments that say what a student is to learn to read."""
+    from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
+
     make_env = student.make_env
     if how.hints:
         make_env = HintedEnv(make_env, how.hints, named_player(expert))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.models import find_model, load_model, model_config
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
-from turngym.agents.servers.open_servers import teacher_scorer
-from turngym.agents.servers.policy import ServerScorer
 from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError, find
@@ -29,6 +27,9 @@ from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
+
+if TYPE_CHECKING:
+    from turngym.agents.servers.policy import ServerScorer
 
 TRANSLATIONS = "turngym.translations"
 """Entry points under which packages offer a `Translation`."""
@@ -110,6 +111,8 @@ def open_teacher(
     if not algorithm.needs_teacher or asked is None:
         return None, None
     if isinstance(asked, TeacherServed):
+        from turngym.agents.servers.open_servers import teacher_scorer
+
         size = vocabulary_size(student[0])
         # of several processes one compares
         load = partial(_weights_of, dtype=scoring["dtype"]) if os.environ.get("RANK", "0") == "0" else None
@@ -144,7 +147,8 @@ def teachers_length(
     """
     folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
     limits = [position_limit(model_config(find_model(one))) for one in folders if one is not None]
-    limits += [teacher.longest] if isinstance(teacher, ServerScorer) else []
+    if teacher is not None and not isinstance(teacher, LocalScorer):
+        limits.append(cast("ServerScorer", teacher).longest)
     return min((limit for limit in limits if limit is not None), default=None)
 
 

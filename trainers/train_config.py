@@ -67,6 +67,8 @@ from turngym.trainers.run_config import (
 from turngym.trainers.schedule import AsyncConfig
 
 L = TypeVar("L", bound=Spec)
+DEFAULT = "turnopd"
+"""The algorithm, where neither a call nor its configuration names one."""
 DEFAULT_ENV = "turngym/ALFWorld-v0"
 
 # What every run has.

@@ -13,12 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from torch.optim import Optimizer
 
-from turngym.agents.servers.weights import SyncedPolicy
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
@@ -41,6 +40,9 @@ from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_save
 from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
+
+if TYPE_CHECKING:
+    from turngym.agents.servers.weights import SyncedPolicy
 
 # Where the time of a step goes: wall clock and CPU seconds of this process, phase by phase.
 

@@ -23,12 +23,12 @@ from turngym.agents.endpoint.client import (
     ContextOverflow,
     EndpointClient,
     EndpointError,
-    EndpointOptions,
     EndpointTimeout,
     RequestRefused,
 )
 from turngym.agents.endpoint.handshake import LEAST_TOKENS, Hands, check_needs, shake_hands
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
+from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected
 from turngym.agents.endpoint.sampled import SampledCheck, sampled_fields

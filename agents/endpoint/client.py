@@ -22,12 +22,13 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
+from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
@@ -46,7 +47,6 @@ from turngym.core.outgoing import (
 from turngym.core.reaching import connections
 from turngym.core.redaction import excerpt, redacted
 from turngym.core.secrets import clean_address, key_of
-from turngym.core.settings import Above0
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
@@ -111,45 +111,7 @@ class RequestRefused(EndpointError):
     unclear: bool = False
 
 
-KEY, BASE_URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointOptions:
-    """An OpenAI-compatible endpoint (`openai:MODEL`)."""
-
-    base_url: str = ""
-    """openai:MODEL: address of the endpoint with its version, for example http://127.0.0.1:8000/v1; by default
-    $OPENAI_BASE_URL, else OpenAI's own."""
-    key_env: str = KEY
-    """openai:MODEL: name of the environment variable that holds the key. The key itself is never an option."""
-    request_deadline: Above0 = 600.0
-    """openai:MODEL: seconds for one response, retries and waits for rate limits included."""
-    request_retries: int = 6
-    """openai:MODEL: how often a request is sent again after a failure that may pass (a 5xx, a lost connection, a broken
-    body). Rate limits (429) are waited out until the deadline."""
-    send_stop: bool = True
-    """openai:MODEL: send the channel's stop strings. Some models refuse `stop`; actions are read without it too."""
-    send_seed: bool = True
-    """openai:MODEL: send a seed, made of --seed, task, sample and turn; some endpoints refuse `seed`."""
-    reasoning_back: Literal["drop", "send"] = "drop"
-    """openai:MODEL: whether the reasoning of earlier turns is sent back, in the field in which it came, where the
-    handshake does not find that the server demands or refuses it. Signatures of it, and other fields of unknown
-    meaning, always are."""
-    handshake: bool = True
-    """openai:MODEL: try two short requests before the first episode, to find out what the server takes and what it
-    answers (docs/endpoints.md); without it requests are as most servers take them."""
-    token_ids: bool = False
-    """openai:MODEL: ask for token ids and log-probabilities (`return_token_ids` of vLLM and of `turngym serve proxy`),
-    so that traces can be trained on as they were sampled."""
-    extra_body: str = "{}"
-    """openai:MODEL: further fields of every request as JSON, for example '{"top_p": 0.95}'."""
-    price_in: float | None = None
-    """openai:MODEL: price of a million prompt tokens, in any currency; with --price-out the results show the cost."""
-    price_cached: float | None = None
-    """openai:MODEL: price of a million prompt tokens that the endpoint had cached; by default --price-in."""
-    price_out: float | None = None
-    """openai:MODEL: price of a million completion tokens, reasoning included."""
+BASE_URL = "OPENAI_BASE_URL"
 
 
 HOSTED = "https://api.openai.com/v1"

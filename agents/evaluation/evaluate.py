@@ -8,7 +8,6 @@ from typing import Any
 
 from turngym.agents.evaluation.open_play import FILE, OpenPlay, keep_spec, open_play
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
-from turngym.agents.evaluation.published import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
@@ -154,6 +153,8 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
                 "the data that the panel names (`turngym panel verify` lists every difference)"
             )
         if isinstance(sampling, Published):
+            from turngym.agents.evaluation.published import published_tasks
+
             return published_tasks(panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed)
     finally:
         env.close()

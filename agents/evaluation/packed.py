@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from turngym.agents.endpoint.client import KEY
+from turngym.agents.endpoint.options import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of

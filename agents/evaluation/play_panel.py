@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.endpoint.profile import changed
 from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
 from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.evaluation.original import Departures, departures
@@ -76,9 +75,17 @@ class RecordedEpisodes:
         if (used := Usage.noted(episode)) is not None:
             self.used = used + (self.used or Usage())
         profile = episode.meta.get(PROFILE, self.profile)
-        if self.profile is not None and (other := changed(self.profile, profile)):
-            warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=2)
+        if self.profile is not None and profile != self.profile:
+            self._warn_of(profile)
         self.profile = profile
+
+    def _warn_of(self, profile: Mapping[str, Any]) -> None:
+        """Says what of another profile of the endpoint decides what is played."""
+        from turngym.agents.endpoint.profile import changed
+
+        assert self.profile is not None
+        if other := changed(self.profile, profile):
+            warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=3)
 
     def has(self, task_id: str, sample: int) -> bool:
         return (sample, self.tasks[task_id][0]) in self._rows

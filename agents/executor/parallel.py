@@ -6,17 +6,19 @@ the schedule of one run: it assigns jobs, retries those of a dead worker, and ke
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
 
 from turngym.agents.executor.errors import ExecutorError, UnsendableError
 from turngym.agents.executor.processes import Answer, Load, RolloutSpec, Workers, pack
 from turngym.agents.playing.agent import Agent
-from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode
+from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.episode import Episode, Status
 from turngym.envs.registration import own_registrations
@@ -363,3 +365,25 @@ class ParallelRollout:
             raise UnsendableError(str(error)) from error
         self._engines.append(_SharedEngine(engine, engine.stamp, engine.policy_version, packed))
         return len(self._engines) - 1
+
+
+class ParallelWherePossible(ParallelRollout):
+    """Plays in this process what cannot be sent to workers, and says so: nobody asked for workers."""
+
+    _said = False
+
+    def __call__(
+        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
+    ) -> list[Episode]:
+        try:
+            return super().__call__(jobs, make_env, agent, **options)
+        except UnsendableError as error:
+            if not self._said:
+                print(f"episodes are played by this process: {error}", file=sys.stderr)
+                self._said = True
+            options.setdefault("step_timeout", self.step_timeout)
+            return rollout(jobs, make_env, agent, **options)
+
+    def prepare(self, engine: Any) -> None:
+        with suppress(UnsendableError):
+            super().prepare(engine)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
-from turngym.agents.executor.errors import ExecutorError, UnsendableError
-from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import LocalWorkers, Workers
-from turngym.agents.executor.ray_cluster import RayWorkers
+from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.worker_count import WorkerOptions, Workload
 from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
@@ -29,11 +26,16 @@ def open_workers(options: WorkerOptions, workload: Workload | None = None) -> It
     if not choice.workers:
         yield partial(rollout, step_timeout=options.step_timeout)
         return
+    from turngym.agents.executor.parallel import ParallelRollout, ParallelWherePossible
+    from turngym.agents.executor.processes import LocalWorkers, Workers
+
     chosen_here = options.workers == "auto"
     if chosen_here:
         print(f"episodes are played by {choice}; --workers 0: by this process", file=sys.stderr)
     workers: Workers
     if options.executor == "ray":
+        from turngym.agents.executor.ray_cluster import RayWorkers
+
         workers = RayWorkers(
             choice.workers, address=options.ray_address, cpus=options.worker_cpus, gpus=options.worker_gpus
         )
@@ -52,28 +54,6 @@ def open_workers(options: WorkerOptions, workload: Workload | None = None) -> It
         yield play
     finally:
         play.close()
-
-
-class ParallelWherePossible(ParallelRollout):
-    """Plays in this process what cannot be sent to workers, and says so: nobody asked for workers."""
-
-    _said = False
-
-    def __call__(
-        self, jobs: Sequence[Job], make_env: MakeEnv, agent: Agent, **options: Unpack[RolloutSettings]
-    ) -> list[Episode]:
-        try:
-            return super().__call__(jobs, make_env, agent, **options)
-        except UnsendableError as error:
-            if not self._said:
-                print(f"episodes are played by this process: {error}", file=sys.stderr)
-                self._said = True
-            options.setdefault("step_timeout", self.step_timeout)
-            return rollout(jobs, make_env, agent, **options)
-
-    def prepare(self, engine: Any) -> None:
-        with suppress(UnsendableError):
-            super().prepare(engine)
 
 
 class CancellableRollout:

@@ -42,6 +42,10 @@ class ApiError(TurngymError):
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
+UNSUPPORTED = "unsupported_value"
+"""The `code` where a client asks for what this server does not do; /healthz counts the fields."""
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """The error of a request that will never work: 400."""
     return ApiError(400, message, param=param, code=code)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.answer import Delta
-from turngym.agents.proxy.api_errors import ApiError, invalid
+from turngym.agents.proxy.api_errors import UNSUPPORTED, ApiError, invalid
 from turngym.agents.proxy.openai_api import (
+    ignored_fields,
     no_such_model,
     read_feedback,
     read_json,
@@ -43,7 +44,7 @@ LOG = logging.getLogger(__name__)
 
 CHOSEN = ("unnamed", "ignored")
 """Tables whose keys clients choose."""
-LABELED = (*CHOSEN, "left_out")
+LABELED = (*CHOSEN, "unsupported", "left_out")
 """Tables whose keys become a label, not a part of the metric's name."""
 
 
@@ -308,6 +309,8 @@ def create_app(
 
     @app.errorhandler(Exception)
     def failed(error: Exception) -> Response:
+        if isinstance(error, ApiError) and error.code == UNSUPPORTED and error.param is not None:
+            service.tally.note_unsupported(error.param)
         return refusal(app, error, request.method, request.path)
 
     def body() -> dict[str, Any]:
@@ -315,7 +318,9 @@ def create_app(
 
     @app.post("/v1/chat/completions")
     def chat() -> Response:
-        asked = read_request(body(), dict(request.headers), service.settings, service.name, g.client)
+        fields = body()
+        service.tally.note_ignored(ignored_fields(fields))
+        asked = read_request(fields, dict(request.headers), service.settings, service.name, g.client)
         inflight = service.begin(asked)
         # other WSGI servers do not say whether the client is still there
         gone = request.environ.get("waitress.client_disconnected", lambda: False)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.proxy.answer import AnswerReader, IncrementalDecoder, text_of
-from turngym.agents.proxy.api_errors import invalid
+from turngym.agents.proxy.api_errors import UNSUPPORTED, invalid
 from turngym.agents.proxy.turn_records import (
     ChatMessage,
     ToolCall,
@@ -262,7 +262,7 @@ class ChatListRenderer:
         if self._calls is None and (tools or calls):
             where = "tools" if tools else calls[0][0]
             said = "this model's chat template writes calls in a dialect of its own, which is not read"
-            raise invalid(f"{where}: {said}; leave {where} out", where, "unsupported_value")
+            raise invalid(f"{where}: {said}; leave {where} out", where, UNSUPPORTED)
         for where, call in calls:
             if self.dialect is not HERMES and not isinstance(call.values, dict):
                 raise invalid(f"{where}: arguments is {brief(call.arguments, 60)}; it must be a JSON object", where)
@@ -374,7 +374,7 @@ class ChatListRenderer:
         for place in places:
             if PROBE.format(place) not in shown:
                 said = "this model's chat template shows no system message there; valid: its text in a user message"
-                raise invalid(f"messages[{place}]: {said}", f"messages[{place}]", "unsupported_value")
+                raise invalid(f"messages[{place}]: {said}", f"messages[{place}]", UNSUPPORTED)
 
     def _template_messages(self, history: ChatHistory, new: Sequence[ChatMessage], kept: int) -> list[Message]:
         """`new` messages behind the first `kept` of the history for the template."""

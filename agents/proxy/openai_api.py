@@ -1,7 +1,8 @@
 """Reads requests in the form of the OpenAI API and says exactly what is wrong with a bad one.
 
-A field that would change nothing is ignored; one that asks for another distribution or form than the policy's own is
-refused, because the policy learns from what it draws; the rest is counted as ignored. Headers are looked up by the
+A field that would change nothing is ignored; one that asks for another distribution or form than the policy's own, or
+for an answer that is not given, is refused, because the policy learns from what it draws; the rest is counted as
+ignored. Headers are looked up by the
 names that are written here (`X-Session-Id`).
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from turngym.agents.proxy.api_errors import ApiError, invalid
+from turngym.agents.proxy.api_errors import UNSUPPORTED, ApiError, invalid
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import ROLES, ChatMessage, ToolCall, check_arguments
@@ -144,78 +145,57 @@ def _short(value: Any, name: str) -> str:
     return value
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "typical_p": (1,),
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-}
-"""Fields that ask for another distribution, and the values of them that change nothing."""
+WHOLE = "this server draws from the policy's whole distribution, which it learns by"
+NEWER = "this server reads the newer form, tools and tool_choice"
+GRAMMARS = "this server has no grammars"
+TEMPLATE = "the trainer sets the chat template and its switches"
+DRAWN = "this server gives log-probabilities of what was drawn alone"
+TEXT = "this policy writes text alone"
 
-
-ELSEWHERE = {
-    "functions": "this server reads the newer form: send tools",
-    "function_call": "this server reads the newer form: send tools and tool_choice",
+NEUTRAL: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("top_p", "repetition_penalty", "typical_p", "length_penalty"), (WHOLE, (1,))),
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), (WHOLE, (0,))),
+    **dict.fromkeys(("use_beam_search", "ignore_eos"), (WHOLE, (False,))),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "logits_processors"), (WHOLE, ([],))),
+    "top_k": (WHOLE, (-1, 0)),
+    "logit_bias": (WHOLE, ({},)),
+    "allowed_token_ids": (WHOLE, ()),
+    "best_of": (WHOLE, (1,)),
+    "functions": (NEWER, ([],)),
+    "function_call": (NEWER, ({},)),
+    "tool_choice": ("the policy decides itself whether it calls", ("auto", "none")),
+    "response_format": (GRAMMARS, ({"type": "text"}, {})),
     **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-        "this server has no grammars: leave it out",
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), (GRAMMARS, ({}, []))
     ),
-    **dict.fromkeys(
-        ("chat_template", "chat_template_kwargs"), "the trainer sets the chat template and its switches: leave it out"
-    ),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs"), (TEMPLATE, ({},))),
+    "add_generation_prompt": (TEMPLATE, (True,)),
+    **dict.fromkeys(("continue_final_message", "echo"), (TEMPLATE, (False,))),
+    **dict.fromkeys(("top_logprobs", "prompt_logprobs"), (DRAWN, (0,))),
+    "modalities": (TEXT, (["text"], [])),
+    "audio": (TEXT, ({},)),
+    "web_search_options": ("this server searches nothing", ()),
 }
-"""Fields that ask for another form of prompt or answer, and what is to be done instead."""
+"""Fields that ask for another distribution, or for another form of prompt or answer: why they are not done, and the
+values that change nothing."""
 
 
-def check_sampling(fields: Mapping[str, Any]) -> None:
+def check_neutral(fields: Mapping[str, Any]) -> None:
     """Raises ApiError (400) for fields that ask for another distribution or form than the policy's own."""
-    for name, neutral in NEUTRAL.items():
+    for name, (why, neutral) in NEUTRAL.items():
         value = fields.get(name)
         # True equals 1
         same = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
         if value is not None and not same:
-            raise invalid(
-                f"{name} is {shown(value)}; this server draws from the policy's whole distribution, which it learns "
-                f"by: leave {name} out" + (f", or send {shown(neutral[0])}" if neutral else ""),
-                name,
-                "unsupported_value",
-            )
-    for name, instead in ELSEWHERE.items():
-        if fields.get(name) not in (None, {}, []):
-            raise invalid(f"{name} is {shown(fields[name])}; {instead}", name, "unsupported_value")
-    form = fields.get("response_format")
-    if form is not None and form != {"type": "text"}:
-        raise invalid(
-            f'response_format is {shown(form)}; this server has no grammars: leave it out, or send {{"type": "text"}}',
-            "response_format",
-            "unsupported_value",
-        )
-    choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise invalid(
-            f"tool_choice is {shown(choice)}; the policy decides itself whether it calls: send auto or none",
-            "tool_choice",
-            "unsupported_value",
-        )
+            valid = f", or send {shown(neutral[0])}" if neutral else ""
+            raise invalid(f"{name} is {shown(value)}; {why}: leave {name} out{valid}", name, UNSUPPORTED)
 
 
 USED = (
     *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
-    *("tools", "tool_choice", "seed", "logprobs", "return_token_ids", "n"),
+    *("tools", "seed", "logprobs", "return_token_ids", "n"),
     *("session_id", "turn_type", "session_done", "conversation", "conversation_id", "metadata", "user"),
-    *("response_format", *NEUTRAL, *ELSEWHERE),
+    *NEUTRAL,
 )
 HARMLESS = ("store", "service_tier", "prompt_cache_key", "safety_identifier")
 """Fields that change nothing about a completion, so that ignoring them is not reported."""
@@ -249,8 +229,6 @@ class ChatRequest:
     logprobs: bool = False
     token_ids: bool = False
     """Whether the answer contains the ids of prompt and response, in vLLM's fields."""
-    ignored: tuple[str, ...] = ()
-    """Fields that this server does not honor."""
 
 
 def read_json(body: Callable[[], bytes]) -> dict[str, Any]:
@@ -262,6 +240,11 @@ def read_json(body: Callable[[], bytes]) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise invalid(f"the body is {_kind(fields)}; it must be a JSON object with messages")
     return fields
+
+
+def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
+    """Fields of a completion's request that this server neither honors nor refuses."""
+    return [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
 
 
 def no_such_model(asked: str, name: str) -> ApiError:
@@ -308,11 +291,10 @@ def read_request(
     if stream and token_ids:
         raise invalid("return_token_ids is not for streams: leave one of the two out", "return_token_ids")
     tools = _tools(fields.get("tools"), settings)
-    check_sampling(fields)
+    check_neutral(fields)
     choice = fields.get("tool_choice")
     user = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
     user_agent = headers.get("User-Agent") or "a client without a name"
-    ignored = [name for name in fields if name not in USED and name not in HARMLESS and fields[name] is not None]
     stop = _stop(fields.get("stop"))
     return ChatRequest(
         messages=tuple(_with_end(message, stop) for message in read_messages(fields.get("messages"), settings)),
@@ -331,7 +313,6 @@ def read_request(
         seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
         logprobs=_boolean(fields, "logprobs"),
         token_ids=token_ids,
-        ignored=tuple(ignored),
     )
 
 

@@ -143,6 +143,8 @@ class RequestCounts:
         self.counts: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were not honored."""
+        self.unsupported: Counter[str] = Counter()
+        """Fields for whose value requests were refused, as this server does not do what they ask for."""
         self.unnamed: Counter[str] = Counter()
         """Requests that named no session, by what their client calls itself."""
         self.notice: Callable[[str], None] = lambda text: None
@@ -180,6 +182,10 @@ class RequestCounts:
             for name in fields:
                 _count(self.ignored, name)
 
+    def note_unsupported(self, field: str) -> None:
+        with self._lock:
+            self.unsupported[field.partition("[")[0]] += 1
+
     def note_unnamed(self, user_agent: str, main: bool) -> None:
         """Count a request that names no session, and say once of each client that it does not."""
         with self._lock:
@@ -202,9 +208,10 @@ class RequestCounts:
             )
 
     def as_json(self) -> tuple[Counter[str], dict[str, Any]]:
-        """(All counts; what /healthz shows: the two tables, then the counts that it has under no other name.)"""
+        """(All counts; what /healthz shows: the tables, then the counts that it has under no other name.)"""
         with self._lock:
-            counts, tables = Counter(self.counts), {"ignored": dict(self.ignored), "unnamed": dict(self.unnamed)}
+            counts = Counter(self.counts)
+            tables = {name: dict(getattr(self, name)) for name in ("ignored", "unsupported", "unnamed")}
         return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
 
 
@@ -333,7 +340,6 @@ class ProxyService:
         except BaseException:
             self.closed(request.client, session, "refused")
             raise
-        self.tally.note_ignored(request.ignored)
         salt = f"{self._seed}/{asked.session}/{len(prompt.ids)}"
         return InflightRequest(self, request, session, prompt, pending, deadline, salt)
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.servers.server_options import Busy
 from turngym.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.core.errors import TurngymError
 from turngym.core.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
@@ -310,9 +311,6 @@ class Connection:
 
 # What a server says about itself, what it is asked, and what differs between the servers.
 
-Busy = Literal["wait", "retract", "abort"]
-"""What happens to responses in flight when new weights come: `wait` lets them end first; `retract` pauses them and
-continues them with the new weights (their histories are computed again); `abort` interrupts them."""
 Call = tuple[str, str, Any]
 """Method, path and JSON of an administrative call."""
 OWN_NAME = "turngym-"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
-from turngym.agents.servers.server_connection import Busy
 from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import KIND, Positive, Share, Spec
 
 Parallel = Annotated[int, Meta(ge=1, le=1024)]
+Busy = Literal["wait", "retract", "abort"]
+"""What happens to responses in flight when new weights come: `wait` lets them end first; `retract` pauses them and
+continues them with the new weights (their histories are computed again); `abort` interrupts them."""
 
 
 class Limits(Protocol):

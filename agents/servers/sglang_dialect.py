@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from turngym.agents.servers.server_connection import (
     BadAnswer,
-    Busy,
     Call,
     Connection,
     Draw,
@@ -32,6 +31,7 @@ from turngym.agents.servers.server_connection import (
     fields_of_other_types,
     seed_of,
 )
+from turngym.agents.servers.server_options import Busy
 from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
 from turngym.core.redaction import excerpt
 

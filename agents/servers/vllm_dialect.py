@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from turngym.agents.servers.server_connection import (
     OWN_NAME,
     BadAnswer,
-    Busy,
     Call,
     Connection,
     Draw,
@@ -37,6 +36,7 @@ from turngym.agents.servers.server_connection import (
     model_config,
     seed_of,
 )
+from turngym.agents.servers.server_options import Busy
 from turngym.core.mapped import array_of_bytes
 from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
 from turngym.core.redaction import excerpt

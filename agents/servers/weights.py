@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.servers.canary import Canary, CanaryError
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy
-from turngym.agents.servers.server_connection import Busy, Call, ServerError, SyncError, WeightGroup
+from turngym.agents.servers.server_connection import Call, ServerError, SyncError, WeightGroup
+from turngym.agents.servers.server_options import Busy
 from turngym.core.errors import is_disk_full
 from turngym.core.protocols import GenerateRequest, Generation, WeightSink
 

@@ -24,8 +24,9 @@ from openai_fake import FakeOpenAI, Fault, door, draw, error, served
 from toy_evaluation import toy_evaluation, toy_spec
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import Address, EndpointOptions
+from turngym.agents.endpoint.client import Address
 from turngym.agents.endpoint.messages import INVALID, SKIPPED, example_messages
+from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.usage import usage_of
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.scores import EvaluationError

@@ -14,9 +14,9 @@ from hosted_fake import FAMILIES, assistants
 from openai_fake import FakeOpenAI, Fault, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.endpoint.handshake import MOST_FORMS
 from turngym.agents.endpoint.messages import UNNAMED
+from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.conversation import Example
 from turngym.core.episode import Episode, Status

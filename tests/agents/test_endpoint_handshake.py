@@ -16,8 +16,8 @@ from openai_fake import FakeOpenAI, Fault, error, served
 from toy_evaluation import toy_evaluation
 
 from turngym.agents.endpoint.agent import EndpointAgent
-from turngym.agents.endpoint.client import EndpointOptions
 from turngym.agents.endpoint.handshake import SAID
+from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.evaluation.play_panel import RecordedEpisodes
 from turngym.agents.playing.rollout import Job, rollout

@@ -16,13 +16,13 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
 from turngym.agents.endpoint.client import (
     Address,
-    EndpointOptions,
     RateGate,
     pauses,
     refused,
 )
 from turngym.agents.endpoint.counts import read_usage
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
+from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Prices, Usage

@@ -81,7 +81,7 @@ def test_by_category_a_task_is_shown_its_own_kind_alone(
     from openai_fake import FakeOpenAI, served
 
     from turngym.agents.endpoint.agent import EndpointAgent
-    from turngym.agents.endpoint.client import EndpointOptions
+    from turngym.agents.endpoint.options import EndpointOptions
 
     found = read_examples(trace, "auto", DoorEnv.env_id, TEXT, TOOL, "category")
     assert [example.category for example in found.episodes] == ["odd", "even"]
@@ -226,7 +226,7 @@ def test_an_endpoint_s_requests_begin_with_them(make_doors: Any) -> None:
     from openai_fake import FakeOpenAI, served
 
     from turngym.agents.endpoint.agent import EndpointAgent
-    from turngym.agents.endpoint.client import EndpointOptions
+    from turngym.agents.endpoint.options import EndpointOptions
 
     with served(FakeOpenAI()) as server:
         options = EndpointOptions(base_url=server.url, handshake=False)

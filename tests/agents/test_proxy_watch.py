@@ -84,11 +84,15 @@ def test_what_was_left_out_is_shown_to_those_who_share_a_key(make_bench: Any, ke
 
     client = create_app(make_bench().service, keys=None if keys is None else ClientKeys(keys)).test_client()
     head = {"Authorization": "Bearer k", "User-Agent": "a-tool/7"}
-    asked = {"messages": [{"role": "user", "content": "hi"}], "top_logprobs": 3, "logprobs": True, "effort": "high"}
+    asked = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "effort": "high"}
     assert client.post("/v1/chat/completions", json=asked, headers=head).status_code == 200
+    # what is ignored in a request that is refused is counted, too
+    assert client.post("/v1/chat/completions", json={**asked, "top_logprobs": 3}, headers=head).status_code == 400
     found = client.get("/healthz", headers=head).json
-    assert (found["ignored"], found["unnamed"]) == ({"top_logprobs": 1, "effort": 1}, {"a-tool/7": 1})
-    assert 'turngym_ignored{name="top_logprobs"} 1' in client.get("/metrics", headers=head).text
+    assert (found["ignored"], found["unnamed"]) == ({"effort": 2}, {"a-tool/7": 1})
+    assert found["unsupported"] == {"top_logprobs": 1}
+    said = client.get("/metrics", headers=head).text
+    assert {'turngym_ignored{name="effort"} 2', 'turngym_unsupported{name="top_logprobs"} 1'} <= set(said.splitlines())
     # without the key nobody learns a name
     assert client.get("/healthz").json["ignored"] == (2 if keys else found["ignored"])
 

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="the options of train and of the proxy need turngym[train]")
 
 from turngym.scripts import main as command
-from turngym.scripts import options, serve_proxy, train
+from turngym.scripts import options, serve_proxy
+from turngym.trainers import distributed
 
 
 class Seen(BaseException):
@@ -192,7 +193,7 @@ def test_an_option_needs_what_reads_it(
         raise Seen
 
     monkeypatch.setattr(options.Verb, "asked", only_read)
-    monkeypatch.setattr(train, "open_ranks", read)
+    monkeypatch.setattr(distributed, "open_ranks", read)
     monkeypatch.setattr(serve_proxy, "serve", read)
     assert command.main([*verb.split(), *option.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -47,6 +47,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "guided-opd": TEACHER,
     "atod": (*TEACHER, "--atod.n", "2"),
     "sage-opd": TEACHER,
+    "sod": (*TEACHER, "--sod.n", "2"),
     "grpo-opd": (*TEACHER, "--grpo-opd.n", "2"),
     "sdar": ("--sdar.n", "2"),
     "rlsd": ("--rlsd.n", "2"),

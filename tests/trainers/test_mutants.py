@@ -56,6 +56,7 @@ from turngym.trainers.contrib import (
     sage_opd,
     sdar,
     skill_sd,
+    sod,
     told_group,
 )
 
@@ -102,6 +103,7 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "prm_opd",
     ),
     atod: ("turn_reweighting",),
+    sod: ("step_weights",),
     guided_opd: ("guided",),
     critic: ("teacher_reward",),
     turnopd: ("depth", "token_weights", "turn_stats"),
@@ -153,6 +155,7 @@ ELSEWHERE = (
         "PrmOpdConfig.",
         "GigpoConfig.",
         "LoopStopConfig.",
+        "SodConfig.",
     ),
     "told_group",
     *("LoopStopConfig.", "ExpertJudge.", "_expert_judge", "RewardedSource.", "JudgedSource.", "Interrupts."),

@@ -44,7 +44,7 @@ from turngym.trainers.algorithms.prm_opd import ScoredOrHinted
 from turngym.trainers.algorithms.rloo import LeaveOneOut
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.algorithms.turnopd import DepthConfig
-from turngym.trainers.contrib import agent_opsd, atod, grpo_opd, guided_opd, opid, rlsd, sage_opd, sdar, skill_sd
+from turngym.trainers.contrib import agent_opsd, atod, grpo_opd, guided_opd, opid, rlsd, sage_opd, sdar, skill_sd, sod
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 from turngym.trainers.contrib.guided_opd import CosineGuide, GuidedLoss, supervised
 from turngym.trainers.contrib.sage_opd import Intervention
@@ -94,6 +94,7 @@ KD = with_run(grpo_kd, grpo_kd.GrpoKdConfig)
 GRPO_OPD = with_run(grpo_opd, grpo_opd.GrpoOpdConfig)
 GUIDED = with_both(guided_opd, guided_opd.GuidedOpdConfig)
 ATOD = with_run(atod, atod.AtodConfig)
+SOD = with_run(sod, sod.SodConfig)
 SAGE = with_both(sage_opd, sage_opd.SageOpdConfig)
 RLOO = with_run(rloo, rloo.RlooConfig)
 REINFORCE_PP = with_run(reinforce_pp, reinforce_pp.ReinforcePpConfig)
@@ -228,6 +229,14 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (SAGE, "weak", 0.3, "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (SAGE, "weak", 0.3, "judge", "score"),
     (SAGE, "weak", 0.3, "select", None),
+    # sod
+    (SOD, "n", 5, "group", ITSELF),
+    (SOD, "n", 5, "select", ComparableGroups(spread=False)),
+    (SOD, "n", 5, "target_fn.w_reward", 1.0),
+    (SOD, "coef", 0.3, "target_fn.w_teacher", ITSELF),
+    (SOD, "delta", 0.7, "target_fn.delta", ITSELF),
+    (SOD, "reward", "score", "target_fn.reward", ITSELF),
+    (SOD, "scale", "none", "target_fn.scale", ITSELF),
     # grpo-opd
     (GRPO_OPD, "n", 5, "group", ITSELF),
     (GRPO_OPD, "n", 5, "select", ComparableGroups(spread=False)),
@@ -453,7 +462,7 @@ def test_an_option_arrives_nowhere_else(build: Build, option: str, value: Any) -
     assert changed <= named | SEVERAL.get(option, set()) | {"settings"}
 
 
-@pytest.mark.parametrize("build", [*REWARDED, GRPO_OPD, ATOD, KD, PPO_KD, PRM, HINTS, RLSD, OPID, AGENT_OPSD])
+@pytest.mark.parametrize("build", [*REWARDED, GRPO_OPD, ATOD, SOD, KD, PPO_KD, PRM, HINTS, RLSD, OPID, AGENT_OPSD])
 def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
     loss = build(clip=(0.15, 0.35)).token_loss
     assert isinstance(loss, PolicyGradient)
@@ -471,7 +480,7 @@ def test_the_clip_of_the_sampled_form() -> None:
         (lambda weight: opd.build(opd.OpdConfig(weight=weight), BuildContext(run=RUN)), ("trajectory", "turn_mean")),
         *(
             (build, ("trajectory", "token_mean", "turn_mean"))
-            for build in (*REWARDED, GRPO_OPD, ATOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS, *TOLD)
+            for build in (*REWARDED, GRPO_OPD, ATOD, SOD, GUIDED, SAGE, KD, LUFFY, PRM, HINTS, *TOLD)
         ),
     ],
 )
@@ -553,6 +562,7 @@ def test_the_depth_is_the_runs() -> None:
         GUIDED,
         SAGE,
         ATOD,
+        SOD,
         GRPO,
         GIGPO,
         GRPO_OPD,

@@ -1,0 +1,112 @@
+"""SOD: the reward says whether, the teacher says which token, and less so in turns where it has lost the thread.
+
+Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/losses.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turngym.trainers import (
+    WEIGHTS,
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    ComparableGroups,
+    ConfigError,
+    FixedDepth,
+    PolicyGradient,
+    Reward,
+    RolloutBatch,
+    fingerprint,
+)
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
+
+FloatN = NDArray[np.float64]
+DISTANCE_EPS = 1e-6
+"""Added to both distances of a ratio, nats: a turn of no distance has a weight all the same."""
+
+
+def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: FloatN, delta: float) -> FloatN:
+    """How much the teacher's log-ratio counts in the turn of each token: float64 [N], constant in a turn.
+
+    d_k = mean_i |log p - log q| over turn k, nats per token; w_k = min((d_1 + 1e-6) / (d_k + 1e-6), 1 + delta), so that
+    w_1 = 1. The first turn is the episode's first that has tokens to train on.
+    Source: [sod]; docs/algorithms.md#distance-weights.
+
+    Args:
+        batch: whose turns are weighed.
+        student_logp_N: the student's log-probability [N] of each label, nats.
+        teacher_logp_N: the teacher's, nats.
+        delta: how much more than the first turn a later one may count, at least 0.
+    """
+    # response_N rises from turn to turn and from episode to episode: so do the numbers of its turns
+    _, first_t, turn_N = np.unique(batch.response_N, return_index=True, return_inverse=True)
+    distance_t = np.bincount(turn_N, np.abs(student_logp_N - teacher_logp_N)) / np.bincount(turn_N) + DISTANCE_EPS
+    _, opening_e, episode_t = np.unique(batch.episode_N[first_t], return_index=True, return_inverse=True)
+    weight_t: FloatN = np.minimum(distance_t[opening_e][episode_t] / distance_t, 1.0 + delta)
+    return weight_t[turn_N]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SodConfig:
+    """A reward's group-relative advantage plus the teacher's log-ratio, weaker in turns where the two have parted."""
+
+    n: int = 8
+    """Episodes per task. They are one group."""
+    coef: float = 1.0
+    """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
+    delta: float = 0.2
+    """How much more than the first turn a later one may count. With 0 no turn counts more than the first."""
+    reward: Reward = "return"
+    """What an episode is worth. Its return, the environment's score, or 1 for success."""
+    scale: Literal["std", "none"] = "std"
+    """What the advantage is divided by. The group's standard deviation, or nothing."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the surrogate."""
+    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
+    """What counts the same. Every token, every episode or every response, before turns are weighted."""
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
+        if not (0.0 < self.coef < math.inf and 0.0 <= self.delta < math.inf):
+            raise ConfigError(f"coef is {self.coef} and delta {self.delta}; valid: coef above 0, delta at least 0")
+
+
+def build(config: SodConfig, context: BuildContext) -> Algorithm:
+    """Clipped policy gradient on the reward's advantage plus the teacher's log-ratio, weighted turn by turn.
+
+    A_i = (r_j - mean_g) / (std_g + 1e-6) + coef w_k (log q - log p), w_k = min(d_1 / d_k, 1 + delta), d_k the mean
+    |log p - log q| of turn k; l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 + eps_high)), r_i the probability ratio to
+    the behavior policy. p is the student before the update.
+    Source: [sod]; docs/algorithms.md#sod.
+    Differs from the paper: groups of 8 where its script has 16; no penalty for long responses in the reward. A turn is
+    a response, as in its code a run of tokens that are not the tool's; a teacher's or an expert's turn before the
+    first of the student's is none.
+    """
+    low, high = config.clip
+    return Algorithm(
+        name="sod",
+        depth=FixedDepth(h_max=context.run.full_depth),
+        target_fn=CombinedAdvantage(
+            reward=config.reward,
+            scale=config.scale,
+            w_teacher=config.coef,
+            factor=partial(step_weights, delta=config.delta),
+        ),
+        weight=WEIGHTS[config.weight],
+        token_loss=PolicyGradient(eps_low=low, eps_high=high),
+        group=config.n,
+        select=ComparableGroups(spread=False),
+        settings=fingerprint(config),
+    )
+
+
+ALGORITHM = AlgorithmSpec(name="sod", config=SodConfig, build=build, uses=frozenset({"teacher", "reward", "surrogate"}))
