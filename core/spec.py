@@ -157,9 +157,14 @@ class _Field:
     default: Any
 
 
-@cache
 def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table: a `Spec`, or a dataclass."""
+    # by itself: to type checkers the class of an object cannot be hashed
+    return _fields_of(cls)
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
     if issubclass(cls, Struct):
         return tuple(
             _Field(
