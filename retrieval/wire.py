@@ -67,7 +67,6 @@ def check_numbers(settings: Any, whose: str, *, above_0: Collection[str], from_1
     """Raises RetrievalError for a field of `settings` that is too small or not finite, or not whole as its default is.
 
     Args:
-        settings: a dataclass of numbers.
         whose: begins the error: `client` or `server`.
         above_0: fields that must be more than 0.
         from_1: fields that must be at least 1; all others are at least 0.
@@ -93,8 +92,6 @@ class BadRequest(RetrievalError):
         """Makes the error that the client gets as JSON.
 
         Args:
-            text: what is wrong, in one line.
-            status: HTTP status of the answer.
             field: the field of the request at fault; None: the body as a whole.
             valid: an example of what would be valid.
         """

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace as changed
 
-from turngym.agents.models import hub_folder, require_plain
+from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
@@ -53,7 +53,7 @@ from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.scorer import LocalScorer, load_student
@@ -443,8 +443,8 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
 
 
 def run_of(config: TrainConfig) -> RunConfig:
-    """Returns the settings of the run with its limit of turns filled in: as given, else the preset's, else the
-    environment's own where it was registered with one, else 50.
+    """Returns the settings of the run with what they leave open filled in. The limit of turns: the preset's, else the
+    environment's own where it was registered with one, else 50. Tokens per pass: what suits the device.
 
     Of a resumed run, what it leaves open is as it was when the run began.
     """
@@ -454,7 +454,10 @@ def run_of(config: TrainConfig) -> RunConfig:
         preset = find_preset(play.preset, play.env_id)
         made = {} if preset is None else preset.make()
         turns = {**default_arguments(play.env_id), **made}["max_turns"]
-    return replace(run, max_turns=run.full_depth if turns is None else turns)
+    # a run may be planned on a machine that lacks its device
+    device = find_device("auto") if config.models.device == "auto" else config.models.device
+    tokens = PASS_TOKENS_CPU if run.micro_tokens is None and device.startswith("cpu") else run.pass_tokens
+    return replace(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)
 
 
 def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algorithm) -> RecordedSource:

@@ -16,6 +16,8 @@ from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
+PASS_TOKENS, PASS_TOKENS_CPU = 8192, 2048
+"""Padded tokens per pass where nothing else is said: on a GPU, and on a CPU."""
 
 
 class ConfigError(TurngymError, ValueError):
@@ -194,9 +196,9 @@ class LoopConfig:
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Million = 2
     """How many checkpoints stay on disk."""
-    micro_tokens: Count = 8192
-    """Padded tokens per forward and backward pass. It changes memory and speed, and the result to rounding; a resumed
-    run may have less."""
+    micro_tokens: Count | None = None
+    """Padded tokens per forward and backward pass. By default 8192 on a GPU and 2048 on a CPU, where more take memory
+    and no less time. It changes memory and speed, and the result to rounding; a resumed run may have less."""
     head_chunk: Count = 1024
     """Positions that go through the LM head at once. It changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"
@@ -252,6 +254,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
     def full_depth(self) -> int:
         """Most turns of an episode."""
         return MAX_TURNS if self.max_turns is None else self.max_turns
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens per pass."""
+        return PASS_TOKENS if self.micro_tokens is None else self.micro_tokens
 
     def check_turns(self, settings: Any, *names: str) -> None:
         """Raises ConfigError for one of the `names` in `settings` that is chosen and of more turns than an episode

@@ -181,6 +181,7 @@ class StudentPlayer:
                 self._played_with.max_context or position_limit(played.model.config),
                 run.out,
                 weights=weights,
+                vocab_size=run.vocab_size,
                 own=own,
             )
             # what plays ahead is never idle

@@ -21,6 +21,7 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import BelowOne, Count, Million, NotNegative, Number, Portion
 from turngym.core.task import MAX_TURNS
 from turngym.trainers.model_shapes import BYTES, ModelShape
+from turngym.trainers.run_config import PASS_TOKENS, PASS_TOKENS_CPU
 
 Precision = Literal["float32", "autocast"]
 Dtype = Literal["float32", "bfloat16"]
@@ -90,8 +91,9 @@ class Workload:
     """Tokens that an environment adds per turn, template included."""
     response: Count = 100
     """Tokens that the policy samples per turn."""
-    micro_tokens: Count = 8192
-    """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone)."""
+    micro_tokens: Count | None = None
+    """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone). By default 8192, and
+    2048 on a CPU."""
     head_chunk: Count = 1024
     """Rows of logits that exist at a time."""
     checkpointing: bool = True
@@ -144,6 +146,11 @@ class Workload:
         if self.reference == "base" and not self.lora_rank:
             raise TurngymError("reference is base without lora_rank; valid: own, the student has no adapters")
         past_turns(self.memory)
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens per pass, on a GPU where nothing is said."""
+        return PASS_TOKENS if self.micro_tokens is None else self.micro_tokens
 
     @property
     def played_dtype(self) -> Dtype:
@@ -329,6 +336,8 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     if served:
         # servers record a token's operations once and start them together (CUDA graphs)
         work = replace(work, start_us=0.0)
+    if work.micro_tokens is None and chip.name.startswith("CPU"):
+        work = replace(work, micro_tokens=PASS_TOKENS_CPU)
     adapters, size = student.adapter_parameters(work.lora_rank), float(BYTES[work.dtype])
     # four numbers a parameter: weight, gradient and AdamW's two moments; frozen weights are one, adapters float32
     states = (size * student.parameters + 16.0 * adapters if adapters else 4 * size * student.parameters) / gpus
@@ -384,7 +393,7 @@ def _frozen_bytes(model: ModelShape, gpus: int, work: Workload) -> tuple[float, 
 
 
 def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
-    tokens, adapters = max(work.micro_tokens, work.length), student.adapter_parameters(work.lora_rank)
+    tokens, adapters = max(work.pass_tokens, work.length), student.adapter_parameters(work.lora_rank)
     size, precision = float(BYTES[work.dtype]), "autocast" if work.halves else "float32"
     forward = activation_bytes(
         student,
@@ -516,7 +525,7 @@ def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Wo
     weights = float(BYTES[work.dtype]) * student.parameters * missing
     # of one update; a longer row than --micro-tokens has a pass of its own
     read = math.ceil(work.episodes / gpus) * work.tokens / work.updates
-    passes = work.epochs * work.updates * math.ceil(read / max(work.micro_tokens, work.length))
+    passes = work.epochs * work.updates * math.ceil(read / max(work.pass_tokens, work.length))
     sampled, adapters = work.episodes * work.turns * work.response, student.adapter_parameters(work.lora_rank)
     own_teacher, frozen = 0.0, ([] if teacher is None else [teacher]) + ([student] if work.reference == "own" else [])
     if work.shard_teacher:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +47,6 @@ from turngym.trainers.study.records import (
     make_record,
     read_record,
     read_records,
-    to_json,
     with_paths,
     write_records,
 )
@@ -286,7 +285,7 @@ def run_cells(
                 assert isinstance(job.spec, TrainConfig)
                 before = job.spec.models.student
                 record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
-            write_json(job.record, to_json(record))
+            write_json(job.record, asdict(record))
             if recorded is not None:
                 recorded()
 

@@ -32,6 +32,7 @@ WHY = {
     "hangs": "the environment's step or reset took more than 0.2 s",
     "raises": "KeyError: 'no such house' (",
     "prints": "ValueError: two lines (",
+    "cannot say why": "_Unsaid: it has no text (",
     "exits": "SystemExit: 3 (",
     "exits without a word": "SystemExit: ",
     "runs out of memory": "MemoryError: ",
@@ -67,6 +68,15 @@ def check(name: str, episode: Episode) -> None:
     assert episode.episode_return == 0.0
 
 
+def test_an_environment_that_cannot_be_closed_loses_nothing() -> None:
+    for name in hostile_env.CLOSES:
+        env = MAKE()
+        env.reset(options={"task": name})
+        with pytest.warns(UserWarning, match="HostileEnv failed as it was closed: "):
+            env.close()
+
+
+@pytest.mark.filterwarnings("ignore:HostileEnv failed as it was closed")
 @pytest.mark.parametrize("slots", [1, 64])
 def test_each_costs_its_episode(slots: int) -> None:
     names = [*STEPS, *BEGINS, "fine"]

@@ -232,6 +232,17 @@ def test_an_update_needs_the_largest_of_its_parts_by_hand() -> None:
     assert estimate(shape, None, CHIPS["H100"], 1, plain).update == pytest.approx(4 * 1_720_574_976)
 
 
+@pytest.mark.parametrize(("chip", "tokens"), [("CPU", 2048), ("H100", 8192)])
+def test_tokens_per_pass_suit_the_chip(chip: str, tokens: int) -> None:
+    open_, named = (
+        estimate(SMOLLM2, None, plan.chip_named(chip), 1, Workload(turns=4, checkpointing=False, micro_tokens=given))
+        for given in (None, tokens)
+    )
+    assert open_ == named
+    with pytest.raises(TurngymError, match="micro_tokens is 0"):
+        Workload(micro_tokens=0)
+
+
 def test_adapters_by_hand() -> None:
     """Rank 16 on 1.7B: 17.4 million numbers learn, no gradient of a frozen weight is held, gathered or sent."""
     shape, frozen, adapters = SHAPES["1.7B"], 1_720_574_976, 17_432_576
