@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError
-from turngym.core.redaction import brief, excerpt
+from turngym.core.redaction import brief, said_by
 from turngym.core.task import Task, Verdict
 
 T = TypeVar("T")
@@ -157,8 +157,7 @@ def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
         module = getattr(code, "__module__", "") or ""
         if module.partition(".")[0] == "turngym":
             raise
-        said = excerpt(" ".join(str(reason).split()), 500)
-        raise error(f"{whose} failed: {type(reason).__name__}: {said}") from reason
+        raise error(f"{whose} failed: {type(reason).__name__}: {said_by(reason)}") from reason
 
 
 def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +21,8 @@ import numpy as np
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_file
-from turngym.core.named_module import look_here
 from turngym.core.plugin_values import checked_task
+from turngym.core.plugins import installed_folders, package_folder
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, content_hash, plain_id
@@ -129,7 +128,7 @@ def panel_of_env(
     task_ids: Iterable[str] | None = None,
     **private: Any,
 ) -> Panel:
-    """Makes a panel of an environment's tasks, by default of all. Each task is begun once to learn its hash.
+    """Makes a panel of an environment's tasks, by default of all (`TextEnv.task_of` says what each is).
 
     Args:
         name: of the panel: lower-case letters, digits, hyphens.
@@ -154,13 +153,9 @@ def panel_of_env(
 
 
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
-    """The tasks with these ids, by default all of the environment. Each is begun once to learn its hash."""
+    """The tasks with these ids, by default all of the environment."""
     base = _text_env(env)
-    tasks = []
-    for task_id in base.task_ids() if task_ids is None else task_ids:
-        base.reset(options={"task": task_id})
-        tasks.append(checked_task(base.task))
-    return tuple(tasks)
+    return tuple(checked_task(base.task_of(one)) for one in (base.task_ids() if task_ids is None else task_ids))
 
 
 def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
@@ -190,6 +185,12 @@ def list_panels(folder: str | Path | None = None) -> list[str]:
     found = [match for match in (_FILE.fullmatch(path.name) for path in paths) if match]
     order = sorted((match["name"], int(match["version"])) for match in found)
     return [f"{name}-v{version}" for name, version in order]
+
+
+def installed_panels() -> list[str]:
+    """Names (`my_package:name-v1`) of the panels of other packages that are installed (group `turngym.packages`)."""
+    found = installed_folders().items()
+    return [f"{package}:{name}" for package, folder in found for name in list_panels(folder / "panel_data")]
 
 
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
@@ -230,6 +231,8 @@ def find_panel(name: str, folder: str | Path | None = None) -> Panel:
     for full_name in reversed(names):
         if name in (full_name, full_name.rpartition("-v")[0]):
             return _read(folder / f"{full_name}.json")
+    if not colon and folder == PANEL_FOLDER:
+        names += installed_panels()
     raise PanelError(
         f"there is no panel {name!r}; panels are: {', '.join(names) or 'none'}.{did_you_mean(name, names)}"
     )
@@ -275,12 +278,12 @@ def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
     problems: list[str] = []
     for task in panel.tasks:
         try:
-            base.reset(options={"task": task.task_id})
+            known = base.task_of(task.task_id)
         except TurngymError as error:
             problems.append(f"{task.task_id}: {error}")
             continue
         for field in ("sha256", "split", "category"):
-            wanted, found = getattr(task, field), getattr(base.task, field)
+            wanted, found = getattr(task, field), getattr(known, field)
             if wanted != found:
                 problems.append(f"{task.task_id}: {field} is {found}, the panel says {wanted}")
     return problems
@@ -323,16 +326,10 @@ def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
 
 def _folder_of(package: str) -> Path:
     """Where another package keeps its manifests."""
-    look_here(package)
-    try:
-        found = find_spec(package)
-    # find_spec raises ValueError for a module without a spec, such as __main__
-    except (ImportError, ValueError):
-        found = None
-    places = [] if found is None else list(found.submodule_search_locations or ())
-    if not places:
+    folder = package_folder(package)
+    if folder is None:
         raise PanelError(f"there is no package {package!r} to take a panel from; install it, or name a manifest's path")
-    return Path(places[0]) / "panel_data"
+    return folder / "panel_data"
 
 
 def _text_env(env: gym.Env[Any, Any]) -> TextEnv:

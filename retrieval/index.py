@@ -31,6 +31,7 @@ import numpy as np
 from turngym.core.errors import RetrievalError
 from turngym.core.files import LOCK
 from turngym.core.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.core.numbers import Number
 from turngym.core.user_files import json_file, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
@@ -263,14 +264,14 @@ class BuildPlan:
     """Where a Hugging Face encoder runs."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which it encodes passages. bfloat16 takes a third of the time on a CPU with AMX."""
-    dim: int = 1024
+    dim: Number = 1024
     """Dimensions of the hashing encoder."""
     factory: str = "Flat"
     """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ... (`turngym index plan` helps to choose)."""
     parameters: Mapping[str, float] = field(default_factory=dict)
     """faiss search settings to store, as JSON: '{"nprobe": 64}', '{"efSearch": 128}'; by default what suits the
     factory."""
-    shard_rows: int = 65_536
+    shard_rows: Number = 65_536
     """Passages per shard: what a kill can cost."""
 
 

@@ -264,7 +264,6 @@ def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
 
 
 def _for_start(layer: Layer, algorithm: str) -> Layer:
-    assert isinstance(layer.table, Mapping)
     table = {name: value for name, value in layer.table.items() if not str(value).startswith("starts.")}
     kept = {name: value for name, value in read_alone(algorithm, table, layer.name).items() if name != "evaluation"}
     return replace(layer, table=kept)
@@ -309,7 +308,6 @@ def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[t
         shared["temperature"] = game_of(rules)["temperature"]
     layers: list[tuple[str, Mapping[str, Any]]] = [(f"evaluations in {place.name}", shared)]
     for layer in method.layers(place.name):
-        assert isinstance(layer.table, Mapping)
         if "panel" in layer.table:
             raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
         layers.append((layer.name, dict(layer.table)))

@@ -192,8 +192,9 @@ def test_contrib_uses_what_is_documented() -> None:
     assert seen > 50
 
 
-def test_late_imports_have_an_optional_package_as_their_reason() -> None:
-    """Below the verbs a module of ours is imported late only where it brings a package that may be missing.
+def test_late_imports_spare_something() -> None:
+    """Below the verbs a module of ours is imported late where that keeps it, or a package that may be missing, from
+    being loaded with the file.
 
     The embedded worlds are an exception: naming one should not load the generators of all three environments.
     """
@@ -207,9 +208,15 @@ def test_late_imports_have_an_optional_package_as_their_reason() -> None:
                 brings = (
                     import_graph.foreign(found) - import_graph.foreign(module) - base - set(sys.stdlib_module_names)
                 )
-                if not brings:
+                if not brings and found in import_graph.loaded(module):
                     wrong.append(f"{path.relative_to(ROOT)}, line {line}: {name}: import it at the top")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["turngym.trainers.train_config", "turngym.agents.evaluation.evaluate"])
+def test_a_reader_must_hold_few_classes(name: str) -> None:
+    """What one kind of run alone needs is imported where it is used."""
+    assert import_graph.classes(name) <= 300
 
 
 def test_a_circle_is_found() -> None:

@@ -194,12 +194,12 @@ def test_what_averaging_does_to_the_spread_of_seeds() -> None:
     assert header == ["method", "seeds", "last evaluation", "mean of the last ones", "averaged weights"]
     rows = {row[0]: row[1:] for row in lines}
     # .55 and .55 at the end; .5 and .45 as means of the last four; no averaged weights
-    assert rows["opd"] == ["2", "55.0 ± 0.0", "47.5 ± 3.5", "-"]
+    assert rows["opd"] == ["2", "55.0", "47.5 ± 3.5", "-"]
     assert rows["fixed-6"][0] == "1"
     assert rows["fixed-6"][1:] == ["35.0", "35.0", "-"]
     # .55 and .65 because of task a alone, which is what chance does, too
-    assert rows["turnopd"][3] == "60.0 ± 0.0"
-    assert lines[-1] == ["mean of methods", "", "± 0.0 (2 methods)", "± 1.8 (2 methods)", "± 0.0 (1 methods)"]
+    assert rows["turnopd"][3] == "60.0"
+    assert lines[-1] == ["mean of methods", "", "-", "± 1.8 (2 methods)", "-"]
 
 
 def test_least_time_is_what_the_fastest_main_method_needed() -> None:
@@ -380,9 +380,38 @@ def test_a_study_asks_for_its_tables() -> None:
     assert list(tables_of(study)) == ["house: overview", "house: cost"]
     header, lines = tables_of(study)["house: overview"]
     assert header == ["method", "seeds", "success", "minus opd [95 %]", "at equal CPU [95 %]", "turns"]
-    assert [line[:3] for line in lines] == [["opd", "2", "47.5"], ["turnopd", "2", "60.0"]]
+    assert [line[:3] for line in lines] == [["start", "-", "25.0"], ["opd", "2", "47.5"], ["turnopd", "2", "60.0"]]
     alone = replace(study, baseline=None)
     assert tables_of(alone)["house: overview"][0] == ["method", "seeds", "success", "turns"]
+
+
+def test_the_start_stands_above_what_became_of_it() -> None:
+    """One row where methods began alike in the seeds that they share, one more for those that began otherwise."""
+    reads = record("reads", 1, [0.7, 0.8], 1.0)
+    rows = by_world([*OPD, *OURS, reads, agent("expert", 0, 1.0)])["house"]
+    assert {name: fmean(tasks.values()) for name, tasks in tables.starts(rows).items()} == {
+        "start": 0.25,
+        "start of reads": pytest.approx(0.45),
+    }
+    for name in ("overview", "accuracy"):
+        header, lines = TABLES[name].make(view(rows))
+        assert [line[0] for line in lines] == ["start", "start of reads", *rows]
+        assert {len(line) for line in lines} == {len(header)}
+        assert lines[1][2].startswith("45.0")
+    assert tables.starts(by_world([agent("expert", 0, 1.0)])["house"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([*OPD, *OURS], "mean of the last 4 evaluations after the same number of steps"),
+        ([*OPD, *FIXED], ": the last evaluation after the same number of steps"),
+    ],
+)
+def test_captions_say_of_what_and_of_how_many(records: Sequence[Record], said: str) -> None:
+    assert said in tables.caption("overview", by_world(records)["house"])
+    sizes = tables.sizes(by_world(records)["house"])
+    assert sizes == f"n: {'1 to 2' if FIXED[0] in records else '2'} seeds, 2 tasks, 4 samples."
 
 
 def test_rises_and_whom_each_row_is_compared_with() -> None:
@@ -450,7 +479,11 @@ def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: py
     # the numbers are the same in LaTeX
     tex = (tmp_path / "first" / "house-overview.tex").read_text()
     assert "\\label{tab:house-overview}\n\\begin{tabular}{lrrrrr}\n\\toprule\n" in tex
-    assert "\\caption{Success in percent: mean of the last" in tex
+    assert "\\caption{Success in percent at Same-Step: the last evaluation" in tex
+    assert "n: 1 to 2 seeds, 2 tasks, 4 samples.}" in tex
+    assert not any(
+        "± 0.0" in text or r"$\pm$ 0.0" in text for text in (name.decode(errors="ignore") for name in first.values())
+    )
     for row in csv.DictReader((tmp_path / "first" / "house-overview.csv").open()):
         values = [value.replace("†", r"\dag{}") for name, value in row.items() if name != "method"]
         assert all(f" {value}" in tex for value in values), row

@@ -39,12 +39,12 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
     Where runs have no evaluation in common there is no such step, and nothing to say of them. The one before training
     does not count, unless there is no other.
     """
-    step, maps = _same_step_maps(rows)
+    step, maps = same_step_maps(rows)
     known = {task: name for seeds in rows.values() for one in seeds.values() for task, name in one.clusters.items()}
     return step, _estimates(maps, rows, baseline, known)
 
 
-def _same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
+def same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
     """The step of `same_step`, and method -> seed -> task -> mean success there."""
     records = [record for seeds in rows.values() for record in seeds.values()]
     grids = [{point.step for point in record.evaluations} for record in records if record.trained]
@@ -76,7 +76,7 @@ class SeedApart:
 def seeds_apart(rows: Rows, baseline: str) -> dict[str, SeedApart]:
     """Method -> its seed that lies apart at Same-Step. The intervals hold for seeds that vary normally, and not where
     a run in five or so collapses: then both readings belong beside each other."""
-    maps, found = _same_step_maps(rows)[1], dict[str, SeedApart]()
+    maps, found = same_step_maps(rows)[1], dict[str, SeedApart]()
     base = maps.get(baseline, {})
     for name, seeds in maps.items():
         far = None if fixed(rows[name]) else seed_apart([*seeds.values()])
