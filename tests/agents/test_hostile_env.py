@@ -188,13 +188,9 @@ def test_the_command_stops_with_the_reason(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_options_that_cannot_be() -> None:
-    with pytest.raises(TurngymError, match="--step-timeout is 0;"):
-        WorkerOptions(step_timeout=0.0)
     with pytest.raises(TurngymError, match="worker_timeout is 100;"):
         WorkerOptions(workers=2, worker_timeout=100.0, step_timeout=60.0)
     assert WorkerOptions(workers=0, worker_timeout=1.0).worker_timeout == 1.0
-    with pytest.raises(TurngymError, match="worker_gpus is -1;"):
-        WorkerOptions(workers=2, worker_gpus=-1.0)
 
 
 def test_calls_come_back_in_order_and_one_thread_serves_them() -> None:
