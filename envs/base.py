@@ -270,7 +270,7 @@ class TextEnv(gym.Env[str, str], ABC):
                 hint = did_you_mean(str(name), ["task"])
                 raise TurngymError(f"{self.env_id}: reset() has no option {name!r}; options are: 'task'.{hint}")
         chosen = (options or {}).get("task")
-        ids = self.task_ids()
+        ids = tasks_of(self)
         if chosen is None and not len(ids):
             raise TaskError(f"{self.env_id}: there is no task to draw from")
         task_id = ids[int(self.np_random.integers(len(ids)))] if chosen is None else self.__require_task(chosen)
