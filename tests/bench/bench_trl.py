@@ -32,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.core.settings import Count, Length
+from turngym.core.numbers import Count, Million
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
@@ -52,21 +52,21 @@ class TrlBench:
 
     what: Literal["all", "grpo", "sft", "opd"] = "all"
     """What is measured."""
-    layers: Count = 30
+    layers: Million = 30
     """Layers of the model."""
-    width: Length = 576
+    width: Count = 576
     """Width of the model; heads have 64."""
-    vocabulary: Length = 49152
+    vocabulary: Count = 49152
     """Ids of the model, of which the tokenizer uses some 2,000."""
-    episodes: Count = 8
+    episodes: Million = 8
     """Episodes of a step."""
-    turns: Count = 10
+    turns: Million = 10
     """Turns of an episode."""
-    micro_tokens: Length = 2048
+    micro_tokens: Count = 2048
     """Ours: padded tokens of a pass."""
     checkpointing: Literal["on", "off"] = "off"
     """Ours: whether activations are recomputed. TRL's does, which is its default."""
-    rows: Count = 2
+    rows: Million = 2
     """TRL's: rows of a pass."""
     json: Path | None = None
     """File for the figures."""
