@@ -1,6 +1,7 @@
 """Preset: one environment as a paper or a repository set it up, as partial settings of what is played and by whom.
 
-`presets.toml` has them all. `Preset.table` is a layer of `agents.resolve_play`.
+`presets.toml` has ours, a file of that name in an installed package its own. `Preset.table` is a layer of
+`agents.resolve_play`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
+from turngym.core.plugins import installed_folders
 from turngym.core.spec import NONE, at
 from turngym.core.tables import Table
 from turngym.core.task import content_hash, plain_id
@@ -119,9 +121,19 @@ def require_named(preset: Preset | str, agent: Any) -> None:
 
 @cache
 def presets() -> tuple[Preset, ...]:
-    """The set-ups that come along."""
-    found = tomllib.loads((files("turngym.agents") / "presets.toml").read_text(encoding="utf-8"))
-    return tuple(_preset(row) for row in found["preset"])
+    """The set-ups that come along, then those of installed packages (group `turngym.packages`)."""
+    folders = [Path(__file__).parent, *installed_folders().values()]
+    return tuple(preset for folder in folders for preset in _in_file(folder / "presets.toml"))
+
+
+def _in_file(path: Path) -> list[Preset]:
+    """The set-ups of a file, none where there is none. Raises TurngymError for one that lacks something."""
+    if not path.is_file():
+        return []
+    try:
+        return [_preset(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["preset"]]
+    except (ValueError, TypeError, LookupError) as error:
+        raise TurngymError(f"{path} is no file of presets: {type(error).__name__} {error}") from error
 
 
 def _preset(row: Mapping[str, Any]) -> Preset:

@@ -13,6 +13,7 @@ what it finds in its own way:
 - `turngym.translations`: what reads a teacher of other ids (turngym.trainers.teacher.Translation)
 - `turngym.rewards`: a function `Episode -> float` (`find_reward` below)
 - `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders, which has a finder of its own)
+- `turngym.packages`: a package whose data is listed beside ours, and not imported for it (`installed_folders` below)
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from turngym.core.episode import Episode
 from turngym.core.errors import EnvBackendError, TurngymError, did_you_mean
-from turngym.core.named_module import import_named
+from turngym.core.named_module import import_named, look_here
 from turngym.core.plugin_values import checked_number
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -48,7 +51,6 @@ def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[
 
     Args:
         group: of entry points, such as `turngym.judges`; its last part, in the singular, is the error's word for it.
-        name: what a user wrote.
         built_in: names that stand for an object of ours.
         known: further names that the caller understands itself; they are not looked up, only listed by the error.
 
@@ -76,6 +78,26 @@ def is_path(name: str) -> bool:
 def installed(group: str) -> tuple[str, ...]:
     """Names that installed packages bring to `group`. Nothing is imported."""
     return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def package_folder(package: str) -> Path | None:
+    """The folder of a package, without importing it unless it lies inside another one; None where there is none."""
+    look_here(package)
+    try:
+        found = find_spec(package)
+    # find_spec raises ValueError for a module without a spec, such as __main__
+    except (ImportError, ValueError):
+        found = None
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return Path(places[0]) if places else None
+
+
+def installed_folders() -> dict[str, Path]:
+    """Folders of the packages that entry points of `turngym.packages` name, by package: `presets.toml` is read there,
+    and `panel_data` is listed."""
+    packages = sorted({point.value for point in entry_points(group="turngym.packages")})
+    folders = {package: package_folder(package) for package in packages}
+    return {package: folder for package, folder in folders.items() if folder is not None}
 
 
 def _load(what: str, name: str, point: EntryPoint) -> Any:

@@ -156,6 +156,11 @@ class TextEnv(gym.Env[str, str], ABC):
     def task(self) -> Task:
         """The task being played."""
 
+    def task_of(self, task_id: str) -> Task:
+        """The task with an id, for panels. By default it is begun; overridden where that is not needed."""
+        self.reset(options={"task": task_id})
+        return self.task
+
     @property
     @abstractmethod
     def success(self) -> bool:

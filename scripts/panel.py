@@ -18,17 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from turngym.agents.adapters.croissant import write_croissant
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Length, Seed
+from turngym.core.numbers import Count, Seed
 from turngym.core.spec import Positional, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, read_text
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
-from turngym.envs.panels import Panel, find_panel, list_panels, load_panel, panel_of_env, verify_panel, write_panel
+from turngym.envs.panels import (
+    Panel,
+    find_panel,
+    installed_panels,
+    list_panels,
+    load_panel,
+    panel_of_env,
+    verify_panel,
+    write_panel,
+)
 from turngym.envs.registration import make
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.sources import PROMPT, SETS, write_prompts
@@ -54,7 +64,7 @@ class ExportPrompts:
     """Gymnasium id, where no panel is named."""
     env_kwargs: str = "{}"
     """Arguments for gym.make as JSON, for example '{"split": "train"}'."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Only the first so many tasks."""
     channel: Literal["text", "tool"] = "text"
     """tasks: how actions are to be written, as the system message says it."""
@@ -166,7 +176,7 @@ class Write:
     """Gymnasium id, for example `turngym/ALFWorld-v0` or `my_package:namespace/Name-v0`."""
     out: Path
     """Folder for the manifest."""
-    version: Length = 1
+    version: Count = 1
     """Version of the panel; a change of content needs a new one."""
     env_kwargs: str = "{}"
     """Arguments for gym.make that belong to the panel, as JSON, for example '{"split": "valid_unseen"}'."""
@@ -186,12 +196,30 @@ class ExportGames:
     """Folder for the games, as `alfworld-download` lays them out: json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl."""
     env_kwargs: str = "{}"
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Only the first so many games."""
 
     def unread(self) -> Unread:
         if self.panel is not None:
             yield from needing("the games of the environment (no panel)", "env_kwargs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Croissant:
+    """Write panels as a data set with its description in Croissant, which dataset searches and mlcroissant read."""
+
+    panels: Positional[tuple[str, ...]]
+    """Names, full names, or paths of manifests."""
+    out: Path
+    """Folder for the manifests and croissant.json."""
+    name: str
+    """Name of the data set."""
+    url: str
+    """Address of its page."""
+    license: str
+    """License of the lists, as an SPDX id, for example MIT."""
+    creator: str
+    """Who made the panels."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -204,13 +232,14 @@ def main(argv: Sequence[str]) -> int:
         ExportPrompts: _export_prompts,
         ExportGames: _export_games,
         SearchTests: _search_tests,
+        Croissant: _croissant,
     }
     return run_verb(verbs, argv, prog="turngym panel", about=__doc__)
 
 
 def _list(command: List) -> int:
-    for name in list_panels():
-        panel = load_panel(name)
+    for name in [*list_panels(), *installed_panels()]:
+        panel = find_panel(name)
         print(f"{name:<32} {len(panel.tasks):>5} tasks  {panel.env_id}  {panel.sha256[:12]}")
     return 0
 
@@ -286,6 +315,12 @@ def _search_tests(command: SearchTests) -> int:
         print(f"{command.out / panel.full_name}.json: {len(panel.tasks):,} questions, the official number")
     if missing := [name for name in SETS if f"search-{name}-test" not in {panel.name for panel in panels}]:
         print(f"not in these files: {', '.join(missing)}")
+    return 0
+
+
+def _croissant(command: Croissant) -> int:
+    about = {"name": command.name, "url": command.url, "license": command.license, "creator": command.creator}
+    print(write_croissant([find_panel(name) for name in command.panels], command.out, **about))
     return 0
 
 

@@ -234,12 +234,11 @@ IDLE += (
     "keep_checkpoints",
     "keep_rollouts",
     "tensorboard",
-    "wandb",
-    "trackio",
-    "log_project",
+    "tracker",
+    "project",
     "gradient_checkpointing",
 )
-IDLE += ("step_timeout", "worker_timeout", "process_timeout", "judge_timeout", "server_parallel", "server_deadline")
+IDLE += ("step_timeout", "worker_timeout", "judge_timeout", "server_parallel", "server_deadline")
 IDLE += ("judge_parallel", "engine_python", "engine_memory", "weight_address", "policy_server", "teacher_server")
 """Settings of how a run is computed and what is kept of it: seeds of a method may differ in them."""
 MODELS = ("student", "teacher", "agent", "model", "panel")

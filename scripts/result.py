@@ -5,21 +5,24 @@ Examples:
     turngym result check student.result.xz
     turngym result check student.result.xz --agent model:runs/student
     turngym result table results --out table
+    turngym result export student.result.xz --to inspect --out logs
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, play_again
-from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
+from turngym.agents.adapters import every_eval_ever, hub_results, inspect_log
+from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, packed, play_again
+from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result, read_sealed
 from turngym.agents.evaluation.rules import deviations
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Length
-from turngym.core.spec import Positional
+from turngym.core.numbers import Count
+from turngym.core.spec import Positional, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import visible
 from turngym.scripts.options import run_verb
@@ -51,7 +54,7 @@ class Player:
 
     name: str
     """The agent: model:FOLDER, ..."""
-    tasks: Length | None = None
+    tasks: Count | None = None
     """Play only the first so many tasks."""
 
 
@@ -87,9 +90,36 @@ class Table:
     """Also p-values of the differences, alone and in their family (Holm)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Write a result in a format of others: Every Eval Ever, the Hugging Face Hub's, or a log of Inspect."""
+
+    result: Positional[Path]
+    """A packed result, or the folder or trace of an evaluation."""
+    to: Literal["every-eval-ever", "hf-eval-results", "inspect"]
+    """Which format. `inspect` needs the extra of that name."""
+    out: Path
+    """Folder for the files."""
+    model: str = ""
+    """every-eval-ever: the model's id on the Hub, ORGANIZATION/NAME."""
+    organization: str = ""
+    """every-eval-ever: who evaluated."""
+    relationship: every_eval_ever.Relationship = "other"
+    """every-eval-ever: of who evaluated to who made the model."""
+    dataset: str = ""
+    """hf-eval-results: id of the benchmark's data set on the Hub, ORGANIZATION/NAME."""
+
+    def unread(self) -> Unread:
+        if self.to != "every-eval-ever":
+            yield from needing("--to every-eval-ever", "model", "organization", "relationship")
+        if self.to != "hf-eval-results":
+            yield from needing("--to hf-eval-results", "dataset")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `turngym result` with `argv` (without the verb itself)."""
-    return run_verb({Pack: pack, Check: check, Table: table}, argv, prog="turngym result", about=__doc__)
+    verbs: dict[type, Callable[[Any], int]] = {Pack: pack, Check: check, Table: table, Export: export}
+    return run_verb(verbs, argv, prog="turngym result", about=__doc__)
 
 
 def pack(options: Pack) -> int:
@@ -138,3 +168,20 @@ def table(options: Table) -> int:
     print(as_markdown(groups, p=options.p))
     print(f"written to {options.out}; open {options.out / 'index.html'} in a browser")
     return 1 if left_out else 0
+
+
+def export(options: Export) -> int:
+    path = options.result
+    result = read_sealed(path) if path.name.endswith(SUFFIX) else packed(path)
+    if options.to == "inspect":
+        written, lacks = inspect_log.write(result, options.out), inspect_log.LACKS
+    elif options.to == "hf-eval-results":
+        written, lacks = hub_results.write(result, options.out, dataset=options.dataset), hub_results.LACKS
+    else:
+        if not options.organization.strip():
+            raise TurngymError("--organization is missing: the format asks who evaluated")
+        named = {"model": options.model, "organization": options.organization, "relationship": options.relationship}
+        written, lacks = every_eval_ever.write(result, options.out, **named), every_eval_ever.LACKS
+    print("\n".join(map(str, written)))
+    print(f"the format cannot hold everything: {lacks}")
+    return 0

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
 from turngym.agents.evaluation.compare import (
     Responses,
     decisive,
@@ -45,7 +47,7 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.settings import Count, Range, Share
+from turngym.core.numbers import Group, Million, NotNegative
 from turngym.core.spec import Unread, needing
 from turngym.core.tables import Table, print_table
 from turngym.scripts.options import read_options
@@ -65,26 +67,26 @@ class StudyPlanOptions:
     """The folder of a study, or a study.json (.gz), in place of --first and --second; its Same-Step counts."""
     methods: tuple[str, str] = ("opd", "turnopd")
     """--data: the two methods."""
-    difference: float | None = None
+    difference: Annotated[float, Meta(gt=0, lt=100)] | None = None
     """Points of success that shall be told from zero: prints the cheapest designs for it."""
-    power: Share = 0.8
+    power: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     """Probability with which a difference shall be told from zero."""
     spread: Literal["cautious", "seen"] = "cautious"
     """How far training seeds are taken to lie apart: the one-sided 80 % limit of the pilot's, or as seen. Half of all
     pilots of three seeds see no spread at all, and a study planned by what they saw has half the power."""
-    seeds: Annotated[tuple[int, ...], Range(1, 10**6)] = (2, 3, 5, 10)
+    seeds: tuple[Group, ...] = (2, 3, 5, 10)
     """Training seeds of each method, one row each."""
-    tasks: Annotated[tuple[int, ...], Range(1, 10**6)] = ()
+    tasks: tuple[Group, ...] = ()
     """Tasks of the panel; by default half, all and twice as many as in the pilot."""
-    samples: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 4)
+    samples: tuple[Million, ...] = (1, 4)
     """Episodes per task in an evaluation; as many evaluations as in the pilot are averaged."""
-    train_hours: float | None = None
+    train_hours: NotNegative | None = None
     """Hours of one training run; --data knows them."""
-    episode_seconds: float | None = None
+    episode_seconds: NotNegative | None = None
     """Seconds of one episode of an evaluation; by default as in the pilot (a study.json: 1)."""
-    most_seeds: Count = 30
+    most_seeds: Million = 30
     """Most training seeds that --difference considers."""
-    most_tasks: Count = 1000
+    most_tasks: Million = 1000
     """Most tasks that --difference considers."""
 
     def unread(self) -> Unread:
@@ -94,15 +96,6 @@ class StudyPlanOptions:
             yield from needing("evaluations as the pilot (no --data)", "first", "second")
         if self.difference is None:
             yield from needing("--difference", "train_hours", "episode_seconds", "most_seeds", "most_tasks")
-
-    def __post_init__(self) -> None:
-        if not 0 < self.power < 1:
-            raise TurngymError(f"--power is {self.power}; valid: between 0 and 1")
-        if self.difference is not None and not 0 < self.difference < 100:
-            raise TurngymError(f"--difference is {self.difference}; valid: points of success, between 0 and 100")
-        for name, least in (("seeds", 2), ("tasks", 2), ("samples", 1)):
-            if wrong := [value for value in getattr(self, name) if value < least]:
-                raise TurngymError(f"--{name} {wrong[0]}: an interval over seeds and tasks needs at least {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

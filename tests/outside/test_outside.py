@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wheels import build_wheel, clean_venv, turngym_wheel
+from wheels import Turngym, installed_with
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"
 ENV = "turngym_example:example/Guess-v0"
-COMMAND = """
-import sys
-from importlib.metadata import entry_points
-(command,) = {point.value: point for point in entry_points(group="console_scripts", name="turngym")}.values()
-sys.argv[0] = "turngym"
-sys.exit(command.load()())
-"""
-
-Turngym = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
     """Runs the installed command and returns what it printed."""
     pytest.importorskip("setuptools")
-    work = tmp_path_factory.mktemp("outside")
-    for name in ("turngym", "example"):
-        (work / name).mkdir()
-    wheels = turngym_wheel(work / "turngym"), build_wheel(HERE, work / "example")
-    python = clean_venv(work / "venv", *wheels)
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-
-    def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
-        line = [str(python), "-c", COMMAND, *map(str, words)]
-        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env=env, timeout=300)
-        assert done.returncode == status, f"{' '.join(map(str, words))}\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
-
-    return run
+    return installed_with(HERE, tmp_path_factory.mktemp("outside"))
 
 
 PAGES = {"write_an_environment.md": "guess", "write_a_judge.md": "judge", "write_an_algorithm.md": "loo"}
@@ -156,3 +131,14 @@ def test_what_is_not_there_is_said_in_one_line(turngym: Turngym, tmp_path: Path)
     out = turngym("eval", "--panel", "turngym_exampel:guess-eval", "--agent", "expert", status=2)
     assert "there is no package 'turngym_exampel'" in out
     assert "Traceback" not in out
+
+
+def test_panels_and_presets_of_an_installed_package_are_found_by_name(turngym: Turngym, tmp_path: Path) -> None:
+    assert "turngym_example:guess-eval-v1" in turngym("panel", "list")
+    assert "turngym_example:guess-eval-v1" in turngym("panel", "show", "guess-evil", status=2)
+    words = ("--panel", "turngym_example:guess-eval", "--agent", "random", "--out", tmp_path / "eval")
+    turngym("eval", *words, "--preset", "short")
+    found: dict[str, Any] = json.loads((tmp_path / "eval" / "results.json").read_text(encoding="utf-8"))
+    assert found["spec"]["play"]["env"]["max_turns"] == 5
+    assert len(found["episodes"]) == 5 * 2
+    assert "short" in turngym("eval", *words, "--preset", "shrot", status=2)

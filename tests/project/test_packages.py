@@ -40,9 +40,16 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+def in_rooms(pattern: str) -> list[Path]:
+    """Files of the rooms with such a name, without those of projects with a `pyproject.toml` of their own."""
+    found = (path for room in ROOMS for path in (ROOT / room).rglob(pattern))
+    apart = [path.parent for room in ROOMS for path in (ROOT / room).rglob("pyproject.toml")]
+    return [path for path in found if not any(path.is_relative_to(folder) for folder in apart)]
+
+
 def package_folders() -> dict[str, Path]:
     """`turngym` and `turngym.<room>...` -> folder, for every folder with `__init__.py`."""
-    found = {init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py")} - {ROOT_PACKAGE}
+    found = {init.parent for init in in_rooms("__init__.py")} - {ROOT_PACKAGE}
     beside = {folder.name: folder for folder in sorted(found) if folder.parent == HUB}
     inside = sorted(found - set(beside.values()))
     named = {"turngym." + ".".join(folder.relative_to(ROOT).parts): folder for folder in inside}
@@ -76,12 +83,7 @@ def there_is(module: str, name: str) -> bool:
 
 
 def test_no_module_lives_outside_a_package() -> None:
-    stray = [
-        str(path.relative_to(ROOT))
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
-        if not (path.parent / "__init__.py").exists()
-    ]
+    stray = [str(path.relative_to(ROOT)) for path in in_rooms("*.py") if not (path.parent / "__init__.py").exists()]
     assert not stray, f"folders without __init__.py are not installed: {stray}"
 
 
@@ -106,8 +108,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
                 assert installed(path) in names, f"{path} is missing from the wheel"
     data = [
         path
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
+        for path in in_rooms("*")
         if path.suffix in (".json", ".npy", ".html", ".pddl") and not path.is_relative_to(MODELS)
     ]
     assert wheel.stat().st_size < 10e6  # models of other worlds than the quickstart's are a wheel of their own

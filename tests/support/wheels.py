@@ -64,3 +64,33 @@ def clean_venv(folder: Path, *wheels: Path) -> Path:
     folders = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
     (site / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n", encoding="utf-8")
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+COMMAND = """
+import sys
+from importlib.metadata import entry_points
+(command,) = {point.value: point for point in entry_points(group="console_scripts", name="turngym")}.values()
+sys.argv[0] = "turngym"
+sys.exit(command.load()())
+"""
+
+Turngym = Callable[..., str]
+
+
+def installed_with(project: Path, work: Path) -> Turngym:
+    """The command of an environment into which this checkout and another `project` are installed.
+
+    It runs in `folder`, by default `work`, must end with `status`, and returns what was printed.
+    """
+    for name in ("turngym", "project"):
+        (work / name).mkdir()
+    python = clean_venv(work / "venv", turngym_wheel(work / "turngym"), build_wheel(project, work / "project"))
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+
+    def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
+        line = [str(python), "-c", COMMAND, *map(str, words)]
+        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env=env, timeout=600)
+        assert done.returncode == status, f"{' '.join(map(str, words))}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    return run

@@ -118,7 +118,6 @@ def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: 
     mean over this last part of it.
 
     Args:
-        rows: records by method and seed.
         baseline: method with which the others are compared.
         measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
@@ -135,7 +134,6 @@ def maps_at(
     (`EVALUATED`).
 
     Args:
-        rows: records by method and seed.
         limit: the budget by seed, in the unit of `measure`.
         measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
@@ -301,7 +299,6 @@ def difference(
 
     Args:
         base: seed -> task -> mean success of the one.
-        other: the same of the other.
         fixed: whether each has no training seeds; such a player is set against all runs of the other.
         clusters: task -> cluster, for an interval for new ones; None: tasks are independent.
     """

@@ -1,0 +1,141 @@
+"""Panels as a data set in Croissant 1.0 (mlcommons.org/croissant), with the minimal responsible-AI fields.
+
+What Croissant cannot hold: that a task is a game. The records are ids, hashes, splits and categories; what is played
+comes with turngym, or from the benchmark's own files, which the hashes tell apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import date
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from turngym.core.tables import atomic_write
+from turngym.envs.panels import Panel, PanelError, write_panel
+
+FIELDS = {
+    "task_id": "Id of the task in its environment.",
+    "sha256": "SHA-256 of everything that fixes the task: equal hashes mean equal tasks.",
+    "split": "Split of the environment that the task is of.",
+    "category": "Kind of task, by which results have rows.",
+}
+"""Columns of a manifest's rows, in their order."""
+CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "dct": "http://purl.org/dc/terms/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "equivalentProperty": "cr:equivalentProperty",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileObject": "cr:fileObject",
+    "fileProperty": "cr:fileProperty",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}
+
+
+def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, license: str, creator: str) -> Path:
+    """Writes the manifests and `croissant.json` into the folder `out`, and returns the path of the latter.
+
+    Args:
+        panels: what the data set holds; a record set each.
+        out: the folder.
+        name: of the data set.
+        url: address of its page.
+        license: of the manifests, as an SPDX id.
+        creator: who made the panels.
+
+    Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
+    """
+    names = [panel.full_name for panel in panels]
+    if twice := sorted({one for one in names if names.count(one) > 1}):
+        raise PanelError(f"panel {twice[0]} is named twice; valid: once")
+    files = [write_panel(panel, out) for panel in panels]
+    about = {
+        "@context": CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": ["http://mlcommons.org/croissant/1.0", "http://mlcommons.org/croissant/RAI/1.0"],
+        "name": name,
+        "description": f"Fixed lists of hashed tasks of language agents' environments: {', '.join(names)}.",
+        "url": url,
+        "license": license,
+        "creator": {"@type": "Organization", "name": creator},
+        "datePublished": date.today().isoformat(),
+        "version": f"{max(panel.version for panel in panels)}.0.0",
+        "citeAs": f"{creator}: {name}. {url}",
+        "distribution": [_file(path) for path in files],
+        "recordSet": [_records(panel) for panel in panels],
+        "rai:dataCollection": "Tasks are the environments' own; every one was begun once to compute its hash.",
+        "rai:dataUseCases": "Evaluation of agents on equal tasks, and not training on them.",
+        "rai:dataLimitations": "Text games in English; success in them says nothing of other tasks.",
+        "rai:dataBiases": "Goals and things have the frequencies of the environment that made them.",
+        "rai:personalSensitiveInformation": "None: ids and hashes.",
+    }
+    path = out / "croissant.json"
+    with atomic_write(path) as file:
+        file.write(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {
+        "@type": "cr:FileObject",
+        "@id": path.name,
+        "name": path.name,
+        "contentUrl": path.name,
+        "encodingFormat": "application/json",
+        "sha256": sha256(path.read_bytes()).hexdigest(),
+    }
+
+
+def _records(panel: Panel) -> dict[str, Any]:
+    kwargs = json.dumps(dict(panel.make_kwargs))
+    return {
+        "@type": "cr:RecordSet",
+        "@id": panel.full_name,
+        "name": panel.full_name,
+        "description": f"{len(panel.tasks)} tasks of {panel.env_id}, made with {kwargs}; panel's hash {panel.sha256}.",
+        "field": [
+            {
+                "@type": "cr:Field",
+                "@id": f"{panel.full_name}/{column}",
+                "name": column,
+                "description": about,
+                "dataType": "sc:Text",
+                "source": {
+                    "fileObject": {"@id": f"{panel.full_name}.json"},
+                    "extract": {"jsonPath": f"$.tasks[*][{place}]"},
+                },
+            }
+            for place, (column, about) in enumerate(FIELDS.items())
+        ],
+    }

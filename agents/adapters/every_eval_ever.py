@@ -1,0 +1,167 @@
+"""A result in the schema of Every Eval Ever (evaleval/every_eval_ever, version 0.3.0): one file of numbers, one of
+episodes, where their repository has them.
+
+What the schema cannot hold: verdict and reward of a turn, and hashes of tasks and panel, which are texts in `metadata`
+and `additional_details`. Nor can such a file be checked by playing it again, as a packed result can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from time import time
+from typing import Any, Literal
+from uuid import UUID
+
+from turngym.agents.adapters.exported_numbers import Number, hub_id, numbers, panel_of_result, rules_of, scores_of
+from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.core.episode import Episode
+from turngym.core.spec import to_table
+from turngym.core.tables import atomic_write
+
+SCHEMA = "0.3.0"
+Relationship = Literal["first_party", "third_party", "collaborative", "other"]
+LACKS = "verdicts and rewards of single turns are texts in it, and nobody can check it by playing it again"
+
+
+def write(
+    result: PackedResult, out: Path, *, model: str, organization: str, relationship: Relationship = "other"
+) -> list[Path]:
+    """Writes both files below `out`, in the folders of their repository, and returns their paths.
+
+    Args:
+        result: read from a packed file, or of an evaluation's folder.
+        out: folder; `data/PANEL/DEVELOPER/MODEL` is made in it.
+        model: its id on the Hub, ORGANIZATION/NAME.
+        organization: who evaluated.
+        relationship: of who evaluated to who made the model.
+
+    Raises EvaluationError for another id of a model, and for a result without episodes that ended well.
+    """
+    developer, _, name = hub_id("--model", model).partition("/")
+    panel, found = panel_of_result(result), list(numbers(scores_of(result)))
+    # their files are named by random ids; this one is of the content, so that an export twice is the same file
+    digest = sha256(json.dumps([panel.panel, model, result.lines()]).encode()).digest()
+    stem = str(UUID(bytes=digest[:16], version=4))
+    run = f"{panel.panel}/{model}/{stem}"
+    folder = Path("data", panel.panel.replace(":", "-"), developer, name)
+    rows = "".join(json.dumps(row) + "\n" for row in _rows(result, run, model, found[0]))
+    samples = folder / f"{stem}_samples.jsonl"
+    whole = {
+        "schema_version": SCHEMA,
+        "evaluation_id": run,
+        "retrieved_timestamp": f"{time():.0f}",
+        "source_metadata": {
+            "source_name": "turngym",
+            "source_type": "evaluation_run",
+            "source_organization_name": organization,
+            "evaluator_relationship": relationship,
+        },
+        "eval_library": {"name": "turngym", "version": result.versions.get("turngym", "unknown")},
+        "model_info": {
+            "name": result.agent,
+            "id": model,
+            "developer": developer,
+            "additional_details": {"deployment_type": "unknown", "model_availability": "unknown"},
+        },
+        "evaluation_results": [_number(result, one) for one in found],
+        "detailed_evaluation_results": {
+            "format": "jsonl",
+            "file_path": samples.as_posix(),
+            "hash_algorithm": "sha256",
+            "checksum": sha256(rows.encode()).hexdigest(),
+            "total_rows": len(result.episodes),
+        },
+    }
+    if result.date:
+        whole["evaluation_timestamp"] = f"{datetime.fromisoformat(result.date).timestamp():.0f}"
+    written = [out / folder / f"{stem}.json", out / samples]
+    for path, text in zip(written, (json.dumps(whole, indent=1) + "\n", rows), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(text)
+    return written
+
+
+def _number(result: PackedResult, one: Number) -> dict[str, Any]:
+    play, panel = result.spec.play, panel_of_result(result)
+    generation: dict[str, Any] = {"additional_details": {"spec": json.dumps(to_table(result.spec), sort_keys=True)}}
+    if (temperature := getattr(result.spec.agent, "temperature", None)) is not None:
+        generation["generation_args"] = {"temperature": temperature}
+    details: dict[str, Any] = {"score": one.value}
+    if one.interval is not None:
+        low, high = one.interval.low, one.interval.high
+        interval = {"lower": low, "upper": high, "confidence_level": 0.95, "method": "over tasks"}
+        details["uncertainty"] = {"confidence_interval": interval, "num_samples": one.interval.tasks}
+    return {
+        "evaluation_result_id": one.name,
+        "evaluation_name": panel.panel if "." not in one.name else f"{panel.panel} {one.name.partition('.')[2]}",
+        "source_data": {
+            "dataset_name": panel.panel,
+            "source_type": "other",
+            "additional_details": {"sha256": panel.sha256, "tasks": str(panel.size), "env_id": play.env.id},
+        },
+        "metric_config": {
+            "evaluation_description": f"{one.about} Rules: {rules_of(play.env)}.",
+            "metric_id": one.name.partition(".")[0],
+            "metric_unit": "proportion",
+            **({"metric_parameters": {"k": one.k}} if one.k else {}),
+            "lower_is_better": one.name == "invalid",
+            "score_type": "continuous",
+            "min_score": 0.0,
+            "max_score": 1.0,
+        },
+        "score_details": details,
+        "generation_config": generation,
+    }
+
+
+def _rows(result: PackedResult, run: str, model: str, main: Number) -> Iterator[dict[str, Any]]:
+    for episode in result.episodes:
+        messages = list(_messages(episode))
+        said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        answers = [
+            {
+                "turn_idx": place,
+                "source": f"messages[{place}].content",
+                "extracted_value": turn.action or "",
+                "extraction_method": "custom",
+                "is_terminal": place == said[-1],
+            }
+            for place, turn in zip(said, episode.turns, strict=True)
+        ]
+        asked = episode.turns[0].observation if episode.turns else ""
+        yield {
+            "schema_version": SCHEMA,
+            "evaluation_id": run,
+            "model_id": model,
+            "evaluation_name": panel_of_result(result).panel,
+            "evaluation_result_id": main.name,
+            "sample_id": f"{episode.task.task_id}#{episode.sample}",
+            "sample_hash": sha256(asked.encode()).hexdigest(),
+            "interaction_type": "agentic",
+            "input": {"raw": asked, "reference": []},
+            "output": None,
+            "messages": messages,
+            "answer_attribution": answers,
+            "evaluation": {"score": episode.score, "is_correct": episode.success, "num_turns": len(episode.turns)},
+            "error": episode.status.value if episode.status.is_error else None,
+            "metadata": {
+                "category": episode.task.category,
+                "sha256": episode.task.sha256,
+                "seed": str(episode.seed),
+                "status": episode.status.value,
+                "verdicts": " ".join(turn.verdict.value for turn in episode.turns),
+                "rewards": " ".join(f"{turn.reward:g}" for turn in episode.turns),
+            },
+        }
+
+
+def _messages(episode: Episode) -> Iterator[dict[str, Any]]:
+    said = [("system", episode.system)] if episode.system else []
+    said += [pair for turn in episode.turns for pair in (("user", turn.observation), ("assistant", turn.response))]
+    for place, (role, content) in enumerate(said):
+        yield {"turn_idx": place, "role": role, "content": content}

@@ -1,0 +1,75 @@
+"""What every export of a result says in numbers, recomputed from its episodes: name, value, interval, meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.agents.evaluation.scores import EvaluationError, Scores, score
+from turngym.agents.evaluation.statistics import Interval, ScoreError
+from turngym.agents.play_spec import Environment, OnPanel
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """One number of a result."""
+
+    name: str
+    """As in turngym's tables, in letters that an id may have: `avg-4`, `pass-at-4`, `score`."""
+    about: str
+    """What it is, in a sentence."""
+    value: float
+    """A share, from 0 to 1."""
+    interval: Interval | None = None
+    """Its 95 % interval over tasks."""
+    k: int | None = None
+    """The k of pass@k."""
+
+
+def scores_of(result: PackedResult) -> Scores:
+    """The table of a result, of its episodes and not of its file. Raises EvaluationError where all were errors."""
+    try:
+        return score(result.episodes, result.spec.play)
+    except ScoreError as error:
+        raise EvaluationError(f"the result cannot be exported: {error}") from error
+
+
+def numbers(scores: Scores) -> Iterator[Number]:
+    """The numbers of a table, the main one (mean success) first."""
+    row = scores.overall
+    about = f"Success: mean over tasks of the mean over {row.samples} samples."
+    yield Number(name=f"avg-{row.samples}", about=about, value=row.avg.mean, interval=row.avg)
+    for k, value in row.pass_at.items():
+        if k > 1:
+            about = f"At least one of {k} samples of a task succeeds (unbiased estimate)."
+            yield Number(name=f"pass-at-{k}", about=about, value=value, interval=row.pass_intervals[k], k=k)
+    yield Number(name="score", about="Graded score at the end.", value=scores.score, interval=scores.graded)
+    yield Number(name="invalid", about="Share of turns whose action was invalid.", value=scores.invalid_rate)
+    for one in scores.categories:
+        about = f"Success of the category {one.name}."
+        yield Number(name=f"avg-{one.samples}.{one.name}", about=about, value=one.avg.mean, interval=one.avg)
+
+
+def panel_of_result(result: PackedResult) -> OnPanel:
+    """The panel that was played. Raises EvaluationError where it was none."""
+    tasks = result.spec.play.tasks
+    if not isinstance(tasks, OnPanel):
+        raise EvaluationError("the result is of no panel, so nobody else could know its tasks")
+    return tasks
+
+
+def hub_id(option: str, value: str) -> str:
+    """`value` if it is an id of the Hugging Face Hub. Raises EvaluationError, which names the option."""
+    if not _HUB_ID.fullmatch(value):
+        raise EvaluationError(f"{option} is {value!r}; valid: an id as on the Hub, ORGANIZATION/NAME")
+    return value
+
+
+def rules_of(env: Environment) -> str:
+    """What an episode's rules are, in a line."""
+    limit = "any number of turns" if env.max_turns is None else f"at most {env.max_turns} turns"
+    return f"{limit}, an invalid action is answered by {env.on_invalid}"

@@ -1,0 +1,56 @@
+"""A result as the Hugging Face Hub reads it: `.eval_results/PANEL.yaml` of a model, and `eval.yaml` of the benchmark.
+
+What the format cannot hold: any episode; intervals, the panel's hash and the rules of the game stand in `notes`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from turngym.agents.adapters.exported_numbers import hub_id, numbers, panel_of_result, rules_of, scores_of
+from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.core.tables import atomic_write
+
+LACKS = "no episodes, and intervals, hashes and rules only as a note"
+SHOWN = ("avg-", "pass-at-", "score")
+
+
+def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
+    """Writes both files below `out` and returns their paths.
+
+    Args:
+        result: read from a packed file, or of an evaluation's folder.
+        out: folder; `.eval_results` is of the model's repository, `eval.yaml` of the benchmark's data set.
+        dataset: id of the benchmark's data set on the Hub, ORGANIZATION/NAME.
+
+    Raises EvaluationError for another id, and for a result without episodes that ended well.
+    """
+    hub_id("--dataset", dataset)
+    panel, play = panel_of_result(result), result.spec.play
+    found = [one for one in numbers(scores_of(result)) if one.name.startswith(SHOWN) and "." not in one.name]
+    short = panel.panel.rpartition(":")[2]
+    entries, tasks = "", ""
+    for one in found:
+        notes = f"{one.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(play.env)}."
+        if one.interval is not None:
+            notes += f" 95 % interval over tasks {100 * one.interval.low:.1f} to {100 * one.interval.high:.1f}."
+        entries += (
+            f"- dataset:\n    id: {_text(dataset)}\n    task_id: {_text(f'{short}-{one.name}')}\n"
+            f"  value: {100 * one.value:.4g}\n"
+        )
+        entries += (f"  date: {_text(result.date)}\n" if result.date else "") + f"  notes: {_text(notes)}\n"
+        tasks += f"  - id: {_text(f'{short}-{one.name}')}\n    config: {_text(short)}\n    split: test\n"
+    about = f"{panel.size} tasks of {play.env.id}, played by turns in text; a task is known by its hash. Percent."
+    benchmark = f"name: {_text(short)}\ndescription: {_text(about)}\nevaluation_framework: turngym\n\ntasks:\n{tasks}"
+    written = [out / ".eval_results" / f"{short}.yaml", out / "eval.yaml"]
+    for path, text in zip(written, (entries, benchmark), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(text)
+    return written
+
+
+def _text(value: str) -> str:
+    """A text as YAML: what JSON writes of it is YAML, too."""
+    return json.dumps(value)

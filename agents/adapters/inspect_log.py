@@ -1,0 +1,89 @@
+"""A result as a log of Inspect, which `inspect view` opens: an episode is a sample, its turns are messages.
+
+What the log cannot hold: token ids, and the rules of the game as Inspect's own limits (they stand in the metadata with
+all settings). Its metrics are ours, so their errors are intervals over tasks and not Inspect's standard errors.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.adapters.exported_numbers import numbers, panel_of_result, scores_of
+from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.core.episode import Episode
+from turngym.core.plugins import need
+from turngym.core.spec import to_table
+
+LACKS = "no token ids; verdicts and rewards of turns are metadata of their messages"
+
+
+def write(result: PackedResult, out: Path) -> list[Path]:
+    """Writes `PANEL.eval` into `out` and returns its path. Needs the extra `inspect`.
+
+    Raises MissingExtra without it, EvaluationError for a result without episodes that ended well.
+    """
+    log: Any = need("inspect_ai.log", "the export to Inspect", "inspect")
+    panel, scores = panel_of_result(result), scores_of(result)
+    metrics = {}
+    for one in numbers(scores):
+        around = {} if one.interval is None else {"low": one.interval.low, "high": one.interval.high}
+        metrics[one.name] = log.EvalMetric(name=one.name, value=one.value, metadata={"about": one.about, **around})
+    ids = list(dict.fromkeys(episode.task.task_id for episode in result.episodes))
+    done = sum(not episode.status.is_error for episode in result.episodes)
+    ended = datetime.fromisoformat(result.date) if result.date else datetime.fromtimestamp(0, UTC)
+    began = (ended - timedelta(seconds=result.seconds)).isoformat(timespec="seconds")
+    head = log.EvalSpec(
+        created=began,
+        task=panel.panel,
+        task_id=panel.sha256[:22] or panel.panel,
+        dataset=log.EvalDataset(name=panel.panel, samples=len(ids), sample_ids=ids, shuffled=False),
+        model=result.agent,
+        config=log.EvalConfig(epochs=result.spec.play.samples),
+        packages=dict(result.versions),
+        metadata={"spec": to_table(result.spec), "panel_sha256": panel.sha256, "seal": result.seal},
+    )
+    whole = log.EvalLog(
+        status="success",
+        eval=head,
+        results=log.EvalResults(
+            total_samples=len(result.episodes),
+            completed_samples=done,
+            scores=[log.EvalScore(name="success", scorer="turngym", scored_samples=done, metrics=metrics)],
+        ),
+        stats=log.EvalStats(started_at=began, completed_at=ended.isoformat(timespec="seconds")),
+        samples=[_sample(episode) for episode in result.episodes],
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{panel.panel.replace(':', '-')}.eval"
+    log.write_eval_log(whole, str(path))
+    return [path]
+
+
+def _sample(episode: Episode) -> Any:
+    log, model, scorer = (need(f"inspect_ai.{part}", "the export to Inspect", "inspect") for part in _PARTS)
+    messages = [model.ChatMessageSystem(content=episode.system)] if episode.system else []
+    for turn in episode.turns:
+        judged = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
+        messages.append(model.ChatMessageUser(content=turn.observation))
+        messages.append(model.ChatMessageAssistant(content=turn.response, metadata=judged))
+    row = {"score": episode.score, "return": episode.episode_return, "turns": len(episode.turns)}
+    error = None
+    if episode.status.is_error:
+        error = log.EvalError(message=episode.status.value, traceback="", traceback_ansi="")
+    return log.EvalSample(
+        id=episode.task.task_id,
+        epoch=episode.sample + 1,
+        input=episode.turns[0].observation if episode.turns else "",
+        target="",
+        messages=messages,
+        scores=None
+        if error
+        else {"success": scorer.Score(value=float(episode.success), explanation=episode.status.value, metadata=row)},
+        metadata={"category": episode.task.category, "sha256": episode.task.sha256, "seed": episode.seed},
+        error=error,
+    )
+
+
+_PARTS = ("log", "model", "scorer")
