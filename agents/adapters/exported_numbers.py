@@ -27,7 +27,7 @@ class Number:
     interval: Interval | None = None
     """Its 95 % interval over tasks."""
     k: int | None = None
-    """The k of pass@k."""
+    """The k of pass@k and pass^k."""
 
 
 def scores_of(result: PackedResult) -> Scores:
@@ -47,6 +47,9 @@ def numbers(scores: Scores) -> Iterator[Number]:
         if k > 1:
             about = f"At least one of {k} samples of a task succeeds (unbiased estimate)."
             yield Number(name=f"pass-at-{k}", about=about, value=value, interval=row.pass_intervals[k], k=k)
+    for k, interval in row.pass_all.items():
+        about = f"All of {k} samples of a task succeed (unbiased estimate)."
+        yield Number(name=f"pass-all-{k}", about=about, value=interval.mean, interval=interval, k=k)
     yield Number(name="score", about="Graded score at the end.", value=scores.score, interval=scores.graded)
     yield Number(name="invalid", about="Share of turns whose action was invalid.", value=scores.invalid_rate)
     for one in scores.categories:

@@ -13,7 +13,7 @@ from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.core.tables import atomic_write
 
 LACKS = "no episodes, and intervals, hashes and rules only as a note"
-SHOWN = ("avg-", "pass-at-", "score")
+SHOWN = ("avg-", "pass-at-", "pass-all-", "score")
 
 
 def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:

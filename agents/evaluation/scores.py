@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from turngym.agents.evaluation.seeds import Difference, over_seeds, rise
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_at_k
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_all_k, pass_at_k
 from turngym.agents.play_spec import EvalSpec, PlaySpec, drawn
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
@@ -119,6 +119,8 @@ class ScoreRow:
     """k to pass@k, for k = 1, 2, 4, ... up to n."""
     pass_intervals: Mapping[int, Interval]
     """k to pass@k with its interval over tasks."""
+    pass_all: Mapping[int, Interval] = field(default_factory=dict)
+    """k to pass^k, that all of k samples succeed, with its interval over tasks, for k = 2, 4, ... up to n."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +278,11 @@ def _row_of_seeds(name: str, runs: Sequence[Sequence[EpisodeOutcome]]) -> ScoreR
         avg=over_seeds([task_means(run) for run in runs]),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
+        pass_all={
+            k: over_seeds([{task: pass_all_k(n, wins, k) for task, (wins, n) in run.items()} for run in tasks])
+            for k in best
+            if k > 1
+        },
     )
 
 
@@ -363,6 +370,7 @@ def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> S
         avg=clustered([wins / samples for wins, samples in tasks]),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
+        pass_all={k: clustered([pass_all_k(samples, wins, k) for wins, samples in tasks]) for k in ks if k > 1},
     )
 
 
@@ -383,13 +391,14 @@ def category_rank(category: str) -> tuple[int, str]:
 
 
 def success_table(runs: Mapping[str, Scores]) -> Table:
-    """One row per run: Avg@n by category and overall and pass@n with 95 % intervals; percent.
+    """One row per run: Avg@n by category and overall, pass@n and pass^n (of several samples) with 95 % intervals; percent.
 
     Runs with different numbers of samples per task get columns of their own, since Avg@1 and Avg@4 differ in meaning.
     """
     names = list(dict.fromkeys(row.name for scores in runs.values() for row in scores.categories))
     samples = sorted({scores.overall.samples for scores in runs.values()}, reverse=True)
-    header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples), "tasks"]
+    header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples)]
+    header += [*(f"pass^{n} [95 %]" for n in samples if n > 1), "tasks"]
     more: dict[str, list[str]] = {}
     if any(scores.clusters for scores in runs.values()):
         more["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
@@ -433,6 +442,8 @@ def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Seque
     overall, best = scores.overall, scores.overall.pass_intervals[max(scores.overall.pass_at)]
     for own in (str(overall.avg), str(best)):
         cells += [f"{mark}{own}" if n == overall.samples else "-" for n in samples]
+    every = overall.pass_all.get(max(overall.pass_at))
+    cells += [f"{mark}{every}" if n == overall.samples else "-" for n in samples if n > 1]
     return [name, *cells, str(overall.avg.tasks)]
 
 

@@ -30,6 +30,7 @@ from turngym.agents.evaluation.statistics import (
     mean_bounds,
     p_value,
     paired_difference,
+    pass_all_k,
     pass_at_k,
     same_step,
     t_quantile,
@@ -104,6 +105,14 @@ def test_pass_at_k_by_hand() -> None:
     assert (found[2].low, found[2].high) == mean_bounds([1, 5 / 6, 0, 0.5], 0.0, 1.0)
     with pytest.raises(ScoreError, match="pass@5 needs"):
         pass_at_k(4, 1, 5)
+
+
+def test_pass_all_k_by_hand() -> None:
+    # 4 samples, 3 successes: 3 of the 6 pairs have no failure
+    assert [pass_all_k(4, 3, k) for k in (1, 2, 3, 4)] == [0.75, 0.5, 0.25, 0.0]
+    overall = score(RUN).overall
+    assert {k: interval.mean for k, interval in overall.pass_all.items()} == {2: (1 + 1 / 6) / 4, 4: 1 / 4}
+    assert (overall.pass_all[2].low, overall.pass_all[2].high) == mean_bounds([1, 1 / 6, 0, 0], 0.0, 1.0)
 
 
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
