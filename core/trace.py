@@ -133,7 +133,7 @@ def _meta(found: dict[str, Any]) -> dict[str, Any]:
     said = {**found, **({} if not isinstance(panel, dict) else panel)}
     if wrong := [name for name, kind in kinds.items() if name in said and not isinstance(said[name], kind)]:
         raise ValueError(f"its meta says {wrong[0]} {brief(said[wrong[0]], 80)}")
-    for name, most in (("goal_rate", 1.0), ("temperature", LARGE)):
+    for name, most in (("goal_rate", 1.0), ("answer_f1", 1.0), ("temperature", LARGE)):
         if said.get(name) is not None:
             checked_number(f"{name} in its meta", said[name], least=0.0, most=most, error=ValueError)
     return found

@@ -49,6 +49,8 @@ class EpisodeOutcome:
     """Number of sampled ids; None for text-only agents."""
     cut: int
     """Number of answers that ended at the limit on new tokens."""
+    answer_f1: float | None = None
+    """F1 of the answer; None where the environment asks for none, and in files that do not say."""
 
     @classmethod
     def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
@@ -69,6 +71,7 @@ class EpisodeOutcome:
             goal_rate=None if goal is None else float(goal),
             prompt_tokens=ids - response if episode.segments else None,
             response_tokens=response if episode.segments else None,
+            answer_f1=episode.meta.get("answer_f1"),
             cut=sum(turn.finish == "length" for turn in episode.turns),
         )
 
@@ -150,6 +153,8 @@ class Scores:
     approximate: str | None = None
     """Why success and score are only about those of the benchmark; None where they are exact."""
 
+    answer_f1: Interval | None = None
+    """F1 of the answers (SQuAD's) with its 95 % interval over tasks; None where nothing is answered."""
     graded: Interval | None = None
     """`score` with its 95 % interval over tasks; None where it is success, or not within [0, 1]."""
     bounds: tuple[float, float] | None = None
@@ -165,8 +170,8 @@ class Scores:
         return "~" if self.approximate else ""
 
     def to_json(self) -> dict[str, Any]:
-        """The last four only where there is something to say."""
-        some = ("graded", "bounds", "new_clusters", "clusters")
+        """The last five only where there is something to say."""
+        some = ("answer_f1", "graded", "bounds", "new_clusters", "clusters")
         return {name: value for name, value in asdict(self).items() if value is not None or name not in some}
 
 
@@ -210,6 +215,7 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.is_cut},
         goal_rate=fmean(goals) if goals else None,
         approximate=None if play is None else play.scoring.get(APPROXIMATE),
+        answer_f1=_graded(f1_means(units), tasks if apart else None),
         graded=_graded(graded, tasks if apart else None),
         bounds=_bounds(every, apart) if len(counted) < len(every) else None,
         new_clusters=clustered(list(means.values()), clusters=clusters) if together else None,
@@ -249,7 +255,7 @@ def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
         return score(every[0], play)
     each, whole = [score(run, play) for run in every], score([one for run in every for one in run], play)
     counted = [[one for one in run if not one.status.is_error] for run in every]
-    graded = [score_means(run) for run in counted]
+    graded, answered = [score_means(run) for run in counted], [f1_means(run) for run in counted]
     shared = {one.task.task_id: one.task.cluster or one.task.task_id for run in counted for one in run}
     return replace(
         whole,
@@ -258,6 +264,7 @@ def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
             _row_of_seeds(row.name, [[one for one in run if one.task.category == row.name] for run in counted])
             for row in whole.categories
         ),
+        answer_f1=over_seeds(answered) if all(answered) else None,
         graded=over_seeds(graded) if all(graded) else None,
         new_clusters=over_seeds([task_means(run) for run in counted], clusters=shared)
         if each[0].new_clusters
@@ -289,6 +296,16 @@ def _row_of_seeds(name: str, runs: Sequence[Sequence[EpisodeOutcome]]) -> ScoreR
 def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
     """Task id to its mean score; {} where the score is success."""
     return graded_means((one.task.task_id, one.success, one.score) for one in counted)
+
+
+def f1_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
+    """Task id to the mean F1 of its answers; {} where no episode has one. One that came to no turn has no answer: 0."""
+    if all(one.answer_f1 is None for one in counted):
+        return {}
+    found: dict[str, list[float]] = {}
+    for one in counted:
+        found.setdefault(one.task.task_id, []).append(one.answer_f1 or 0.0)
+    return {task_id: fmean(found[task_id]) for task_id in sorted(found)}
 
 
 def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
@@ -391,7 +408,7 @@ def category_rank(category: str) -> tuple[int, str]:
 
 
 def success_table(runs: Mapping[str, Scores]) -> Table:
-    """One row per run: Avg@n by category and overall, pass@n and pass^n (of several samples) with 95 % intervals; percent.
+    """One row per run: Avg@n by category and overall, pass@n and pass^n with 95 % intervals; percent.
 
     Runs with different numbers of samples per task get columns of their own, since Avg@1 and Avg@4 differ in meaning.
     """
@@ -404,6 +421,8 @@ def success_table(runs: Mapping[str, Scores]) -> Table:
         more["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
     if any(scores.graded for scores in runs.values()):
         more["score [95 %]"] = [str(scores.graded or "-") for scores in runs.values()]
+    if any(scores.answer_f1 for scores in runs.values()):
+        more["F1 [95 %]"] = [str(scores.answer_f1 or "-") for scores in runs.values()]
     if any(scores.bounds for scores in runs.values()):
         more["errors lost, won %"] = [
             "-" if scores.bounds is None else ", ".join(map(_percent, scores.bounds)) for scores in runs.values()
