@@ -41,6 +41,11 @@ class TwoEngines:
         """Most ids of prompt and response together that both engines can hold."""
         return min(self._student.max_length, self._teacher.max_length)
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Only the first so many ids are drawn, by both."""
+        return self._student.vocab_size
+
     def weights_changed(self, version: int) -> None:
         """The student has new weights."""
         self._student.weights_changed(version)
@@ -245,7 +250,7 @@ def _teacher_engine(
             f"{what}, which needs --teacher FOLDER and rollouts in this process (no --teacher-server, no --workers, no "
             "--staleness)"
         )
+    engine = player.engine
     # an id that the student cannot draw could not be scored as its own
-    drawn = player.engine.vocab_size if isinstance(player.engine, LocalEngine) else None
-    room = player.engine.max_length
+    drawn, room = engine.vocab_size, engine.max_length
     return LocalEngine(teacher, tokenizer=tokenizer, max_length=room, max_batch=slots, vocab_size=drawn)

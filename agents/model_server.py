@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
 from turngym.agents.access import is_loopback
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
@@ -25,9 +27,9 @@ from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
 from turngym.core.cores import POOLS
+from turngym.core.numbers import Count, Number, Port, Positive, Processes, Share, Threads
 from turngym.core.redaction import excerpt
 from turngym.core.secrets import key_of
-from turngym.core.settings import Above0, Length, Port, Processes, Range, Share, Threads
 from turngym.core.spec import KIND, Positional, Spec, Unread, kind_of, needing
 from turngym.core.supervised import say
 
@@ -153,7 +155,7 @@ class Sglang(Engine, tag="sglang"):
     seeds: bool = True
     """Take a request's own seed and compute alike in every batch (--enable-deterministic-inference). A teacher that
     only scores is faster without. vLLM always takes seeds."""
-    cache_tokens: Length | None = None
+    cache_tokens: Count | None = None
     """Ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
 
 
@@ -162,7 +164,7 @@ class Vllm(Engine, tag="vllm"):
 
     adapters: Processes = 0
     """Largest rank of LoRA adapters that it loads while it serves; 0: none."""
-    top: Annotated[int, Range(-1)] = 50
+    top: Annotated[int, Meta(ge=-1, le=10**9)] = 50
     """Most log-probabilities of a position (--max-logprobs): a teacher's --distill.top-k. -1: the vocabulary."""
 
 
@@ -186,7 +188,7 @@ class ServePolicy:
     """GPUs that share the weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision; auto: the one that the model's config.json names."""
-    context: Length | None = None
+    context: Count | None = None
     """Most ids of prompt and response, with SGLang plus 2; by default what the model allows."""
     memory: Share | None = None
     """Share of the memory for weights and cache; the server's own choice by default, with SGLang 0.1 on a CPU."""
@@ -194,9 +196,9 @@ class ServePolicy:
     """cpu: threads of torch; 0 leaves its default."""
     sleeps: bool = False
     """Let the server give its memory back while it is not needed (sleep mode; not on a CPU)."""
-    wait: Above0 = 900.0
+    wait: Positive = 900.0
     """Seconds that the server may take until it is ready."""
-    restarts: int = 0
+    restarts: Number = 0
     """How often a server that ends by itself is started again."""
     python: str = sys.executable
     """The Python that has the server installed."""

@@ -20,8 +20,9 @@ from msgspec import Meta
 
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, Count, NotNegative, Number, Positive, Seed, Share, Spec
+from turngym.core.spec import KIND, Spec
 from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
@@ -40,9 +41,9 @@ class Environment(Spec):
     on_invalid: OnInvalid
     """What an invalid action does: `noop` as the environment itself, `reject` with the reason and what is possible,
     `penalize`, `terminate`."""
-    penalty: float
+    penalty: Signed
     """Reward of an invalid action with `penalize`."""
-    invalid_cost: float
+    invalid_cost: Signed
     """Taken from the reward of every malformed response."""
     list_admissible: bool
     """Whether refusals list what is possible."""

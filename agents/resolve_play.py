@@ -62,7 +62,7 @@ def resolve_play(
         preset: the set-up, where it is an object; None: as the tables name it.
     """
     tables = [Layer(name=where, table=play_asked(table, where), asked=True) for where, table in asked]
-    given = merged([layer.table for layer in tables if not callable(layer.table)])
+    given = merged([layer.table for layer in tables])
     if panel is None and (named := at(given, "play.tasks.panel")) is not None:
         panel = load_panel(str(named))
     env_id = at(given, "play.env.id") or (ENV if panel is None else panel.env_id)
@@ -76,7 +76,7 @@ def resolve_play(
     if preset is None:
         preset = find_preset(at(given, "preset"), env_id)
     if preset is not None:
-        layers.append(Layer(name=f"preset {preset.name}", table=preset.beside))
+        layers.append(Layer(name=f"preset {preset.name}", table=preset.beside(given)))
     if panel is not None:
         # the version that a name without one stands for
         named = panel_name(panel, str(at(given, "play.tasks.panel") or ""))

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.access import Access
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
-from turngym.core.settings import Port
 from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.server import RetrievalService
 
@@ -64,7 +64,7 @@ class Listen:
     """Names under which clients may ask beside localhost and 127.0.0.1: those of a reverse proxy, for example."""
     port: Port = 8000
     """Port to listen on; 0 takes a free one."""
-    drain: float = 10.0
+    drain: NotNegative = 10.0
     """Seconds that accepted requests get to finish when the server is stopped."""
 
 

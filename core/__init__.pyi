@@ -10,6 +10,14 @@ from .errors import EnvBackendError as EnvBackendError
 from .errors import TaskError as TaskError
 from .errors import TurngymError as TurngymError
 from .loops import loop_end as loop_end
+from .numbers import BelowOne as BelowOne
+from .numbers import Count as Count
+from .numbers import Group as Group
+from .numbers import NotNegative as NotNegative
+from .numbers import Number as Number
+from .numbers import Portion as Portion
+from .numbers import Positive as Positive
+from .numbers import Share as Share
 from .protocols import GenerateRequest as GenerateRequest
 from .protocols import Generation as Generation
 from .protocols import Judge as Judge

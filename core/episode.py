@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +23,8 @@ from turngym.core.plugin_values import checked_number
 from turngym.core.redaction import brief
 from turngym.core.task import Task, Verdict
 
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number that tables and arrays can hold."""
 Span = tuple[int, int]
 """Half-open range of positions in the token ids of a segment."""
 Origin = Literal["policy", "demonstration", "noise"]
@@ -103,25 +106,25 @@ class Turn:
     """The action read from the response; None if it was malformed."""
     verdict: Verdict
     reward: float
-    segment: int = 0
+    segment: Whole = 0
     prompt_span: Span = (0, 0)
     response_span: Span = (0, 0)
     logprobs: NDArray[np.float32] | None = None
     """Behavior log-probabilities of the sampled ids, float32 [R], at the sampling temperature; None if unknown."""
     finish: str = "stop"
     """Why generation ended: `stop`, `length`, `content_filter`, `scripted`, `aborted`."""
-    policy_version: int = 0
+    policy_version: Whole = 0
     """Version of the weights that drew the response; the oldest one if they changed while it was drawn."""
-    version_spans: tuple[tuple[int, int, int], ...] = ()
+    version_spans: tuple[tuple[Whole, int, int], ...] = ()
     """(policy version, start, end) of each stretch of response ids, in order; empty if one version drew them all."""
     origin: Origin = "policy"
-    begun: int = 0
+    begun: Whole = 0
     """How many ids at the start of the response are a demonstrator's; the policy continued from there."""
     progress: float | None = None
     """The environment's measure after the turn, in [0, 1]: share of goals met, or else its score; None if unknown."""
     judge_votes: tuple[str | None, ...] | None = None
     """What a judge wrote about the turn, one text per vote; None stands for a vote that failed."""
-    judge_cut: int = 0
+    judge_cut: Whole = 0
     """How many of the votes ended at the judge's limit on tokens."""
     judge_scores: tuple[float, ...] | None = None
     """The votes that could be read. None means never scored, which differs from a score of 0.0."""
@@ -153,9 +156,9 @@ class Episode:
 
     task: Task
     seed: int
-    sample: int
+    sample: Whole
     """0-based number of this attempt at the task."""
-    group: int
+    group: Whole
     """Number shared by the attempts that are compared with each other (GRPO groups)."""
     segments: tuple[NDArray[np.int32], ...]
     """Token ids, int32; one array unless the history was rewritten. Empty for agents without token ids."""

@@ -59,7 +59,6 @@ def checked_int(
         value: what the caller of the caller gave.
         least: smallest valid value.
         none: what None means, for the error's text, such as "no limit"; empty where None is not allowed.
-        error: class of the error.
     """
     otherwise = f", or None for {none}" if none else ""
     # True is an Integral
@@ -76,9 +75,7 @@ def checked_choice(name: str, value: object, choices: Iterable[T], error: type[T
 
     Args:
         name: of the setting, for the error's text.
-        value: what was given.
         choices: all valid values, in the order in which the error lists them.
-        error: class of the error.
     """
     known = list(choices)
     for choice in known:
@@ -120,7 +117,6 @@ def full_disk(
     Args:
         path: folder that is written to; the error names it, with the room left on its disk.
         what: noun for what is written, as in "the `what` could not be written".
-        kind: class of the error.
         then: last sentence of the error: what the user can do.
     """
     try:
@@ -172,7 +168,6 @@ def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0
 
     Args:
         query: what was written; case is ignored, and so is what follows its first 200 characters.
-        candidates: valid values.
         n: most candidates returned.
         cutoff: least similarity by difflib's ratio, 0 to 1 (equal but for case).
     """
@@ -236,8 +231,6 @@ def did_you_mean(query: str, candidates: Iterable[str], n: int = 3, cutoff: floa
     Candidates that `known_as` finds replace those that are only spelled alike.
 
     Args:
-        query: what was written.
-        candidates: valid values.
         n: most candidates named.
         cutoff: least similarity in spelling, as for `nearest`; not asked of what `known_as` finds.
     """

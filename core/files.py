@@ -169,7 +169,6 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
         names: paths of the files within `source`.
         source: folder on the same disk; what is not moved stays in it.
         folder: where the files belong; it is made if needed.
-        error: class of the error.
     """
     missing = [name for name in names if not _is_same(folder / name, source / name)]
     if changed := [name for name in missing if os.path.lexists(folder / name)]:

@@ -176,7 +176,12 @@ def _size(count: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return excerpt(next(iter((str(error).strip() or type(error).__name__).splitlines())), 200)
+    """What an exception says, in one line: transformers explains at length, and the first line names the cause."""
+    first, *rest = str(error).strip().splitlines() or [""]
+    said = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
+    # the text of some is a key or a type alone
+    alone = not said or isinstance(error, LookupError | AttributeError | TypeError)
+    return excerpt(f"{type(error).__name__}: {said}" if alone else said, 300)
 
 
 def load_problem(error: Exception) -> str:
@@ -190,5 +195,4 @@ def load_problem(error: Exception) -> str:
             "it brings code of its own (auto_map in its configuration), which is never run here; a program that "
             "runs it (vllm serve --trust-remote-code) can serve it"
         )
-    # transformers explains at length; the first line names the cause
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _first_line(error)

@@ -135,7 +135,6 @@ class HttpClient:
     """Connections to any number of servers. `send` and `close` are coroutines of one event loop.
 
     Args:
-        headers: sent with every request.
         connect: seconds for one connection.
         keepalive: most idle connections that are kept.
         use_proxies: whether the environment's proxies (HTTPS_PROXY) are for these servers, those on this machine left
@@ -185,7 +184,6 @@ class HttpClient:
             body: bytes of JSON, or a value that becomes JSON; None: no body.
             seconds: for everything, from looking up the name to the last byte of the answer.
             limit: most bytes of the answer, uncompressed.
-            headers: of this request alone.
         """
         import httpx
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError
-from turngym.core.redaction import brief, excerpt
+from turngym.core.redaction import brief, said_by
 from turngym.core.task import Task, Verdict
 
 T = TypeVar("T")
@@ -34,11 +34,8 @@ def checked_number(
     """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range.
 
     Args:
-        what: its name, for the error.
-        value: what was returned.
         least: its smallest value.
         most: its largest value.
-        error: makes the error.
     """
     found = _plain(value)
     try:
@@ -164,20 +161,11 @@ def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
         module = getattr(code, "__module__", "") or ""
         if module.partition(".")[0] == "turngym":
             raise
-        said = excerpt(" ".join(str(reason).split()), 500)
-        raise error(f"{whose} failed: {type(reason).__name__}: {said}") from reason
+        raise error(f"{whose} failed: {type(reason).__name__}: {said_by(reason)}") from reason
 
 
 def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
-    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else.
-
-    Args:
-        whose: who answered, for the error.
-        found: what was returned.
-        wanted: number of questions.
-        kind: class of an answer.
-        error: makes the error.
-    """
+    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
     if not isinstance(found, list | tuple):
         raise error(f"{whose} answered {brief(found, 80)}; it must be a list of {kind.__name__}")
     if len(found) != wanted:

@@ -51,7 +51,6 @@ def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[
 
     Args:
         group: of entry points, such as `turngym.judges`; its last part, in the singular, is the error's word for it.
-        name: what a user wrote.
         built_in: names that stand for an object of ours.
         known: further names that the caller understands itself; they are not looked up, only listed by the error.
 

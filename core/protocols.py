@@ -85,6 +85,10 @@ class Engine(Policy, Protocol):
     def max_length(self) -> int:
         """The most ids that prompt and response may have together."""
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Only the first so many ids are drawn, as others are not scored; None: all of the model's."""
+
     def weights_changed(self, version: int) -> None:
         """Is called when the model has new weights; later generations carry `version`."""
 

@@ -42,7 +42,6 @@ class Unreachable(Exception):
     """A server cannot be reached.
 
     Args:
-        cause: why.
         text: the same for people, in a clause.
     """
 
@@ -184,9 +183,6 @@ def why_not(error: BaseException, url: str, proxy: Proxy | None, seconds: float)
     """What `error`, which a request to `url` through `proxy` ended in, means.
 
     Args:
-        error: of httpx, with its causes.
-        url: of the server.
-        proxy: through which it was asked.
         seconds: that a connection may take.
     """
     parts = urlsplit(url if proxy is None else proxy.address)

@@ -27,12 +27,15 @@ _RUN = re.compile(r"[^\s\"']++")
 # a password may hold any character; what a port follows is no user
 _USER = re.compile(r"(?<=://)(?:[^/?#@]++|[^/?#@\[:]*+:(?!\d+[/?#])[^@]++)@")
 _QUERY = re.compile(r"(://[^\s?#\"'\\]*+)(\?[^\s#\"'\\]++)?")
-# tokens of a tokenizer (`eos_token`) are none; JSON often writes names in camel case, without a joint
+# between two words of a name; JSON often writes them in camel case
+_JOINT = r"(?:[_-]|(?-i:(?<=[a-z0-9])(?=[A-Z])))"
+# tokens of a tokenizer (`eos_token`) are none
 _NAME = (
-    r"(?:[\w-]*[_-])?(?:key|idtoken|pwd|auth|authorization|bearer|cookies?|credentials?|signature|connection_?string)"
+    rf"(?:[\w-]*{_JOINT})?"
+    r"(?:key|idtoken|pwd|auth|authorization|bearer|cookies?|credentials?|signature|connection_?string)"
     r"|[\w-]*(?:(?:api|access|account|auth|client|encryption|master|private|secret|service|shared|signing|subscription)"
     r"[_-]?key|(?:access|api|auth|bearer|refresh|security|session)token|secret|passw(?:or)?d|passphrase|passcode)"
-    r"|(?:(?!(?:bos|eos|pad|unk|stop|end|start|sep|cls|mask)[_-])[\w-]*[_-])?token"
+    rf"|(?:(?!(?:bos|eos|pad|unk|stop|end|start|sep|cls|mask){_JOINT})[\w-]*{_JOINT})?token"
 )
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 LONGEST_NAME = 200
@@ -120,7 +123,7 @@ def without_keys(text: str) -> str:
 
 
 _SPELLED = re.compile(r"[%&\\]|\n")
-_ESCAPE = re.compile(r"(?:%|(?<!\\)\\++(?:u00|x))([0-9a-fA-F]{2})")
+_ESCAPE = re.compile(r"(?:%|(?<!\\)\\++(?:u00|x|U0{6}))([0-9a-fA-F]{2})|(?<!\\)\\++u\{0*+([0-9a-fA-F]{2})\}")
 _LINE_END = re.compile(r"(?:(?<!\\)\\++[nr]|[\r\n]++[ \t]*+)++")
 ROUNDS = 3
 """How often one spelling is taken out of another, as of JSON in an address."""
@@ -129,7 +132,7 @@ ROUNDS = 3
 def _decoded(text: str) -> str:
     """`text` as who decodes all of it reads it: of addresses, HTML and JSON, and without ends of lines."""
     for _ in range(ROUNDS):
-        plain = html.unescape(_ESCAPE.sub(lambda one: chr(int(one[1], 16)), text))
+        plain = html.unescape(_ESCAPE.sub(lambda one: chr(int(one[1] or one[2], 16)), text))
         if plain == text:
             break
         text = plain
@@ -140,11 +143,12 @@ def _decoded(text: str) -> str:
 @functools.lru_cache(64)
 def _spellings(key: str) -> re.Pattern[str]:
     """Every letter of a key as itself, or as one of its escapes, with an end of a line between two of them."""
-    letters = [
-        rf"(?:\\*+{re.escape(letter)}|%(?:25)*+{ord(letter):02x}|&(?:amp;)*(?:#0*+{ord(letter)}|#x0*+{ord(letter):x}"
-        rf"{''.join(f'|{name}' for name in _ENTITIES.get(letter, ()))});|\\++(?:u00|x){ord(letter):02x})"
-        for letter in key
-    ]
+    letters = []
+    for letter in key:
+        number, names = ord(letter), "".join(f"|{name}" for name in _ENTITIES.get(letter, ()))
+        in_address, in_html = rf"%(?:25)*+{number:02x}", rf"&(?:amp;)*(?:#0*+{number}|#x0*+{number:x}{names});"
+        in_code = rf"\\++(?:(?:u00|x|U0{{6}}){number:02x}|u\{{0*+{number:x}\}})"
+        letters.append(rf"(?:\\*+{re.escape(letter)}|{in_address}|{in_html}|{in_code})")
     return re.compile(rf"(?:{_LINE_END.pattern})?".join(letters), re.IGNORECASE)
 
 
@@ -191,7 +195,7 @@ def _pattern(keys: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[bytes]] 
         form
         for key in keys
         if len(key) >= LEAST_KEY
-        for form in (key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key, ""), *_in_base64(key))
+        for form in (key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key, ""), *_in_base64(key), *_in_hex(key))
     }
     # a short key ("test") may be part of ordinary words
     parts = [
@@ -210,6 +214,13 @@ def _in_base64(key: str) -> Iterator[str]:
         first, last = -(-8 * before // 6), 8 * (before + len(data)) // 6
         for code in (base64.b64encode, base64.urlsafe_b64encode):
             yield code(bytes(before) + data).decode()[first:last]
+
+
+def _in_hex(key: str) -> Iterator[str]:
+    """The digits of a long key's bytes."""
+    if len(key) >= SHORT_KEY:
+        digits = key.encode("utf-8", "surrogatepass").hex()
+        yield from (digits, digits.upper())
 
 
 _named = functools.lru_cache(4096)(is_secret)
@@ -260,6 +271,15 @@ def excerpt(value: object, limit: int, *, end: bool = False) -> str:
 def brief(value: object, limit: int) -> str:
     """`value` as Python writes it, as an `excerpt`."""
     return excerpt(_written(value, repr), limit)
+
+
+def said_by(error: BaseException) -> str:
+    """The text of an exception of somebody else's code in one line; that code makes the text, and may fail at it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "it has no text"
+    return excerpt(" ".join(text.split()), 500)
 
 
 # --- Bugs of ours

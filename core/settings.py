@@ -1,18 +1,15 @@
-"""Files of settings: TOML that is read and written; and notes for the numbers of a setting of a dataclass."""
+"""Files of settings: TOML that is read and written."""
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
-from turngym.core.spec import MOST as MOST
-from turngym.core.spec import Range, SettingsError, to_toml
+from turngym.core.spec import SettingsError, to_toml
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
 
@@ -21,20 +18,6 @@ PROVENANCE = "provenance"
 RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
 """First line of a configuration that can only be read with this in mind."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-Seed = Annotated[int, Range(most=math.inf)]
-"""A seed, which may have any number of digits."""
-Length = Annotated[int, Range(1)]
-Count = Annotated[int, Range(1, 10**6)]
-"""Number of things that take memory and time one by one: episodes, clients."""
-Threads = Annotated[int, Range(1, 1024)]
-Processes = Annotated[int, Range(most=1024)]
-"""Processes or threads, where 0 means something."""
-Port = Annotated[int, Range(most=65535)]
-Share = Annotated[float, Range(most=1)]
-Above0 = Annotated[float, Range(above=True)]
-Signed = Annotated[float, Range(-sys.float_info.max)]
 
 
 def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:

@@ -23,10 +23,9 @@ import inspect
 import json
 import math
 import re
-import sys
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -46,9 +45,10 @@ from typing import (
 )
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Struct
+from msgspec import NODEFAULT, Struct
 
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.numbers import FINITE
 from turngym.core.redaction import brief
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of, user_path
@@ -58,50 +58,9 @@ KIND = "kind"
 NONE = "none"
 """How None is written where there is no null: in TOML and on a command line."""
 
-Count = Annotated[int, Meta(ge=1, le=10**9)]
-"""Number of things that there are."""
-Number = Annotated[int, Meta(ge=0, le=10**9)]
-Seed = Annotated[int, Meta(ge=0)]
-"""A seed, which may have any number of digits."""
-Share = Annotated[float, Meta(ge=0, le=1)]
-NotNegative = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers that a setting of a dataclass may have, as a note beside its type: `Annotated[int, Range(1)]`.
-
-    Without one, whole numbers go from 0 to a thousand million and others are finite and not negative.
-    """
-
-    least: float = 0
-    most: float | None = None
-    """None: the limit of what has no note."""
-    above: bool = False
-    """Whether `least` itself is too small."""
-    below: bool = False
-    """Whether `most` itself is too large."""
-
-    def refuses(self, value: float) -> str:
-        """What `value` must be, where it is out of the range; "" where it is in it. NaN never is."""
-        most = (MOST if isinstance(value, int) else sys.float_info.max) if self.most is None else self.most
-        if value > most:
-            return "a finite number" if most == sys.float_info.max else f"at most {most:,}"
-        if self.below and value == most:
-            return f"less than {most:g}"
-        if value > self.least or (value == self.least and not self.above):
-            return ""
-        if self.least < -MOST:
-            return "a finite number"
-        return f"more than {self.least:g}" if self.above else f"at least {self.least:g}"
-
-
 POSITIONAL = "positional"
 Positional = Annotated[T, POSITIONAL]
 """A setting that a command line gives as a word, without its name."""
-MOST = 10**9
-"""The largest whole number that a setting without a note may have: what counts something that is made."""
 
 
 class SettingsError(TurngymError, ValueError):
@@ -186,11 +145,6 @@ class Setting:
         return POSITIONAL in getattr(self.type, "__metadata__", ())
 
     @property
-    def range(self) -> Range | None:
-        """What its numbers may be, where notes of its type do not tell msgspec."""
-        return _range_of(self.type, self.owners[0])
-
-    @property
     def about(self) -> str:
         """What the field's docstring says, as one line."""
         return docs_of(self.owners[0]).get(self.name, "")
@@ -203,13 +157,9 @@ class _Field:
     default: Any
 
 
+@cache
 def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table: a `Spec`, or a dataclass."""
-    return _fields_of(cls)
-
-
-@cache
-def _fields_of(cls: Any) -> tuple[_Field, ...]:
     if issubclass(cls, Struct):
         return tuple(
             _Field(
@@ -527,9 +477,6 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     except msgspec.ValidationError as error:
         shown = " ".join(words)
         raise SettingsError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
-    for one in found if isinstance(found, tuple) else (found,):
-        if wanted := _refused(one, setting.range):
-            raise SettingsError(f"{where} is {brief(one, 40)}; valid: {wanted}")
     return found
 
 
@@ -551,8 +498,7 @@ class Layer:
 
     name: str
     """Who gives its values, for origins and errors: `panel alfworld-quickstart-v1`, `command line`."""
-    table: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    """The values; or a function that makes them from all that people asked for."""
+    table: Mapping[str, Any]
     asked: bool = False
     """Whether a person asked for these values. What the chosen kind of a union does not have is then refused; from all
     other layers it is left out."""
@@ -577,18 +523,13 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
     reads (`unread`) is left out where nobody asked for it. Raises SettingsError, which names the layer.
     """
-    asked_for = merged([layer.table for layer in layers if layer.asked and not callable(layer.table)])
-    made = [
-        Layer(name=one.name, table=one.table(asked_for), asked=one.asked) if callable(one.table) else one
-        for one in layers
-    ]
-    found, asked = _resolved(cls, made), {layer.name for layer in layers if layer.asked}
+    found, asked = _resolved(cls, layers), {layer.name for layer in layers if layer.asked}
     idle = dict(unread(found.spec))
     for path, needed in idle.items():
         if (who := said_by(found.origins, path)) in asked:
             said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
             raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
-    return _resolved(cls, [_without(one, idle) for one in made]) if idle else found
+    return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
 
 
 def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -605,7 +546,6 @@ def _without(layer: Layer, paths: Collection[str]) -> Layer:
             if f"{above}{name}" not in paths
         }
 
-    assert not callable(layer.table)
     return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
 
 
@@ -648,7 +588,6 @@ def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     table: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
-        assert not callable(layer.table)
         _merge(table, layer.table, origins, layer.name, "")
     return table, origins
 
@@ -737,15 +676,11 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
     """
     try:
         table = _without_none(cls, table)
-        found = msgspec.convert(table, cls, dec_hook=_path_of)
+        return msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         raise SettingsError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
-    for path, value, valid in _wrong_numbers(found):
-        name = short_name(cls, path) if path in settings_of(cls) else path  # type: ignore[arg-type]
-        raise SettingsError(f"{said_by(origins or {}, path, where)}: {name} is {brief(value, 40)}; valid: {valid}")
-    return found
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -757,6 +692,9 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
         if name not in kinds and dataclasses.is_dataclass(cls):
             raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.{above.rstrip('.')}`")
         kind = kinds.get(name)
+        # no type of a float without a range knows that
+        if kind is float and isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{above}{name} is {value}; valid: a finite number")
         if isinstance(value, str) and value == NONE and type(None) in _members(kind):
             found[name] = None
         elif isinstance(value, Mapping):
@@ -769,42 +707,6 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
                     key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()
                 }
     return found
-
-
-def _wrong_numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yields (path, number, what it must be) of numbers that are infinite or not a number, or out of the range that a
-    note gives them."""
-    for field in fields_of(type(value)):
-        item, here = getattr(value, field.name), f"{path}{field.name}"
-        limits = _range_of(field.type, type(value))
-        for one in item if isinstance(item, tuple) else (item,):
-            if wanted := _refused(one, limits):
-                yield here, one, wanted
-            elif isinstance(one, _tables_in(field.type)):
-                yield from _wrong_numbers(one, f"{here}.")
-
-
-def _refused(value: Any, limits: Range | None) -> str:
-    """What a number must be that is out of its range, or without one is not finite; "" for all other values."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    if limits is None:
-        return "" if isinstance(value, int) or math.isfinite(value) else "a finite number"
-    return limits.refuses(value)
-
-
-def _range_of(kind: Any, owner: type[Any]) -> Range | None:
-    """The range in the notes of a type. A dataclass's numbers always have one; msgspec knows those of a Spec."""
-    return next(
-        (note for note in _notes(kind) if isinstance(note, Range)), None if issubclass(owner, Spec) else Range()
-    )
-
-
-def _notes(kind: Any) -> Iterator[Any]:
-    """The notes of a type, and of those of a union."""
-    yield from getattr(kind, "__metadata__", ())
-    for one in get_args(_bare(kind)) if get_origin(_bare(kind)) in (Union, types.UnionType) else ():
-        yield from _notes(one)
 
 
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -875,7 +777,10 @@ _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 def _valid_for(setting: Setting, value: Any, said: str) -> str:
     """What a setting may be; `said` is what msgspec says of `value`."""
     choices = choices_of(setting.type)
-    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}" if choices else _valid(said)
+    # of a number or a word, a number out of its range
+    if not choices or re.search(" [<>]=? ", said):
+        return _valid(said)
+    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}"
 
 
 def _valid(said: str) -> str:
@@ -884,7 +789,9 @@ def _valid(said: str) -> str:
     if match is None:
         return said
     names = " or ".join(_NAMES.get(name.strip(), name.strip()) for name in match[1].split("|"))
-    bound = "" if match[2] is None else f" {_BOUNDS[match[2]]} {match[3]}"
+    if match[3] is not None and abs(float(match[3])) == FINITE:
+        return "a finite number"
+    bound = "" if match[2] is None else f" {_BOUNDS[match[2]]} {match[3].removesuffix('.0')}"
     return f"{names}{bound}{match[4] or ''}"
 
 

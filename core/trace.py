@@ -16,23 +16,24 @@ import time
 import warnings
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast, get_args, overload
+from typing import IO, Annotated, Any, overload
 
+import msgspec
 import numpy as np
 from filelock import SoftFileLock
 from numpy.typing import NDArray
 
 from turngym.core.closing import Closes
-from turngym.core.episode import Episode, EpisodeError, Origin, Span, Status, TopK, Turn, check_numbers
+from turngym.core.episode import Episode, EpisodeError, TopK, Turn, check_numbers
 from turngym.core.errors import TurngymError, is_disk_full
 from turngym.core.line_file import LineFile
-from turngym.core.plugin_values import LARGE, checked_number
+from turngym.core.plugin_values import checked_number
 from turngym.core.redaction import brief, without_keys
-from turngym.core.task import Task, Verdict, content_hash
+from turngym.core.task import content_hash
 from turngym.core.user_files import json_of
 
 SCHEMA = 2
@@ -62,24 +63,24 @@ def episode_to_json(episode: Episode) -> str:
     record = {
         "schema": SCHEMA,
         "task": {name: value for name in _TASK_FIELDS if (value := getattr(episode.task, name)) or name != "cluster"},
-        "seed": int(episode.seed),
-        "sample": int(episode.sample),
-        "group": int(episode.group),
-        "status": episode.status.value,
-        "success": bool(episode.success),
-        "ret": _number(episode.episode_return),
-        "score": _number(episode.score),
+        "seed": episode.seed,
+        "sample": episode.sample,
+        "group": episode.group,
+        "status": episode.status,
+        "success": episode.success,
+        "ret": float(episode.episode_return),
+        "score": float(episode.score),
         "system": episode.system,
-        "segments": [segment.tolist() for segment in episode.segments],
+        "segments": episode.segments,
         "turns": [_turn_to_record(turn) for turn in episode.turns],
         "final_observation": episode.final_observation,
-        "timings": {name: _number(value) for name, value in episode.timings.items()},
+        "timings": {name: float(value) for name, value in episode.timings.items()},
         "meta": dict(episode.meta),
         "spec": episode.spec,
     }
     try:
         # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
-        return add_checksum(json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
+        return add_checksum(json.dumps(record, allow_nan=False, separators=(",", ":"), default=_plain))
     except (TypeError, ValueError) as error:
         where = f"task {episode.task.task_id}, sample {episode.sample}"
         raise TraceError(
@@ -95,152 +96,51 @@ def episode_from_json(line: str) -> Episode:
     """
     check_checksum(line.encode("utf-8", "surrogatepass"))
     record = json_of(line)
-    if not isinstance(record, Mapping) or "schema" not in record:
+    if not isinstance(record, dict) or "schema" not in record:
         raise ValueError('not an episode: there is no "schema"')
     version = record["schema"]
     if isinstance(version, int) and version > SCHEMA:
         raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
     if type(version) is not int or version != SCHEMA:
         raise ValueError(f"schema version {version!r} is not {SCHEMA}, the one that is read")
-    facts = _read(record, _EPISODE)
+    if "ret" in record:
+        record["episode_return"] = record.pop("ret")
+    turns = record.get("turns")
     try:
-        return Episode(
-            task=_task(facts.pop("task")),
-            episode_return=facts.pop("ret"),
-            turns=tuple(_turn_from_record(turn, place) for place, turn in enumerate(facts.pop("turns"))),
-            meta=_meta(facts.pop("meta")),
-            **facts,
-        )
-    except EpisodeError as error:
-        raise ValueError(str(error)) from None
-
-
-def _task(record: Mapping[str, Any]) -> Task:
-    """The task of a record. Raises ValueError where a field is no text: tables sort and count by them."""
-    for name, value in record.items():
-        if not isinstance(value, str):
-            raise ValueError(f"its task's {name} is {brief(value, 80)}")
-    try:
-        return Task(**record)
-    except TypeError as error:
-        raise ValueError(f"its task is {brief(record, 80)}: {error}") from None
-
-
-def _meta(found: dict[str, Any]) -> dict[str, Any]:
-    """The `meta` of a line from anyone. Raises ValueError where what tables are made of is of another kind."""
-    panel = found.get("panel", {})
-    kinds: dict[str, Any] = {"make": dict, "panel": dict, "name": str | None, "tasks": int}
-    said = {**found, **({} if not isinstance(panel, dict) else panel)}
-    if wrong := [name for name, kind in kinds.items() if name in said and not isinstance(said[name], kind)]:
-        raise ValueError(f"its meta says {wrong[0]} {brief(said[wrong[0]], 80)}")
-    for name, most in (("goal_rate", 1.0), ("answer_f1", 1.0), ("temperature", LARGE)):
-        if said.get(name) is not None:
-            checked_number(f"{name} in its meta", said[name], least=0.0, most=most, error=ValueError)
-    return found
-
-
-def _number(value: float) -> float | str:
-    # JSON has no infinities; float() reads these strings back
-    return float(value) if math.isfinite(value) else str(float(value))
+        for turn in turns if isinstance(turns, list) else ():
+            if isinstance(turn, dict) and turn.get("teacher") is not None:
+                turn["teacher"] = _teacher(turn["teacher"])
+        episode = msgspec.convert(record, Episode, dec_hook=_array)
+    # another type; contradictions; a number that no array can hold
+    except (msgspec.ValidationError, EpisodeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    for name in ("goal_rate", "answer_f1"):
+        if (share := episode.meta.get(name)) is not None:
+            checked_number(f"{name} in its meta", share, least=0.0, most=1.0, error=ValueError)
+    return episode
 
 
 def _floats(values: NDArray[np.float32]) -> list[float | str]:
-    # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact
-    return [_number(float(text)) for text in np.asarray(values, dtype=np.float32).astype(str)]
+    # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact. JSON has
+    # no infinities; float() reads these strings back
+    numbers = map(float, np.asarray(values, dtype=np.float32).astype(str))
+    return [number if math.isfinite(number) else str(number) for number in numbers]
 
 
-def _ints(values: Iterable[int]) -> list[int]:
-    return [int(value) for value in values]
-
-
-def _teacher_record(teacher: TopK) -> dict[str, Any]:
-    tail = {} if teacher.tail is None else {"tail": _floats(teacher.tail)}
-    return {
-        "k": teacher.ids.shape[1],
-        "ids": teacher.ids.ravel().tolist(),
-        "logp": _floats(teacher.logp.ravel()),
-        **tail,
-    }
-
-
-# Anyone may have written a line, and nothing behind this point asks for types: each reader below takes one JSON type.
-
-Read = Callable[[Any], Any]
-"""Makes the value that an episode has from a field's JSON value; raises ValueError for one of another type."""
-
-
-def _read(record: Mapping[str, Any], fields: Mapping[str, Read], whose: str = "") -> dict[str, Any]:
-    """The values of all `fields`. Raises ValueError, which names the field and its value."""
-    values, name = {}, ""
-    try:
-        for name, read in fields.items():
-            value = record[name]
-            values[name] = None if value is None and name in _MAY_BE_NONE else read(value)
-    except KeyError:
-        raise ValueError(f"{whose}the field {name!r} is missing") from None
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{whose}its {name} is {brief(record[name], 80)}; {error}") from error
-    return values
-
-
-def _of(kind: type, valid: str) -> Read:
-    # the exact type: isinstance would take true for the number 1
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError(f"it must be {valid}")
-        return value
-
-    return read
-
-
-_text, _list, _object = _of(str, "a text"), _of(list, "a list"), _of(dict, "an object")
-_flag, _whole = _of(bool, "true or false"), _of(int, "a whole number")
-
-
-def _count(value: Any) -> int:
-    """A whole number that tables and arrays can hold."""
-    if not -(2**63) <= _whole(value) < 2**63:
-        raise ValueError("it must be a whole number of 64 bits")
-    return int(value)
-
-
-def _real(value: Any) -> float:
-    """A number, or what `_number` writes for one that JSON cannot hold."""
-    if type(value) in (float, int) or value in ("inf", "-inf", "nan"):
-        return float(value)
-    raise ValueError("it must be a number")
-
-
-_ORIGINS = get_args(Origin)
-
-
-def _origin(value: Any) -> Origin:
-    if value not in _ORIGINS:
-        raise ValueError(f"valid: {', '.join(_ORIGINS)}")
-    return cast(Origin, value)
-
-
-def _all(kind: type, values: Any) -> bool:
-    # one pass in C, for a list may hold thousands of ids
-    return set(map(type, _list(values))) <= {kind}
-
-
-def _texts(values: Any) -> tuple[str, ...]:
-    if not _all(str, values):
-        raise ValueError("it must be a list of texts")
-    return tuple(values)
-
-
-def _reals(values: Any) -> list[float]:
-    return cast(list[float], values) if _all(float, values) else [_real(value) for value in values]
-
-
-def _id_array(values: Any) -> NDArray[np.int32]:
+def _array(kind: Any, values: Any) -> NDArray[Any]:
+    """int32 or float32 of a list of JSON. Raises ValueError where it holds something else, OverflowError where a number
+    does not fit."""
+    if type(values) is not list:
+        raise ValueError("it must be a list")
+    if kind == NDArray[np.float32]:
+        if odd := [one for one in values if type(one) not in (float, int) and one not in ("inf", "-inf", "nan")]:
+            raise ValueError(f"it must be a list of numbers and not hold {brief(odd[0], 40)}")
+        return np.array([*map(float, values)], dtype=np.float32)
     try:
         # unlike NumPy, array() refuses 1.7; it takes true for 1, so the types of zeros and ones are looked at: those of
         # thousands of ids would take as long as all else
-        ids = np.array(array("i", _list(values)), dtype=np.int32)
-        whole = _all(int, [values[place] for place in np.flatnonzero(ids >> 1 == 0)])
+        ids = np.array(array("i", values), dtype=np.int32)
+        whole = all(type(values[place]) is int for place in np.flatnonzero(ids >> 1 == 0))
     except TypeError:
         whole = False
     if not whole:
@@ -248,109 +148,66 @@ def _id_array(values: Any) -> NDArray[np.int32]:
     return ids
 
 
-def _float_array(values: Any) -> NDArray[np.float32]:
-    return np.array(_reals(values), dtype=np.float32)
-
-
-def _span(pair: Any) -> Span:
-    start, stop = _list(pair)
-    return _whole(start), _whole(stop)
-
-
-def _version_span(values: Any) -> tuple[int, int, int]:
-    version, start, stop = _list(values)
-    return _count(version), _whole(start), _whole(stop)
+class _Teacher(msgspec.Struct):
+    k: Annotated[int, msgspec.Meta(ge=1)]
+    ids: NDArray[np.int32]
+    logp: NDArray[np.float32]
+    tail: NDArray[np.float32] | None = None
 
 
 def _teacher(record: Any) -> TopK:
-    fields = {"k": _whole, "ids": _id_array, "logp": _float_array, "tail": _float_array}
-    values = _read(record, {name: read for name, read in fields.items() if name != "tail" or name in _object(record)})
-    ids = values["ids"].reshape((-1, values["k"]))
-    tail = None if "tail" not in values else values["tail"].reshape(len(ids))
-    return TopK(ids=ids, logp=values["logp"].reshape(ids.shape), tail=tail)
+    flat = msgspec.convert(record, _Teacher, dec_hook=_array)
+    ids = flat.ids.reshape((-1, flat.k))
+    return TopK(ids=ids, logp=flat.logp.reshape(ids.shape), tail=flat.tail)
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _plain(value: Any) -> Any:
+    """What JSON has for a value that it does not know. Raises TypeError for those of an environment's `meta`."""
+    if isinstance(value, TopK):
+        tail = {} if value.tail is None else {"tail": value.tail}
+        return {"k": value.ids.shape[1], "ids": value.ids.ravel(), "logp": value.logp.ravel(), **tail}
+    if isinstance(value, np.ndarray):
+        return _floats(value) if value.dtype.kind == "f" else value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-_FIELDS: Mapping[str, tuple[Callable[[Any], Any], Read]] = {
-    "index": (int, _whole),
-    "observation": (_as_it_is, _text),
-    "admissible": (list, _texts),
-    "response": (_as_it_is, _text),
-    "action": (_as_it_is, _text),
-    "verdict": (str, Verdict),
-    "reward": (_number, _real),
-    "segment": (int, _count),
-    "prompt_span": (_ints, _span),
-    "response_span": (_ints, _span),
-    "logprobs": (_floats, _float_array),
-    "finish": (_as_it_is, _text),
-    "policy_version": (int, _count),
-    "origin": (_as_it_is, _origin),
-    "judge_scores": (lambda scores: [*map(_number, scores)], lambda scores: tuple(_reals(scores))),
-    "hint": (_as_it_is, _text),
-    "teacher": (_teacher_record, _teacher),
+_ALWAYS = (
+    "index",
+    "observation",
+    "admissible",
+    "response",
+    "action",
+    "verdict",
+    "reward",
+    "segment",
+    "prompt_span",
+    "response_span",
+    "logprobs",
+    "finish",
+    "policy_version",
+    "origin",
+    "judge_scores",
+    "hint",
+    "teacher",
+)
+"""Fields of a turn that every line has, in its order; of others it has those that differ from their default."""
+_SELDOM = {
+    name: Turn.__dataclass_fields__[name].default
+    for name in ("progress", "judge_votes", "judge_cut", "hint_prompt_ids", "excluded", "begun", "version_spans")
 }
-"""How each field of a turn is written and read, in the order of a line; None stays None."""
-_OPTIONAL: Mapping[str, tuple[Callable[[Any], Any], Read]] = {
-    "progress": (_number, _real),
-    "judge_votes": (list, lambda votes: tuple(None if vote is None else _text(vote) for vote in _list(votes))),
-    "judge_cut": (_as_it_is, _count),
-    "hint_prompt_ids": (_ints, _id_array),
-    "excluded": (_as_it_is, _text),
-    "begun": (_as_it_is, _count),
-    "version_spans": (
-        lambda spans: [*map(list, spans)],
-        lambda spans: tuple(map(_version_span, _list(spans))),
-    ),
-}
-"""How fields that most turns lack are written and read; a line has only those that differ from their default."""
-_DEFAULTS = {name: Turn.__dataclass_fields__[name].default for name in _OPTIONAL}
 
 
 def _turn_to_record(turn: Turn) -> dict[str, Any]:
-    record = {
-        name: None if (value := getattr(turn, name)) is None else write(value) for name, (write, _) in _FIELDS.items()
-    }
-    for name, (write, _) in _OPTIONAL.items():
-        value = getattr(turn, name)
-        # an array is only compared with None
-        if value is not None and (_DEFAULTS[name] is None or value != _DEFAULTS[name]):
-            record[name] = write(value)
-    return record
-
-
-_READ = {name: read for name, (_, read) in _FIELDS.items()}
-_READ_OPTIONAL = {name: read for name, (_, read) in _OPTIONAL.items()}
-_MAY_BE_NONE = frozenset(name for name, field in Turn.__dataclass_fields__.items() if field.type.endswith("| None"))
-_EPISODE: Mapping[str, Read] = {
-    "task": _object,
-    # may have any number of digits
-    "seed": _whole,
-    "sample": _count,
-    "group": _count,
-    "status": Status,
-    "success": _flag,
-    "ret": _real,
-    "score": _real,
-    "system": _text,
-    "segments": lambda segments: tuple(map(_id_array, _list(segments))),
-    "turns": _list,
-    "final_observation": _text,
-    "timings": lambda timings: {name: _real(value) for name, value in _object(timings).items()},
-    "meta": _object,
-    "spec": _text,
-}
-"""How each field of an episode is read."""
-
-
-def _turn_from_record(record: Any, place: int) -> Turn:
-    if type(record) is not dict:
-        raise ValueError(f"turn {place} is {brief(record, 80)}; it must be an object")
-    whose, optional = f"turn {place}: ", {name: _READ_OPTIONAL[name] for name in record.keys() & _READ_OPTIONAL.keys()}
-    return Turn(**_read(record, _READ, whose), **_read(record, optional, whose))
+    seldom = {name: getattr(turn, name) for name, default in _SELDOM.items()}
+    # an array is only compared with None
+    differ = [
+        name
+        for name, value in seldom.items()
+        if value is not None and (_SELDOM[name] is None or value != _SELDOM[name])
+    ]
+    return {name: getattr(turn, name) for name in (*_ALWAYS, *differ)} | {"reward": float(turn.reward)}
 
 
 _MARK, _END = b',"crc":"', b'"}'

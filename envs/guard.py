@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turngym.core.errors import TurngymError, checked_choice, checked_int, finite
 from turngym.core.plugin_values import checked_number
+from turngym.core.redaction import said_by
 from turngym.core.task import MAX_TURNS, Task, Verdict
 from turngym.core.tools import Tools
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
@@ -136,9 +138,13 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return self._count(observation, paid, terminated, truncated, self._noted(info, found))
 
     def close(self) -> None:
-        """Closes the environment. Twice is fine, stepping it afterwards is not."""
+        """Closes the environment. Twice is fine, stepping it afterwards is not. One that fails at it loses nothing."""
         self._over = True
-        self.env.close()
+        try:
+            self.env.close()
+        except (Exception, SystemExit) as error:
+            said = f"{type(error).__name__}: {said_by(error)}"
+            warnings.warn(f"{type(self.base).__name__} failed as it was closed: {said}", stacklevel=2)
 
     def read(self, response: str) -> Parsed:
         """The action in the agent's text, as `step` would read it now."""

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 
 from turngym.core.errors import TurngymError, did_you_mean
@@ -33,7 +34,6 @@ PANEL_FOLDER = Path(__file__).parent / "panel_data"
 LARGEST = 1 << 26
 """Bytes of a manifest at most; the largest shipped one has 40,000."""
 _SCHEMA = 1
-_FIELDS = ("schema", "name", "version", "env_id", "make_kwargs", "sha256", "tasks")
 _FILE = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
 
 
@@ -81,8 +81,8 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         make_kwargs: arguments of gym.make that fix the tasks.
         tasks: in the order in which they are played.
     """
-    _check_fields(name, version, env_id, make_kwargs, tasks)
     _check_name(name, version)
+    _check_fields(name, env_id, make_kwargs, tasks)
     if not tasks:
         raise PanelError(f"panel {name}: there are no tasks")
     seen: set[str] = set()
@@ -97,42 +97,26 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
     return Panel(name=name, version=version, env_id=env_id, make_kwargs=kwargs, tasks=rows, sha256=sha256)
 
 
-def _check_fields(name: object, version: object, env_id: object, make_kwargs: object, tasks: Iterable[Task]) -> None:
-    """Raises PanelError for what a manifest could not hold, or would not give back."""
-    if not isinstance(name, str) or isinstance(version, bool) or not isinstance(version, int):
-        said = f"panel name {brief(name, 80)} version {brief(version, 80)}"
-        raise PanelError(f"{said}: a text and a whole number are needed")
-    if not isinstance(env_id, str):
-        raise PanelError(f"panel {name}: env_id is {brief(env_id, 80)}; it must be a text")
-    if not isinstance(make_kwargs, Mapping):
-        raise PanelError(f"panel {name}: make_kwargs is {brief(make_kwargs, 80)}; it must be an object")
+def _check_fields(name: str, env_id: str, make_kwargs: Mapping[str, Any], tasks: Iterable[Task]) -> None:
+    """Raises PanelError for what is no part of a task, or what a manifest could not hold."""
     for argument in (*NOT_GIVEN, "channel"):
         if argument in make_kwargs:
             raise PanelError(f"panel {name}: make_kwargs has {argument}, which is no part of a task")
-    for task in tasks:
-        for field in ("task_id", "sha256", "split", "category"):
-            value = getattr(task, field)
-            if not isinstance(value, str):
-                raise PanelError(
-                    f"panel {name}: {field} of task {brief(task.task_id, 80)} is {brief(value, 80)}; it must be a text"
-                )
-            _check_json(value, f"panel {name}: {field} of a task")
-    _check_json(env_id, f"panel {name}: env_id")
-    _check_json(dict(make_kwargs), f"panel {name}: make_kwargs")
+    fields = ("task_id", "sha256", "split", "category")
+    values = [(f"{field} of a task", getattr(task, field)) for task in tasks for field in fields]
+    for what, value in (("env_id", env_id), ("make_kwargs", dict(make_kwargs)), *values):
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        # half a surrogate pair and numbers that are not finite are ValueErrors
+        except (ValueError, TypeError, RecursionError) as error:
+            said = f"panel {name}: {what} is {brief(value, 80)}"
+            raise PanelError(f"{said}, which JSON in UTF-8 cannot hold: {error}") from None
 
 
 def _check_name(name: str, version: int) -> None:
     """Raises PanelError for a name that its file could not have, by which the panel must be found again."""
     if not _FILE.fullmatch(f"{name}-v{version}.json"):
         raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
-
-
-def _check_json(value: Any, what: str) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
-    # half a surrogate pair and numbers that are not finite are ValueErrors
-    except (ValueError, TypeError, RecursionError) as error:
-        raise PanelError(f"{what} is {brief(value, 80)}, which JSON in UTF-8 cannot hold: {error}") from None
 
 
 def panel_of_env(
@@ -371,34 +355,34 @@ def _to_text(panel: Panel) -> str:
     return f'{{\n{head}\n "sha256": "{panel.sha256}",\n "tasks": [\n{rows}\n ]\n}}\n'
 
 
+class _Manifest(msgspec.Struct):
+    schema: Literal[1]
+    name: str
+    version: int
+    env_id: str
+    make_kwargs: dict[str, Any]
+    sha256: str
+    tasks: list[tuple[str, str, str, str]]
+    """Id, hash, split and category of each."""
+
+
 def _read(path: Path) -> Panel:
     if not path.is_file():
         raise PanelError(f"there is no panel manifest {path}")
     if path.stat().st_size > LARGEST:
         raise PanelError(f"{path} has {path.stat().st_size:,} bytes; a panel manifest has at most {LARGEST:,}")
     try:
-        record = json_of(read_text(path, PanelError))
-    except ValueError as error:
+        found = msgspec.convert(json_of(read_text(path, PanelError)), _Manifest)
+        tasks = [
+            Task(env_id=plain_id(found.env_id), task_id=task_id, sha256=sha256, split=split, category=category)
+            for task_id, sha256, split, category in found.tasks
+        ]
+        panel = make_panel(found.name, found.version, found.env_id, found.make_kwargs, tasks)
+    except (msgspec.ValidationError, ValueError, PanelError) as error:
         raise PanelError(f"{path} is not a panel manifest: {error}") from error
-    if not isinstance(record, dict) or (missing := [field for field in _FIELDS if field not in record]):
-        what = f"it has no {missing[0]}" if isinstance(record, dict) else "it is no JSON object"
-        raise PanelError(f"{path} is not a panel manifest: {what}; valid: an object with {', '.join(_FIELDS)}")
-    if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
-        raise PanelError(f"{path}: schema {brief(record['schema'], 80)}; this turngym reads {_SCHEMA}: upgrade turngym")
-    env_id, rows = record["env_id"], record["tasks"]
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
-        raise PanelError(f"{path} is not a panel manifest: tasks must be a list of [id, sha256, split, category]")
-    tasks = [
-        Task(env_id=plain_id(str(env_id)), task_id=task_id, sha256=sha256, split=split, category=category)
-        for task_id, sha256, split, category in rows
-    ]
-    try:
-        panel = make_panel(record["name"], record["version"], env_id, record["make_kwargs"], tasks)
-    except PanelError as error:
-        raise PanelError(f"{path} is not a panel manifest: {error}") from error
-    if panel.sha256 != record["sha256"]:
+    if panel.sha256 != found.sha256:
         raise PanelError(
-            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {brief(record['sha256'], 80)}; it "
-            "was changed"
+            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {brief(found.sha256, 80)}; it was "
+            "changed"
         )
     return panel

@@ -58,9 +58,7 @@ def read_action(response: str, channel: Channel | None, env: ActionRules, readin
     that only white space, invisible characters or its normal form keep from it.
 
     Args:
-        response: the whole text of a turn.
         channel: how actions are written; None for bare ones.
-        env: says which actions are possible.
         reading: how much is forgiven at most.
     """
     parsed = _parsed(response, channel)

@@ -233,7 +233,6 @@ class ProcessRetriever:
 
         Args:
             opener: opens the retriever; it is pickled for the children.
-            processes: number of children.
             small: fewest queries that go to a child.
             patience: seconds after which a child that does not answer is replaced.
 

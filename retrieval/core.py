@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
+from turngym.core.files import LOCK, locked_folder
 from turngym.core.plugin_values import answers, checked_number, checked_text
 from turngym.core.redaction import brief, excerpt
 
@@ -158,27 +157,16 @@ def real_folder(out: Path) -> Path:
 def build_lock(
     folder: Path, is_ours: Callable[[str], bool], error: type[RetrievalError] = RetrievalError
 ) -> Iterator[None]:
-    """Makes `folder` and holds the lock on building in it, which ends with its process: a killed build leaves none.
+    """Makes the caller the only one who builds in `folder` (`locked_folder`).
 
-    Raises `error` if another process has it, or the folder holds a name that is not `is_ours`: a build removes what is
-    there. Where the file system has no locks, a warning says so.
+    Raises `error` where the folder holds a name that is not `is_ours`: a build removes what is there.
     """
     if folder.exists() and not folder.is_dir():
         raise error(f"{folder} is a file, and the build needs a folder of this name; move it away")
-    folder.mkdir(parents=True, exist_ok=True)
-    if others := sorted(path.name for path in folder.iterdir() if not is_ours(path.name)):
-        raise error(f"{folder}, where the build works, holds {others[0]!r}, which no build has left; move it away")
-    lock = FileLock(folder / "lock", timeout=0, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()  # ends: at once, with a time-out of 0
-    except Timeout:
-        raise error(f"another build is at work in {folder}; wait for it or stop it") from None
-    except (OSError, NotImplementedError) as reason:
-        warnings.warn(f"{folder} cannot be locked ({reason}): make sure that no other build works in it", stacklevel=4)
-    try:
+    with locked_folder(folder):
+        if others := sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_ours(path.name)):
+            raise error(f"{folder}, where the build works, holds {others[0]!r}, which no build has left; move it away")
         yield
-    finally:
-        lock.release()
 
 
 # Threads, locks and connections do not survive a fork. Objects that hold some register here to be told in the child.

@@ -25,15 +25,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import RetrievalError
+from turngym.core.files import LOCK
 from turngym.core.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.core.numbers import Number
 from turngym.core.user_files import json_file, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
-from turngym.retrieval.dense import DenseRetriever, make_index, set_parameters, try_index
+from turngym.retrieval.dense import DenseRetriever
 from turngym.retrieval.encoders import (
     HashingEncoder,
     HashingFit,
@@ -42,6 +45,7 @@ from turngym.retrieval.encoders import (
     find_style,
     is_built_in,
 )
+from turngym.retrieval.faiss_index import make_index, set_parameters, try_index
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
 
 FORMAT = 1
@@ -125,17 +129,8 @@ def read_manifest(folder: str | Path) -> IndexManifest:
                 f"{path}: index format {raw['format']!r}, this version of turngym reads {FORMAT}; build the index again"
             )
         check_manifest(raw)
-        if raw["kind"] not in KINDS:
-            raise IndexFolderError(f"{path}: index kind {raw['kind']!r}; there are {', '.join(KINDS)}")
-        return IndexManifest(
-            kind=raw["kind"],
-            passages=int(raw["passages"]),
-            corpus_sha256=str(raw["corpus_sha256"]),
-            encoder=EncoderRecord(**raw["encoder"]) if raw["encoder"] else None,
-            faiss=FaissRecord(**raw["faiss"]) if raw["faiss"] else None,
-            files={name: {key: record[key] for key in ("bytes", "crc32")} for name, record in raw["files"].items()},
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return msgspec.convert(raw, IndexManifest)
+    except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(f"{path}: damaged manifest ({error}); build the index again") from error
 
 
@@ -179,7 +174,6 @@ def verify_index(
     A finished index must pass this before it is moved into place.
 
     Args:
-        work: folder of the index.
         manifest: says whether the index has vectors, and with which settings faiss searches them.
         encoder: the one that made the vectors; None for an index without vectors.
         vectors: folder of the shards, float32 [rows, dim]; the vectors of the sampled passages are the queries.
@@ -243,7 +237,7 @@ def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     return float(np.mean(found))
 
 
-STATE, STATE_TMP, LOCK, VECTORS = "state.json", "state.tmp", "lock", "vectors"
+STATE, STATE_TMP, VECTORS = "state.json", "state.tmp", "vectors"
 """Parts of an unfinished build's folder that the index does not keep."""
 Progress = Callable[[str, int, int | None], None]
 """Is called with a stage, the passages that it has done, and how many there are (None while unknown)."""
@@ -270,14 +264,14 @@ class BuildPlan:
     """Where a Hugging Face encoder runs."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which it encodes passages. bfloat16 takes a third of the time on a CPU with AMX."""
-    dim: int = 1024
+    dim: Number = 1024
     """Dimensions of the hashing encoder."""
     factory: str = "Flat"
     """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ... (`turngym index plan` helps to choose)."""
     parameters: Mapping[str, float] = field(default_factory=dict)
     """faiss search settings to store, as JSON: '{"nprobe": 64}', '{"efSearch": 128}'; by default what suits the
     factory."""
-    shard_rows: int = 65_536
+    shard_rows: Number = 65_536
     """Passages per shard: what a kill can cost."""
 
 
@@ -292,7 +286,6 @@ def build_index(
     """Builds the index of `plan`, or continues a build of the same plan that was stopped.
 
     Args:
-        plan: what to build from which corpus.
         encoder: is used instead of loading the Hugging Face encoder `plan.encoder`, whose name is still recorded.
         progress: is called with a stage, the passages that it has done, and how many there are (None while unknown).
         restart: whether an unfinished build is thrown away and not continued.
@@ -309,7 +302,7 @@ def build_index(
     work = build_folder(plan.out)
     # the state is written first and goes last: a folder with something else in it and no state is no build's
     begun = (work / STATE).is_file()
-    with build_lock(work, lambda name: begun or name in (LOCK, STATE_TMP), IndexFolderError):
+    with build_lock(work, lambda name: begun or name == STATE_TMP, IndexFolderError):
         _prepare(work, plan, restart)
         manifest = _Build(plan, work, report, encoder).run()
         for name in (VECTORS, LOCK):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from turngym.core.errors import RetrievalError
 from turngym.core.user_files import library_path
 from turngym.retrieval.core import Encoder, Passage, checked_vectors
-from turngym.retrieval.dense import add_to_index, load_faiss, make_index, read_index, train_index
+from turngym.retrieval.faiss_index import add_to_index, load_faiss, make_index, read_index, train_index
 
 _ADD = 16_384
 """Vectors per call of faiss."""
@@ -43,10 +43,7 @@ def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes]
     """Writes a trained Flat or SQ index with the vectors of all shards; returns False and writes nothing for others.
 
     Args:
-        index: the trained faiss index, without vectors.
         shards: vectors in the order of their rows, float32 [n, dim] each.
-        rows: number of all vectors.
-        file: where the index is written.
         done: is called with the number of vectors after each piece that is written.
     """
     faiss = load_faiss()
@@ -90,10 +87,8 @@ def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[by
     """Encodes every shard into `folder`, skipping those that are there, then gathers list after list into `file`.
 
     Args:
-        index: the trained IVF index, without vectors.
         shards: vectors in the order of their rows, float32 [n, dim] each.
         folder: gets the encoded shards, and may have some of an earlier build.
-        file: where the index is written.
         done: is called with the number of vectors of each shard, also where it was encoded before.
     """
     folder.mkdir(exist_ok=True)
@@ -166,8 +161,6 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
 
     Args:
         store: the passages in the order of their rows.
-        encoder: makes the vectors.
-        folder: where the shards go.
         shard_rows: passages of one shard; the last one has the rest.
         report: is called with `vectors`, the passages done, and all passages.
     """
@@ -206,9 +199,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
 
     Args:
         folder: the shards that `write_vectors` wrote.
-        path: file of the faiss index.
         factory: the kind of index, as faiss writes it.
-        dim: dimensions of a vector.
         rows: number of passages. Raises RetrievalError if the shards have another number of vectors.
         report: is called with `training` at its start, then with `index`, the vectors done, and all vectors.
     """

@@ -203,7 +203,7 @@ def build_index(
         raise RetrievalError(f"{folder} exists and is no BM25 index; name an empty or a new folder")
     folder = real_folder(folder)
     work = build_folder(folder)
-    with build_lock(work, lambda name: name in ("lock", "new", "old", "final") or name.startswith("run-")):
+    with build_lock(work, lambda name: name in ("new", "old", "final") or name.startswith("run-")):
         try:
             final = _assemble(_write_runs(docs, work, content, progress), work, settings, content)
         except RetrievalError:

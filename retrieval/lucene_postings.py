@@ -310,7 +310,6 @@ def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarra
     Args:
         k1: `Settings.k1`.
         b: `Settings.b`.
-        tokens: terms in all documents, repeats counted.
         documents: number of documents with at least one term.
     """
     one, k, share = np.float32(1), np.float32(k1), np.float32(b)

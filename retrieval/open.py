@@ -119,7 +119,6 @@ def open_index(
     """Maps an index folder; `open_retriever` explains the arguments.
 
     Args:
-        folder: the index.
         encoder: the index's own, opened already or named by where it lies now; None: as the index names it.
         corpus_sha256: content hash of the corpus that the index must be of; None: any.
         parameters: faiss search settings that replace the stored ones, by name (`nprobe`, `efSearch`).
@@ -156,7 +155,6 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
     """Opens the encoder of an index and compares its fingerprint with the stored one.
 
     Args:
-        record: what the manifest says of it.
         folder: the index; a hashing encoder lies in it.
         given: the same encoder, opened already or named by where it lies now; None: as the record names it.
         device: where an encoder with a model runs, as torch names it.

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from turngym.core.errors import RetrievalError
+from turngym.core.numbers import NotNegative, Number
 from turngym.core.redaction import brief, excerpt
 from turngym.core.user_files import too_many_values
 from turngym.retrieval.core import Hit, Passage
@@ -26,28 +27,28 @@ from turngym.retrieval.corpus import parse_row
 class ServerSettings:
     """Limits, batching and cache of one retrieval server."""
 
-    topk: int = 3
+    topk: Number = 3
     """Passages per query if a request does not say."""
-    max_topk: int = 100
+    max_topk: Number = 100
     """Most passages per query that a request may ask for."""
-    max_queries: int = 8192
+    max_queries: Number = 8192
     """Most queries in one request; Search-R1 sends a whole training batch at once."""
-    max_query_chars: int = 32_768
+    max_query_chars: Number = 32_768
     """Longest query, in characters."""
-    max_body: int = 32 * 2**20
+    max_body: Number = 32 * 2**20
     """Largest request body, in bytes."""
-    max_batch: int = 32
+    max_batch: Number = 32
     """Most queries that one call of the retriever answers. Half of the clients is best: the other half sends its next
     queries meanwhile."""
-    window_ms: float = 3.0
+    window_ms: NotNegative = 3.0
     """How long a batch waits for more queries while several clients are busy; an idle server never waits."""
-    workers: int = 1
+    workers: Number = 1
     """Threads that call the retriever; faiss uses all cores in each."""
-    max_waiting: int = 32_768
+    max_waiting: Number = 32_768
     """Most queries that may wait; further ones are refused with 503 until some are answered."""
-    deadline: float = 12.0
+    deadline: NotNegative = 12.0
     """Seconds after which a waiting request is answered with 503; should be less than the client's own deadline."""
-    cache: int = 16_384
+    cache: Number = 16_384
     """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
 
     def __post_init__(self) -> None:
@@ -66,7 +67,6 @@ def check_numbers(settings: Any, whose: str, *, above_0: Collection[str], from_1
     """Raises RetrievalError for a field of `settings` that is too small or not finite, or not whole as its default is.
 
     Args:
-        settings: a dataclass of numbers.
         whose: begins the error: `client` or `server`.
         above_0: fields that must be more than 0.
         from_1: fields that must be at least 1; all others are at least 0.
@@ -92,8 +92,6 @@ class BadRequest(RetrievalError):
         """Makes the error that the client gets as JSON.
 
         Args:
-            text: what is wrong, in one line.
-            status: HTTP status of the answer.
             field: the field of the request at fault; None: the body as a whole.
             valid: an example of what would be valid.
         """

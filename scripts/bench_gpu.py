@@ -33,8 +33,8 @@ import numpy as np
 
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import Count, Million, Processes
 from turngym.core.protocols import Policy
-from turngym.core.settings import Count, Length, Processes
 from turngym.core.spec import Unread, needing
 from turngym.core.tables import print_table
 from turngym.core.task import Task, Verdict
@@ -56,21 +56,21 @@ class GpuBench:
     """`cuda` or `cpu`."""
     chip: str = "H200"
     """What the plan is made for: A100-40, A100-80, H100, H200 or H20."""
-    episodes: Count = 64
+    episodes: Million = 64
     """Episodes that are played side by side."""
-    turns: Length = 30
+    turns: Count = 30
     """Turns of each episode."""
-    observation: Length = 140
+    observation: Count = 140
     """Ids of each observation."""
-    response: Length = 100
+    response: Count = 100
     """Ids that the student says per turn."""
-    system: Length = 300
+    system: Count = 300
     """Ids before the first observation, the same in every episode."""
-    micro_tokens: Length = 8192
+    micro_tokens: Count = 8192
     """Tokens per forward and backward pass."""
-    head_chunk: Length = 1024
+    head_chunk: Count = 1024
     """Rows of logits that exist at a time."""
-    k: Length = 50
+    k: Count = 50
     """Ids of the teacher's support."""
     checkpointing: bool = True
     """Recompute activations in the backward pass, but for what attention gives."""

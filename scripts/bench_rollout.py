@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.numbers import Count, Million, Number, Seed, Threads
 from turngym.core.protocols import Sampling
-from turngym.core.settings import Count, Range, Seed, Threads
 from turngym.core.spec import Unread, needing
 from turngym.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
@@ -274,19 +274,19 @@ class PlayBench:
     """Folder of the model that plays."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the local engine; a server has its own."""
-    episodes: int = 32
+    episodes: Number = 32
     """Episodes of a row; 0 leaves this part out."""
-    slots: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 8, 32)
+    slots: tuple[Million, ...] = (1, 8, 32)
     """Environments played side by side."""
-    depths: Annotated[tuple[int, ...], Range(1, 10**6)] = (6, 24)
+    depths: tuple[Million, ...] = (6, 24)
     """Turns after which episodes are cut: short and long histories."""
-    workers: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 2)
+    workers: tuple[Million, ...] = (1, 2)
     """Processes of the rows with workers."""
     server: tuple[str, ...] = ()
     """Servers (SGLang, vLLM) with the model, which play the same episodes; with them all rows are greedy."""
     recompute: bool = True
     """Also without keys and values kept across turns, each turn feeding its whole history."""
-    repeats: Count = 2
+    repeats: Million = 2
     """Times that each row is played; the fastest counts."""
 
 
@@ -464,11 +464,11 @@ class RolloutBench:
 
     models: tuple[str, ...] = tuple(MODELS)
     """Random models of the first part; none leaves it out."""
-    system: int = 150
+    system: Number = 150
     """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
-    observation: Annotated[tuple[int, int], Range(1)] = (20, 30)
+    observation: tuple[Count, Count] = (20, 30)
     """Shortest and longest observation, ids."""
-    response: Annotated[tuple[int, int], Range(1)] = (8, 20)
+    response: tuple[Count, Count] = (8, 20)
     """Shortest and longest response, ids."""
     threads: Threads = 1
     """Threads of torch."""

@@ -19,8 +19,8 @@ from turngym.agents.endpoint.options import KEY, EndpointOptions
 from turngym.agents.play_spec import OpenAI
 from turngym.agents.playing.env_maker import probe
 from turngym.core.errors import AgentError
+from turngym.core.numbers import Count, NotNegative, Positive
 from turngym.core.redaction import redacted
-from turngym.core.settings import Above0, Length
 from turngym.core.spec import Positional
 from turngym.core.tables import table_text
 from turngym.envs.channels import make_channel
@@ -41,17 +41,17 @@ class Check:
     """Gymnasium id of the environment whose tool is offered."""
     key_env: str = KEY
     """Name of the environment variable that holds the key. The key itself is never an option."""
-    temperature: float = OpenAI(model="").temperature
+    temperature: NotNegative = OpenAI(model="").temperature
     """Sampling temperature that is asked for."""
     thinking: Literal["auto", "on", "off"] = "auto"
     """Thinking switch of the endpoint's chat template."""
-    max_new_tokens: Length | None = None
+    max_new_tokens: Count | None = None
     """Most tokens of one answer; by default 4096."""
     token_ids: bool = False
     """Ask for token ids and log-probabilities too."""
     extra_body: str = "{}"
     """Further fields of every request as JSON."""
-    request_deadline: Above0 = 600.0
+    request_deadline: Positive = 600.0
     """Seconds for one answer, retries and waits for rate limits included."""
 
 

@@ -22,7 +22,8 @@ from turngym.agents.play_spec import EvalSpec, OpenAI
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
-from turngym.core.spec import NotNegative, Number, Resolved, Spec, expand, flat
+from turngym.core.numbers import NotNegative, Number
+from turngym.core.spec import Resolved, Spec, expand, flat
 from turngym.core.tables import print_table
 from turngym.core.user_files import must_be_new, user_path
 from turngym.scripts.options import Verb, list_presets

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.files import locked_file
-from turngym.core.settings import Length
+from turngym.core.numbers import Count
 from turngym.core.spec import Positional, Unread, needing
 from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
@@ -72,9 +72,9 @@ class Verify:
 class Plan:
     """What to choose for a corpus of a given size: memory, disk and time, from measured slopes."""
 
-    passages: Length = 21_000_000
+    passages: Count = 21_000_000
     """Passages of the corpus."""
-    dim: Length = 768
+    dim: Count = 768
     """Dimensions of the encoder."""
 
 

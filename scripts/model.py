@@ -29,7 +29,7 @@ from turngym.agents.play_spec import Model
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
-from turngym.core.settings import Count
+from turngym.core.numbers import Million
 from turngym.core.spec import Positional
 from turngym.scripts.options import run_verb
 
@@ -66,7 +66,7 @@ class Average:
 
     run: Positional[Path]
     """Folder of a training run."""
-    last: Count = 4
+    last: Million = 4
     """Checkpoints whose weights count alike."""
     evaluate: bool = True
     """Play; --no-evaluate only writes the model."""

@@ -152,7 +152,7 @@ class Verb(Generic[T]):
         layers.append((COMMAND_LINE, given.get(self.spec, {})))
         table = expand(self.own, given.get(self.own, {}), COMMAND_LINE)
         mine.append(Layer(name=COMMAND_LINE, table=table, asked=True))
-        whole = merged([one.table for one in mine if not callable(one.table)])
+        whole = merged([one.table for one in mine])
         for one in settings_of(self.own).values():
             if _required(self.own, one) and at(whole, one.path) is None:
                 raise TurngymError(

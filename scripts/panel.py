@@ -22,7 +22,7 @@ from turngym.agents.adapters.croissant import write_croissant
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Length, Seed
+from turngym.core.numbers import Count, Seed
 from turngym.core.spec import Positional, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
@@ -64,7 +64,7 @@ class ExportPrompts:
     """Gymnasium id, where no panel is named."""
     env_kwargs: str = "{}"
     """Arguments for gym.make as JSON, for example '{"split": "train"}'."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Only the first so many tasks."""
     channel: Literal["text", "tool"] = "text"
     """tasks: how actions are to be written, as the system message says it."""
@@ -176,7 +176,7 @@ class Write:
     """Gymnasium id, for example `turngym/ALFWorld-v0` or `my_package:namespace/Name-v0`."""
     out: Path
     """Folder for the manifest."""
-    version: Length = 1
+    version: Count = 1
     """Version of the panel; a change of content needs a new one."""
     env_kwargs: str = "{}"
     """Arguments for gym.make that belong to the panel, as JSON, for example '{"split": "valid_unseen"}'."""
@@ -196,7 +196,7 @@ class ExportGames:
     """Folder for the games, as `alfworld-download` lays them out: json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl."""
     env_kwargs: str = "{}"
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Only the first so many games."""
 
     def unread(self) -> Unread:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import FILE
 from turngym.agents.servers.server_options import StartedServer
-from turngym.core.settings import Count, Range, read_toml
+from turngym.core.numbers import Count, Million, Number
+from turngym.core.settings import read_toml
 from turngym.core.spec import Unread, at, flat, kind_of, needing, plain
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
@@ -41,11 +42,11 @@ class PlanOptions:
     """tiny, 0.6B, 1.7B, 4B, 8B, 14B, 32B (Qwen3), 2B, 9B (Qwen3.5, hybrid), or a folder with a model or an adapter."""
     teacher: str | None = "8B"
     """Shape or folder of the teacher, as for --student; `none` for algorithms without a teacher."""
-    gpus: Annotated[tuple[int, ...], Range(1)] = (1, 2, 4, 8, 16, 32)
+    gpus: tuple[Count, ...] = (1, 2, 4, 8, 16, 32)
     """Numbers of GPUs, one row each."""
-    steps: Count | None = None
+    steps: Million | None = None
     """Steps of the run; with it a line says what all of it takes."""
-    eval_every: Annotated[int, Range(0)] = 10
+    eval_every: Number = 10
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
@@ -215,7 +216,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "lora_rank": 0 if config.lora is None else config.lora.rank,
         "reference": _reference(config, algorithm),
         "critic": "none" if algorithm.critic is None else algorithm.critic.kind,
-        "ahead": bool(config.stale.staleness),
+        "ahead": config.stale is not None,
         "plays": algorithm.imitates is None and not play.traces,
         "slots": play.slots,
         "rollout_dtype": play.rollout_dtype,

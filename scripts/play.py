@@ -18,7 +18,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
 from turngym.core.episode import Episode, Status
 from turngym.core.files import locked_file
-from turngym.core.settings import Seed
+from turngym.core.numbers import Seed
 from turngym.core.trace import TraceWriter
 from turngym.scripts.options import read_options
 

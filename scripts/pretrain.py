@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.evaluation.scores import Scores, score, success_table
 from turngym.agents.playing.env_maker import probe
@@ -18,12 +20,12 @@ from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
-from turngym.core.settings import Count, Length, Range, Seed
+from turngym.core.numbers import Count, Million, Seed
+from turngym.core.precision import cast_parameters
 from turngym.core.spec import Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
-from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
 from turngym.scripts.train_argv import sft_argv
@@ -39,19 +41,19 @@ class AnyOptions:
     """Split to train on."""
     env_kwargs: str = "{}"
     """Further arguments for gym.make as JSON; an invalid action is a turn without effect unless they say otherwise."""
-    max_turns: Length = 24
+    max_turns: Count = 24
     """Turns of an episode."""
     expert: str = "expert"
     """Who is imitated: the environment's expert, or another player by name."""
-    student_steps: Length = 60
+    student_steps: Count = 60
     """Updates of the student."""
-    batch: Count = 32
+    batch: Million = 32
     """Expert episodes per update."""
-    vocabulary_episodes: Count = 256
+    vocabulary_episodes: Million = 256
     """Episodes played to learn the vocabulary, where the environment has no `phrases()`."""
     eval_split: str | None = None
     """Split on which successes are counted at the end; by default the one that was trained on."""
-    eval_episodes: Annotated[int, Range(most=10**6)] = 200
+    eval_episodes: Annotated[int, Meta(ge=0, le=10**6)] = 200
     """Episodes of each player for that; 0 counts nothing."""
 
     def world(self, env_id: str, *, steps: int | None, seed: int) -> AnyWorld:
@@ -105,7 +107,7 @@ class Pretrain:
     out: Path = Path("runs/pretrain")
     """Folder of the run; the finished model is written to `model` inside it, and what it grows from to `NAME/model`. Of
     an environment by its id, the models are `teacher/model` and `student/model`."""
-    steps: Length | None = None
+    steps: Count | None = None
     """Updates, if not the recipe's; of an environment by its id 300 for a teacher."""
     seed: Seed = 0
     """Added to the recipes' own seeds of weights and games."""

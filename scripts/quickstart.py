@@ -20,7 +20,7 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.cores import available_cores
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Count, Length, Seed
+from turngym.core.numbers import Count, Million, Seed
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import Job, Runner
@@ -38,7 +38,7 @@ class Quickstart:
     alfworld-smollm2 or webshop-smollm2, with a real language model: most of an hour, by default with opd alone."""
     out: Path | None = None
     """Folder for everything that is written; by default runs/quickstart, for another world runs/quickstart-NAME."""
-    steps: Length | None = None
+    steps: Count | None = None
     """Training steps of each method, if not the world's."""
     student: Path | None = None
     """Folder of the model to train, if not the one that comes with turngym."""
@@ -48,9 +48,9 @@ class Quickstart:
     """Tasks of the evaluations, never trained on, if not the world's."""
     split: str | None = None
     """Split to train on, if not the world's; `train` takes the real games of $ALFWORLD_DATA."""
-    samples: Count | None = None
+    samples: Million | None = None
     """Episodes per task of the evaluations before and after, if not the world's (4)."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Evaluate on the first so many tasks only, if not the world's (all)."""
     methods: tuple[str, ...] = ()
     """Algorithms to compare, if not the world's (opd and turnopd)."""

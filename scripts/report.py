@@ -30,7 +30,7 @@ from turngym.agents.evaluation.scores import (
     success_table,
     task_means,
 )
-from turngym.agents.evaluation.seeds import Difference, in_family, rise
+from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
 from turngym.core.errors import TurngymError
 from turngym.core.secrets import recorded_command
@@ -42,9 +42,11 @@ from turngym.scripts.report_data import (
     Diagnosed,
     Method,
     Run,
+    SameStep,
     diagnosed,
     methods_of,
     records_of,
+    same_step_of,
     short,
     trace_curves_of,
     unlike,
@@ -86,10 +88,14 @@ def pairs(methods: Sequence[Method]) -> list[tuple[Method, Method]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """Differences of last evaluations, by the names of their rows."""
+    """Differences by the names of their rows."""
 
     found: Mapping[str, Difference]
     """One family."""
+    what: Mapping[str, str]
+    """Of what each is the difference: `success`, `success (mean of the last 4 evaluations)`, `score`."""
+    levels: Mapping[str, float]
+    """Mean success of the methods that are compared at Same-Step."""
     wider: Mapping[str, Difference]
     """The same with intervals for new scenes, worlds or products."""
     refused: Mapping[str, str]
@@ -100,12 +106,12 @@ class Paired:
     def table(self) -> Table | None:
         """A row for each comparison; None without one."""
         wider = self.wider
-        rows = [[name, "-", *(["-"] if wider else []), "-", "-", "-", said] for name, said in self.refused.items()]
+        rows = [[name, "-", *(["-"] if wider else []), *["-"] * 4, said] for name, said in self.refused.items()]
         for name, one in self.found.items():
-            cells = [str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
+            cells = [self.what[name], str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
             rows.append([name, *cells, "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}", one.told])
         rows.sort(key=lambda row: list(self.order).index(row[0].removesuffix(", score")))
-        header = ["comparison", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
+        header = ["comparison", "of", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
         return ([*header, "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
 
     @property
@@ -122,11 +128,14 @@ class Paired:
 
 
 def paired_of(methods: Sequence[Method], *, different_settings: bool = False) -> Paired:
-    """Differences of last evaluations, paired by task (`pairs`).
+    """Differences, paired by task (`pairs`): of training runs at Same-Step (`same_step_of`), of others and of scores at
+    the last evaluation.
 
     Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
     """
     found, wider, refused = dict[str, Difference](), dict[str, Difference](), dict[str, str]()
+    means, said = same_step_of(methods)
+    what: dict[str, str] = {}
     for base, method in pairs(methods):
         name = f"{method.name} minus {base.name}"
         other = _otherwise(base.first, method.first)
@@ -136,15 +145,20 @@ def paired_of(methods: Sequence[Method], *, different_settings: bool = False) ->
             )
             continue
         try:
-            found |= _differences(name, base, method)
-            wider |= _differences(name, base, method, in_new_clusters=True)
+            differences = _differences(name, base, method, means)
+            wider |= _differences(name, base, method, means, in_new_clusters=True)
         except ScoreError as error:
             refused[name] = str(error)
+            continue
+        found |= differences
+        over = next((said[one.name] for one in (method, base) if one.name in said), None)
+        what |= {name: "success" if over is None else f"success ({over})", f"{name}, score": "score"}
     order = {
         f"{method.name} minus {base.name}": sum(side.first.training is not None for side in (base, method))
         for base, method in pairs(methods)
     }
-    return Paired(found=in_family(found), wider=wider, refused=refused, order=order)
+    levels = {name: fmean(fmean(tasks.values()) for tasks in seeds.values()) for name, seeds in means.items()}
+    return Paired(found=in_family(found), wider=wider, refused=refused, order=order, what=what, levels=levels)
 
 
 def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
@@ -154,12 +168,15 @@ def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
     return decisive(differences_of(first.spec, second.spec))
 
 
-def _differences(name: str, base: Method, method: Method, *, in_new_clusters: bool = False) -> dict[str, Difference]:
-    """Differences of success, and of the graded score where it says more; `in_new_clusters` with their intervals for
-    new scenes, worlds or products, and none where no two tasks share one. Raises ScoreError if tasks differ."""
+def _differences(
+    name: str, base: Method, method: Method, means: SameStep, *, in_new_clusters: bool = False
+) -> dict[str, Difference]:
+    """Differences of success, at Same-Step where `means` has it, and of the graded score where it says more;
+    `in_new_clusters` with their intervals for new scenes, worlds or products, and none where no two tasks share one.
+    Raises ScoreError if tasks differ."""
     sides = [[[one for one in run.episodes if not one.status.is_error] for run in side.runs] for side in (base, method)]
     for played in sides[1]:
-        check_hashes(*({one.task.task_id: one.task.sha256 for one in each} for each in (sides[0][0], played)))
+        check_hashes(sides[0][0], played)
     players = [side.first for side in (base, method) if len(side.runs) == 1 and not side.first.training]
     fixed = any(run.spec is not None and scripted(run.spec) for run in players)
     pair = [run.seed for run in base.runs] == [run.seed for run in method.runs]
@@ -167,18 +184,46 @@ def _differences(name: str, base: Method, method: Method, *, in_new_clusters: bo
     if in_new_clusters and len(set(clusters.values())) == len(clusters):
         return {}
 
-    def minus(ways: Sequence[Sequence[Mapping[str, float]]]) -> Difference:
+    def minus(ways: Sequence[Sequence[TaskMeans]], pair: bool) -> Difference:
         if in_new_clusters:
-            return rise(*ways, clusters=clusters, fixed=fixed, pair=pair)
+            groups = {task: clusters.get(task, task) for task in ways[0][0]}
+            return rise(*ways, clusters=groups, fixed=fixed, pair=pair)
         return rise(*ways, fixed=fixed, pair=pair, p=True)
 
-    found = {name: minus([[task_means(played) for played in side] for side in sides])}
+    ends = [[task_means(played) for played in side] for side in sides]
+    found = {name: minus(*_at_same_step((base, method), ends, means, pair))}
     graded = [[score_means(played) for played in side] for side in sides]
     if any(means for side in graded for means in side):
         # a run whose every score is success is still on the same scale
         ways = [[m or task_means(p) for m, p in zip(*both, strict=True)] for both in zip(graded, sides, strict=True)]
-        found[f"{name}, score"] = minus(ways)
+        found[f"{name}, score"] = minus(ways, pair)
     return found
+
+
+def _at_same_step(
+    sides: tuple[Method, Method], ends: Sequence[Sequence[TaskMeans]], means: SameStep, pair: bool
+) -> tuple[list[Sequence[TaskMeans]], bool]:
+    """The runs of both sides and whether they pair up by seed: at Same-Step where it is known, else at their `ends`.
+
+    Of two trainings the seeds that both have count, as in the tables of training. Of the other's tasks those are left
+    out that not every evaluation of a training has an episode of.
+    """
+    known = [means.get(side.name) for side in sides]
+    first, second = known
+    if first is not None and second is not None and (both := [seed for seed in first if seed in second]):
+        return [[side[seed] for seed in both] for side in (first, second)], True
+    out = {task for side, runs in zip(known, ends, strict=True) if side for task in runs[0].keys() - _tasks_in(side)}
+    found = [
+        [{task: value for task, value in run.items() if task not in out} for run in runs]
+        if side is None
+        else [*side.values()]
+        for side, runs in zip(known, ends, strict=True)
+    ]
+    return found, pair
+
+
+def _tasks_in(seeds: Mapping[int, TaskMeans]) -> set[str]:
+    return set(next(iter(seeds.values())))
 
 
 def settings_table(methods: Sequence[Method]) -> Table | None:
@@ -285,10 +330,11 @@ def percent(share: float | None) -> str:
 Part = str | tuple[str, Table] | Figure
 """A paragraph, a table with its stem for CSV, or a figure."""
 PAIRED = """\
-Of success at the last evaluation, by task, 95 %, for new tasks and, where both sides have several, new training seeds,
-which are crossed. One run each: it holds for these two runs; another seed may turn out otherwise, and one seed does not
-say how far seeds lie apart. Clear of zero: among all rows (Holm). Better: how often a run of the one does better in a
-task than one of the other, equal counting half."""
+Of trainings at Same-Step, as in their tables below; of what was evaluated by itself, and of scores, at the last
+evaluation. By task, 95 %, for new tasks and, where both sides have several, new training seeds, which are crossed. One
+run each: it holds for these two runs; another seed may turn out otherwise, and one seed does not say how far seeds lie
+apart. Clear of zero: among all rows (Holm). Better: how often a run of the one does better in a task than one of the
+other, equal counting half."""
 REGIME = """\
 Full-depth steps; shallow and deep turns are the first and last third of full depth, KL is the raw reverse KL in nats
 per token, G that of failed less that of successful episodes; the rest in percent. Signs that depth can pay: deep /
@@ -319,8 +365,9 @@ def sections(
     if (table := paired.table()) is not None:
         made.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
     if scores:
-        text = "Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes that ended in errors are "
-        text += "not counted." + "".join(f" ~ is approximate: {why}." for why in approximate(scores))
+        text = "The last evaluation. Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes "
+        text += "that ended in errors are not counted."
+        text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
         told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
         made.append(Section(title="Success (%)", parts=(*_success(methods, scores), text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
@@ -371,15 +418,16 @@ def _training(methods: Sequence[Method]) -> list[Part]:
     # brings what only training needs
     from turngym.trainers.study.tables import caption, notes_of, tables_of
 
+    worlds = study.worlds
     for title, table in tables_of(study).items():
         world, _, name = title.rpartition(": ")
         # as the files of a study are called
         parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
-        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {caption(name, study)}"]
+        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {caption(name, worlds[world])}"]
     notes = [*notes, *notes_of(study)]
     parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
     places = {method.name: method.place for method in methods}
-    return [*parts, *(accuracy_figure(world, rows, places) for world, rows in study.worlds.items())]
+    return [*parts, *(accuracy_figure(world, rows, places) for world, rows in worlds.items())]
 
 
 def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
@@ -442,7 +490,7 @@ def head(
     facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(one) for one in methods]
     return Head(
         title=title or " and ".join(names) + (f": {where}" if where else ""),
-        summary=" ".join([*_outcome(paired), *_levels(scores), *_costs(methods)]),
+        summary=" ".join([*_outcome(paired), *_levels(scores, paired), *_costs(methods)]),
         facts=(*filter(None, facts), command),
     )
 
@@ -466,7 +514,7 @@ def _outcome(paired: Paired) -> list[str]:
     if paired.clearest is None:
         return [f"{name}: {why}." for name, why in list(paired.refused.items())[:1]]
     name, one = paired.clearest
-    seeds, what = "{} and {} seeds".format(*reversed(one.seeds)), "score" if name.endswith(", score") else "success"
+    seeds, what = "{} and {} seeds".format(*reversed(one.seeds)), paired.what[name]
     said = {"yes": f"{seeds}, clear of zero", "no": f"{seeds}, not told from zero"}
     alone = "one run each, which says nothing about other seeds"
     name = name.removesuffix(", score")
@@ -478,8 +526,12 @@ def approximate(scores: Mapping[str, Scores]) -> list[str]:
     return list(dict.fromkeys(item.approximate for item in scores.values() if item.approximate))
 
 
-def _levels(scores: Mapping[str, Scores]) -> list[str]:
-    found = ", ".join(f"{name} {item.mark}{percent(item.overall.avg.mean)} %" for name, item in scores.items())
+def _levels(scores: Mapping[str, Scores], paired: Paired) -> list[str]:
+    """Success as it is compared."""
+    found = ", ".join(
+        f"{name} {item.mark}{percent(paired.levels.get(name, item.overall.avg.mean))} %"
+        for name, item in scores.items()
+    )
     return [f"Success: {found}."] if found else []
 
 

@@ -17,6 +17,7 @@ from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
+from turngym.agents.evaluation.seeds import TaskMeans
 from turngym.agents.play_spec import EvalSpec, OnPanel, meaning
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
@@ -232,12 +233,11 @@ IDLE += (
     "keep_checkpoints",
     "keep_rollouts",
     "tensorboard",
-    "wandb",
-    "trackio",
-    "log_project",
+    "tracker",
+    "project",
     "gradient_checkpointing",
 )
-IDLE += ("step_timeout", "worker_timeout", "process_timeout", "judge_timeout", "server_parallel", "server_deadline")
+IDLE += ("step_timeout", "worker_timeout", "judge_timeout", "server_parallel", "server_deadline")
 IDLE += ("judge_parallel", "engine_python", "engine_memory", "weight_address", "policy_server", "teacher_server")
 """Settings of how a run is computed and what is kept of it: seeds of a method may differ in them."""
 MODELS = ("student", "teacher", "agent", "model", "panel")
@@ -438,6 +438,33 @@ def records_of(methods: Sequence[Method]) -> tuple[Records, list[str]]:
     # a single method is compared with nobody
     base = found[0].method if len(known) > 1 else None
     return Records(title="", records=found, baseline=base, tables=tuple(tables)), notes
+
+
+SameStep = Mapping[str, Mapping[int, TaskMeans]]
+"""Method -> seed -> task -> mean success at Same-Step."""
+
+
+def same_step_of(methods: Sequence[Method]) -> tuple[SameStep, dict[str, str]]:
+    """Same-Step of the training runs whose evaluations during training are what the report has of them, as the tables
+    of training have it; and method -> of how many evaluations it is a mean, in words.
+
+    Left out are runs that were evaluated once more afterwards, which is then what is compared, and those of which not
+    every evaluation has a trace.
+    """
+    found: dict[str, Mapping[int, TaskMeans]] = {}
+    said: dict[str, str] = {}
+    if not any(method.records for method in methods):
+        return found, said
+    # brings what only training needs
+    from turngym.trainers.study.results import same_step_maps
+    from turngym.trainers.study.tables import last_evaluations
+
+    during = {one.name for one in methods if all(run.trace and run.trace.match("step_*.jsonl") for run in one.runs)}
+    for rows in records_of(methods)[0].worlds.values():
+        for name, seeds in same_step_maps(rows)[1].items():
+            if name in during and not any(WHOLE in tasks for tasks in seeds.values()):
+                found[name], said[name] = seeds, last_evaluations(rows)
+    return found, said
 
 
 # --- What is read once more, where it is asked for

@@ -25,7 +25,6 @@ from turngym.trainers.study.results import Rows, curve
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 """Okabe and Ito's palette, those first that stand out on white and on black; told apart by color-blind readers too."""
 STYLES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX"
 INK, RULE, PAPER = "#1a1b1c", "#c8c9ca", "#fefefd"
 """Text, grid and background: the page puts its own colors of the light or dark theme in their place."""
 PANEL = (4.4, 3.1)

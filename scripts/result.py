@@ -21,7 +21,7 @@ from turngym.agents.evaluation.packed import differences, inconsistencies, pack_
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result, read_sealed
 from turngym.agents.evaluation.rules import deviations
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Length
+from turngym.core.numbers import Count
 from turngym.core.spec import Positional, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import visible
@@ -54,7 +54,7 @@ class Player:
 
     name: str
     """The agent: model:FOLDER, ..."""
-    tasks: Length | None = None
+    tasks: Count | None = None
     """Play only the first so many tasks."""
 
 

@@ -173,7 +173,7 @@ class Group:
         for run in runs[1:]:
             if theirs := decisive(differences_of(runs[0].spec, run.spec)):
                 raise ScoreError(f"played otherwise: {describe(theirs)}")
-            check_hashes(*({one.task.task_id: one.task.sha256 for one in each.episodes} for each in (runs[0], run)))
+            check_hashes(runs[0].episodes, run.episodes)
         means = [task_means(run.episodes) for run in runs]
         shared = set[str].intersection(*map(set, means))
         if not shared:

@@ -20,8 +20,8 @@ from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Listen
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
+from turngym.core.numbers import Count, Million, Positive, Seed
 from turngym.core.plugins import need
-from turngym.core.settings import Above0, Count, Length, Seed
 from turngym.core.spec import KIND, Spec
 from turngym.scripts.options import read_options
 
@@ -38,9 +38,9 @@ class Http(Transport, tag="http"):
     """Any number of clients and episodes, at http://HOST:PORT/mcp."""
 
     listen: Listen = Listen(port=8020)
-    clients: Count = 64
+    clients: Million = 64
     """Most episodes that are open at a time."""
-    idle: Above0 = 900.0
+    idle: Positive = 900.0
     """Seconds without a call after which an episode ends."""
     client_keys: Path | None = None
     """File with a line for each client, its name and its key. Episodes are then its own, and it may have an equal part
@@ -61,11 +61,11 @@ class ServeMcp:
     transport: Stdio | Http = field(default_factory=Stdio)
     """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes, at
     http://HOST:PORT/mcp."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Only the first so many tasks of the panel."""
     seed: Seed = 0
     """Seed of the episodes, as that of `turngym eval`."""
-    max_turns: Length | None = None
+    max_turns: Count | None = None
     """Turns before an episode is cut; by default the environment's own limit."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it."""

@@ -19,8 +19,8 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.serving import Listen
 from turngym.agents.serving_asgi import AsgiServer
 from turngym.core.hub import model_folder
+from turngym.core.numbers import Million
 from turngym.core.plugins import need
-from turngym.core.settings import Count
 from turngym.scripts.options import read_options
 from turngym.trainers.adapters.openenv import app
 
@@ -33,7 +33,7 @@ class ServeOpenEnv:
     model: str | None = None
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
     listen: Listen = field(default_factory=Listen)
-    clients: Count = 64
+    clients: Million = 64
     """Most clients at a time; each plays its own episode."""
 
 

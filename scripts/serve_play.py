@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from turngym.agents.serving import DrainingServer, Listen, page_front
-from turngym.core.settings import Above0, Count, Seed, Threads
+from turngym.core.numbers import Million, Positive, Seed, Threads
 from turngym.scripts.options import read_options
 
 
@@ -28,9 +28,9 @@ class ServePlay:
     out: Path | None = None
     """Trace file to which games are appended; by default nothing is recorded."""
     listen: Listen = field(default_factory=lambda: Listen(port=3001))
-    games: Count = 64
+    games: Million = 64
     """Most games at a time. A new one takes the place of the one left alone longest."""
-    idle: Above0 = 1800.0
+    idle: Positive = 1800.0
     """Seconds without a click after which a game ends."""
     seed: Seed | None = None
     """Seed of the tasks that are drawn at random; by default another order every time."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, retrieval_front
 from turngym.core.errors import RetrievalError
-from turngym.core.settings import Count, Processes, Threads
+from turngym.core.numbers import Million, Processes, Threads
 from turngym.core.spec import Unread, needing
 from turngym.retrieval.wire import ServerSettings
 from turngym.scripts.options import read_options
@@ -33,7 +33,7 @@ class Rerank:
 
     model: str
     """`hf:FOLDER`, or `coverage`."""
-    rerank_depth: Count = 20
+    rerank_depth: Million = 20
     """How many hits are ordered again, where a request does not ask for more."""
 
 

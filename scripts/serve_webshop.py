@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.serving import DrainingServer, Listen, page_front
-from turngym.core.settings import Above0, Count, Seed, Threads
+from turngym.core.numbers import Million, Positive, Seed, Threads
 from turngym.core.spec import Unread, needing
 from turngym.scripts.options import read_options
 
@@ -41,9 +41,9 @@ class ServeWebshop:
     out: Path | None = Path("webshop-sessions.jsonl")
     """Trace file to which visits are appended; `none` records nothing."""
     listen: Listen = field(default_factory=lambda: Listen(port=3000))
-    visits: Count = 256
+    visits: Million = 256
     """People in the shop at a time; who was away longest makes room."""
-    idle: Above0 = 3600.0
+    idle: Positive = 3600.0
     """Seconds without a click after which a visit ends."""
     seed: Seed | None = None
     """Seed of the goals that are drawn at random; by default another order every time."""

@@ -26,8 +26,8 @@ from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records,
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import Count, Port
 from turngym.core.redaction import brief, excerpt
-from turngym.core.settings import Length, Port
 from turngym.core.spec import Positional, Unread, needing, read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
@@ -175,7 +175,7 @@ class Select:
     """Only tasks whose id contains this text."""
     verdict: tuple[Verdict, ...] = ()
     """Only episodes with at least one turn judged like this (repeat the option for several)."""
-    limit: Length | None = None
+    limit: Count | None = None
     """Stop after this many episodes."""
 
     def takes(self, episode: Episode) -> bool:
@@ -336,7 +336,7 @@ class Print:
     """Print before every response the whole prompt as the model read it: system message and memory included."""
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts; by default that of the model that played."""
-    width: Length = 2000
+    width: Count = 2000
     """Longest text printed of one observation or response, in characters."""
 
     def unread(self) -> Unread:

@@ -9,11 +9,14 @@ import textwrap
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Above0, Length
+from turngym.core.numbers import FINITE, Number
 from turngym.core.spec import Positional
 from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
@@ -51,19 +54,14 @@ class Picture:
     """The SVG file; must not exist."""
     task: str | None = None
     """Task id; by default the first episode that was won."""
-    sample: int = 0
+    sample: Number = 0
     """--task: which of its episodes."""
-    seconds: Above0 = 1.6
+    seconds: Annotated[float, Meta(ge=0.1, le=FINITE)] = 1.6
     """How long a frame stays."""
-    rows: Length = 18
+    rows: Annotated[int, Meta(ge=4, le=10**9)] = 18
     """Lines of text that are seen at a time."""
-    width: Length = 88
+    width: Annotated[int, Meta(ge=20, le=10**9)] = 88
     """Characters of a line."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("seconds", 0.1), ("rows", 4), ("width", 20)):
-            if (value := getattr(self, name)) < least:
-                raise TurngymError(f"--{name} is {value}; valid: at least {least}")
 
 
 def picture(command: Picture) -> int:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     from turngym.trainers.progress import updated
     from turngym.trainers.run import run_training
 
-    with open_ranks(timeout=config.models.process_timeout) as ranks:
+    with open_ranks() as ranks:
         result = run_training(config, ranks, command=("turngym", "train", *argv))
         if ranks.rank == 0:
             took = f"{result.step} steps in {result.train_seconds:.0f} s of training"

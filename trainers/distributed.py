@@ -165,7 +165,7 @@ class TorchRanks(Ranks):
 
 
 @contextmanager
-def open_ranks(environment: Mapping[str, str] = os.environ, *, timeout: float = 120.0) -> Iterator[Ranks]:
+def open_ranks(environment: Mapping[str, str] = os.environ, *, timeout: float = 720.0) -> Iterator[Ranks]:
     """The ranks that `torchrun` describes in the environment: `SINGLE` without one, or with a single process.
 
     `timeout`: minutes that a process waits for another (one that plays, evaluates or saves) before it gives up. Raises

@@ -64,8 +64,6 @@ def of_training(
         # by name alone, for folders may have moved
         identity |= {f"lm_loss.{name}": value for name, value in text.items()}
         identity["lm_loss.files"] = [path.name for path in text["files"]]
-    if further:
-        identity["share"] = config.play.share
     for item in further:
         name = item.name
         identity |= {f"{name}.content of {key}": value for key, value in contents.of_files(item.make).items()}
@@ -94,14 +92,14 @@ def of_rollouts(
     if play.rollout_dtype is not None:
         identity["rollout_dtype"] = play.rollout_dtype
     if env.info.judge is not None:
-        judging = to_table(env.config.judge)
+        judging = to_table(env.config.part("judge"))
         # neither when to give the judge up nor how often its episodes are kept changes what is learned
         del judging["judge_unread"], judging["judge_every"]
-        identity["judge"] = {**judging, "expert": env.config.expert}
+        identity["judge"] = {**judging, "expert": env.config.part("expert")}
     # names alone, for folders may have moved
     identity["collect.traces"] = [path.name for path in play.traces]
     if "expert" in uses:
-        identity["collect.expert"] = env.config.expert
+        identity["collect.expert"] = env.config.part("expert")
     if "shown" in uses:
         identity |= demonstrated
     return identity | ({} if student.preset is None else dict(student.preset.identity))

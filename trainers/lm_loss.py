@@ -114,7 +114,7 @@ class LmLoss:
         return cls(
             context.lm_loss,
             lambda document: context.tokenizer.encode(document, add_special_tokens=False),
-            micro_tokens=run.micro_tokens,
+            micro_tokens=run.pass_tokens,
             autocast=run.autocast != "off",
         )
 

@@ -21,7 +21,7 @@ from turngym.agents.local_engine.lora_weights import (
 )
 from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
-from turngym.core.settings import Length
+from turngym.core.numbers import Count
 from turngym.trainers.models import freeze_unread
 
 NAME = "default"
@@ -32,9 +32,9 @@ NAME = "default"
 class LoraConfig:
     """Low-rank adapters: the student's own weights stay as they are, rank x (in + out) numbers per layer learn."""
 
-    rank: Length
+    rank: Count
     """Rank of the adapters. LoRA wants about ten times the learning rate."""
-    alpha: Length = 32
+    alpha: Count = 32
     """Adapters count for alpha / rank. What they compute is multiplied by it."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get an adapter. Linear layers or embeddings (q_proj v_proj ...); none named: all linear

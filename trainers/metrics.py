@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,10 @@ from turngym.core.errors import TurngymError
 from turngym.core.line_file import LineFile
 from turngym.core.redaction import brief, excerpt, without_keys
 from turngym.core.room import at_once
+from turngym.core.spec import kind_of
 from turngym.core.tables import written_whole
 from turngym.core.user_files import json_of, library_path
+from turngym.trainers.run_config import Trackio, Wandb
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
@@ -83,11 +85,10 @@ def tensorboard_sink(folder: Path, step: int | None) -> Sink | None:
     return Sink(write, writer.close, lambda row: step is not None and row["step"] >= step)
 
 
-def check_trackers(names: Sequence[str]) -> None:
+def check_tracker(tracker: Wandb | Trackio | None) -> None:
     """Raises TurngymError for a package that is not installed, before anything is written."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise TurngymError(f"{TITLES[name]} is not installed: pip install 'turngym[{name}]'")
+    if tracker is not None and importlib.util.find_spec(name := str(kind_of(type(tracker)))) is None:
+        raise TurngymError(f"{TITLES[name]} is not installed: pip install 'turngym[{name}]'")
 
 
 def wandb_sink(folder: Path, project: str, run_id: str) -> Sink:
@@ -277,9 +278,8 @@ class MetricsLog:
     folder: Path
     tensorboard: bool = True
     """Scalars for tensorboard, if it is installed."""
-    others: Sequence[str] = ()
-    """Further sinks by name: wandb, trackio."""
-    project: str = "turngym"
+    tracker: Wandb | Trackio | None = None
+    """A further sink."""
     writing: Callable[[Callable[[], Any]], Any] = at_once
     """Calls what appends a row, as `Trainer.writing`."""
     _sinks: dict[str, Sink] = field(default_factory=dict, init=False)
@@ -305,15 +305,16 @@ class MetricsLog:
         """Start writing after `step`; sinks then show what the file has, whatever an earlier process gave them."""
         path = self.folder / TRACKED
         begun = (self.folder / FILE).exists()
-        if self.others:
+        if self.tracker is not None:
             self._tracked = json_of(path.read_text(encoding="utf-8")) if path.exists() else {}
             # of a run and not of its folder, in which there may have been another one
             self._tracked.setdefault("id", secrets.token_hex(8))
             self._note()
         if self.tensorboard and (board := tensorboard_sink(self.folder, step if begun else None)) is not None:
             self._sinks["tensorboard"] = board
-        for name in self.others:
-            self._sinks[name] = TRACKERS[name](self.folder, self.project, self._tracked["id"])
+        if self.tracker is not None:
+            name = str(kind_of(type(self.tracker)))
+            self._sinks[name] = TRACKERS[name](self.folder, self.tracker.project, self._tracked["id"])
         self._waiting = {name: deque() for name, sink in self._sinks.items() if sink.grows}
         for number, row in enumerate(iter_metrics(self.folder) if begun else ()):
             for name, sink in self._sinks.items():

@@ -38,17 +38,18 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
     without a demonstration of any of the tasks.
     """
     config, run, student = env.config, env.info, env.student
-    asked = config.demonstrations.demonstrator
+    asked = config.part("demonstrations").demonstrator
     if config.play.traces or (run.imitates is not None and asked is None):
         return None, {}
     player, base, play = student.actor, student.env, student.play
-    writer, options = text_writer(player), config.demonstrations
+    reward = config.loop.reward
+    writer, options = text_writer(player), config.part("demonstrations")
     # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
     fits = writer.fits if options.demonstration_fits and player.settings.memory == "all" else None
     keep = DemonstrationFilter(
         success=options.demonstration_success,
         least=options.demonstration_reward,
-        reward=None if run.reward is None else find_reward(run.reward),
+        reward=None if reward is None else find_reward(reward),
         fits=fits,
     )
     filters = {name: value for name, value in to_table(options).items() if name != "demonstrator"}
@@ -65,12 +66,12 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
     known = ("expert", *base.players)
     if asked is None or (isinstance(asked, Player) and asked.name in known and not asked.noise):
         # the environment's expert, or another player that it knows by name
-        name = config.expert if asked is None else asked.name
+        name = config.part("expert") if asked is None else asked.name
         agent = ExpertAgent(expert=named_player(name))
         source = LiveDemonstrator(agent=agent, make_env=student.make_env, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        opened = open_agent(_beside(asked, run.device), lambda: base, slots)
+        opened = open_agent(_beside(asked, config.models.device), lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,
             make_env=student.made_in(opened.channel),

@@ -24,14 +24,15 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
     """Returns the episodes of `source` with votes and hints, for an `algorithm` that learns from a judge.
     Raises TurngymError for a judge that does not suit `env` or `algorithm`.
     """
-    run, student, kind, options = env.info, env.student, algorithm.judge, env.config.judge
+    run, student, kind, options = env.info, env.student, algorithm.judge, env.config.part("judge")
     assert kind is not None
     if isinstance(options, Attempts) and algorithm.group < 2:
         raise ConfigError(
             f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
             f"{algorithm.group}; valid: n of at least 2"
         )
-    judge = open_judge(options, kind, student, expert=env.config.expert, seed=run.seed, device=run.device)
+    device = env.config.models.device
+    judge = open_judge(options, kind, student, expert=env.config.part("expert"), seed=run.seed, device=device)
     player, position = student.actor, (algorithm.told or Told()).position
     hints = HintPrompts(renderer=player.renderer, position=position, max_context=player.engine.max_length)
 

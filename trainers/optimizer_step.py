@@ -73,9 +73,7 @@ class UpdateResult:
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; the learning rate is set before each update."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
-    )
+    return torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:

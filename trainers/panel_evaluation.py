@@ -27,10 +27,10 @@ from turngym.agents.resolve_play import (
 from turngym.core.spec import Layer, Resolved, resolve, to_table
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
-from turngym.trainers.train_config import RolloutConfig
+from turngym.trainers.train_config import TrainConfig
 
 
-def run_panel(config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Panel | None:
+def run_panel(config: TrainConfig, run: RunInfo, student: StudentPlayer) -> Panel | None:
     """The panel that `--panel` names, whose tasks must not be trained on; None: the run is not evaluated.
 
     Raises TurngymError for a panel that the student cannot play, or whose tasks are among its examples.
@@ -72,13 +72,12 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     return PanelEvaluation(evaluation, run.out / "eval")
 
 
-def _of_run(panel: Panel, config: RolloutConfig, run: RunInfo, student: StudentPlayer) -> Resolved[EvalSpec]:
+def _of_run(panel: Panel, config: TrainConfig, run: RunInfo, student: StudentPlayer) -> Resolved[EvalSpec]:
     return eval_spec(
         panel,
         config,
         seed=run.seed,
         max_turns=run.max_turns,
-        explicit_turns=run.explicit_turns,
         chat=student.settings,
         shown=examples_table(config, student.examples),
     )
@@ -86,10 +85,9 @@ def _of_run(panel: Panel, config: RolloutConfig, run: RunInfo, student: StudentP
 
 def eval_spec(
     panel: Panel,
-    config: RolloutConfig,
+    config: TrainConfig,
     *,
     max_turns: int,
-    explicit_turns: bool,
     seed: int = 0,
     chat: ChatSettings | None = None,
     shown: Mapping[str, Any] | None = None,
@@ -103,7 +101,6 @@ def eval_spec(
         panel: its own arguments fix the tasks.
         config: what is evaluated, and how.
         max_turns: the run's limit of turns.
-        explicit_turns: whether that was asked for.
         seed: the run's.
         chat: how the student is spoken to, completed, without examples; None: by default.
         shown: the examples in its prompt (`examples_table`).
@@ -131,7 +128,7 @@ def eval_spec(
         "agent": {"kind": "model", "temperature": evaluation.eval_temperature},
         "compute": {"slots": play.slots, "data": play.data},
     }
-    if explicit_turns:
+    if config.run.max_turns is not None:
         asked["play"]["env"]["max_turns"] = max_turns
     if evaluation.eval_limit is not None:
         asked["play"]["tasks"]["sampling"] = {
@@ -151,6 +148,6 @@ def eval_spec(
     return resolve(EvalSpec, [*layers, student, Layer(name="run", table=asked, asked=True)])
 
 
-def examples_table(config: RolloutConfig, found: Examples) -> dict[str, Any] | None:
+def examples_table(config: TrainConfig, found: Examples) -> dict[str, Any] | None:
     """The examples in the student's prompt as a partial table of `Chat`."""
     return None if config.examples is None else {**to_table(config.examples), "content": found.identity}

@@ -180,7 +180,8 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     Raises TurngymError for episodes of an environment that the run has not, or of tasks that it is evaluated on.
     """
     config, run = envs[""].config, envs[""].info
-    size = int(run.learner.model.config.get_text_config().vocab_size)
+    # of another run's ids those may be none of this run's: where teacher and student are padded to different sizes
+    size = run.vocab_size or int(run.learner.model.config.get_text_config().vocab_size)
     of_env = {plain_id(env.config.play.env_id): name for name, env in envs.items()}
     episodes: list[Episode] = []
     for path in config.play.traces:

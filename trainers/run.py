@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace as changed
 
-from turngym.agents.models import hub_folder, require_plain
+from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
@@ -53,9 +53,9 @@ from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy
+from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.scorer import LocalScorer, load_student
 from turngym.trainers.several import (
     EachPanel,
@@ -63,6 +63,7 @@ from turngym.trainers.several import (
     RoutedTeachers,
     SeveralSources,
     further_envs,
+    shares_of,
     with_teacher_folder,
 )
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, teachers_reader
@@ -77,7 +78,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
-from turngym.trainers.train_config import DEFAULT, RolloutConfig, TrainConfig, resolve_training
+from turngym.trainers.train_config import DEFAULT, TrainConfig, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
 
@@ -113,7 +114,7 @@ def train(
     found = resolve_training(named, [Layer(name=name, table=one, asked=True) for name, one in layers]).spec
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
-    with open_ranks(timeout=found.models.process_timeout) as ranks:
+    with open_ranks() as ranks:
         return run_training(found, ranks, progress=progress, command=call)
 
 
@@ -230,23 +231,19 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # The environments in which the student plays: that of --env is "", those of --also have names.
     further = further_envs(config, algorithm)
     info = RunInfo(
-        folder=models.student,
         out=models.out,
         learner=learner,
         actor=actor,
         seed=run.seed,
         episodes=run.steps * run.episodes,
         max_turns=run.full_depth,
-        explicit_turns=config.run.max_turns is not None,
-        device=models.device,
-        reward=run.reward,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
         told=algorithm.told,
     )
-    envs = _open_envs(config.rollouts, info, further, opened)
+    envs = _open_envs(config, info, further, opened)
     student = envs[""].student
     on_update = partial(_all_changed, [env.student for env in envs.values()])
     if models.resume and list_checkpoints(models.out):
@@ -268,8 +265,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         source = judged_source(source, envs[""], algorithm)
     if further and not play.traces:
         others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
-        shares = [play.share, *(item.share for item in further)]
-        source = SeveralSources(sources={"": source, **others}, shares=shares)
+        source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
     source = _rewarded(source, config)
 
     # Evaluations, in each environment on its own panel.
@@ -290,7 +286,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # When is played: before each step, or with --staleness while the student learns.
     order = RolloutSchedule()
-    if actor is not None:
+    if actor is not None and config.stale is not None:
         order = AsyncRollout(
             staleness=config.stale.staleness,
             last=run.steps,
@@ -345,7 +341,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
         # absolute, for whoever reads the adapter stands elsewhere
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)
     actor = None
-    if config.stale.staleness:
+    if config.stale is not None:
         own = frozen_copy(model)
         # the tokenizer is copied, too: another thread uses it
         actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer))
@@ -353,7 +349,7 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
 
 
 def _open_envs(
-    config: RolloutConfig, info: RunInfo, further: Sequence[FurtherEnv], opened: ExitStack
+    config: TrainConfig, info: RunInfo, further: Sequence[FurtherEnv], opened: ExitStack
 ) -> dict[str, RunEnv]:
     """Opens the run's environments, by name: its own is "", with those of --also after it.
 
@@ -365,11 +361,11 @@ def _open_envs(
     """
     envs = {"": _open_env(config, info, opened)}
     for item in further:
-        envs[item.name] = _open_env(item.rollouts(config), replace(info, out=info.out / item.name), opened)
+        envs[item.name] = _open_env(item.played(config), replace(info, out=info.out / item.name), opened)
     return envs
 
 
-def _open_env(config: RolloutConfig, info: RunInfo, opened: ExitStack) -> RunEnv:
+def _open_env(config: TrainConfig, info: RunInfo, opened: ExitStack) -> RunEnv:
     student = StudentPlayer(config, info)
     # at once: what fails from here on must not leave workers or servers running
     opened.callback(student.close)
@@ -425,10 +421,9 @@ def evaluation_of(config: TrainConfig) -> EvalSpec | None:
         return None
     return eval_spec(
         load_panel(config.evaluation.panel),
-        config.rollouts,
+        config,
         seed=config.run.seed,
         max_turns=run_of(config).full_depth,
-        explicit_turns=config.run.max_turns is not None,
     ).spec
 
 
@@ -443,13 +438,13 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
         env_id=config.play.env_id,
     )
     algorithm = built(find_algorithm(config.algorithm), config.own, context)
-    stale = bool(config.stale.staleness) or bool(config.play.traces)
-    return config.stale.corrected(bounded(algorithm, config.part("dual_clip"), stale=stale))
+    stale = config.stale is not None or bool(config.play.traces)
+    return truncated(bounded(algorithm, config.part("dual_clip"), stale=stale), config.stale)
 
 
 def run_of(config: TrainConfig) -> RunConfig:
-    """Returns the settings of the run with its limit of turns filled in: as given, else the preset's, else the
-    environment's own where it was registered with one, else 50.
+    """Returns the settings of the run with what they leave open filled in. The limit of turns: the preset's, else the
+    environment's own where it was registered with one, else 50. Tokens per pass: what suits the device.
 
     Of a resumed run, what it leaves open is as it was when the run began.
     """
@@ -459,7 +454,10 @@ def run_of(config: TrainConfig) -> RunConfig:
         preset = find_preset(play.preset, play.env_id)
         made = {} if preset is None else preset.make()
         turns = {**default_arguments(play.env_id), **made}["max_turns"]
-    return replace(run, max_turns=run.full_depth if turns is None else turns)
+    # a run may be planned on a machine that lacks its device
+    device = find_device("auto") if config.models.device == "auto" else config.models.device
+    tokens = PASS_TOKENS_CPU if run.micro_tokens is None and device.startswith("cpu") else run.pass_tokens
+    return replace(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)
 
 
 def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algorithm) -> RecordedSource:
@@ -472,7 +470,7 @@ def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algori
 
 def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
     """Returns `source`, or its episodes with the run's own reward in the place of the environment's return."""
-    name, kind = config.part("reward"), getattr(config.own, "reward", "return")
+    name, kind = config.loop.reward, getattr(config.own, "reward", "return")
     if name is None:
         return source
     if kind in ("success", "score"):

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
 from turngym.core.errors import TurngymError
-from turngym.core.settings import Count, Length, Range, Seed
-from turngym.core.spec import Spec, Unread, fields_of, flat, needing, to_table
+from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
+from turngym.core.spec import KIND, Spec, Unread, fields_of, flat, needing, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
 """Whether rows of a batch share lines (`microbatch`)."""
+PASS_TOKENS, PASS_TOKENS_CPU = 8192, 2048
+"""Padded tokens per pass where nothing else is said: on a GPU, and on a CPU."""
 
 
 class ConfigError(TurngymError, ValueError):
@@ -24,57 +28,41 @@ class ConfigError(TurngymError, ValueError):
 class OptimizerConfig:
     """AdamW, its schedule, and how often a collected batch is used."""
 
-    lr: float = 1e-6
+    lr: NotNegative = 1e-6
     """Peak learning rate. By default 1e-6, 1e-5 for sft, and with adapters ten times that: it suits billions of
     parameters; tiny models need 1e-4 to 1e-3, and with adapters ten times as much."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after warm-up. Linear and cosine fall to zero at the last step."""
-    lr_warmup: int = 0
+    lr_warmup: Number = 0
     """Steps over which the rate rises to `lr`. It rises linearly."""
-    betas: Annotated[tuple[float, float], Range(most=1, below=True)] = (0.9, 0.999)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     """Decoupled weight decay."""
-    eps: float = 1e-8
-    """AdamW's epsilon."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: NotNegative = 1.0
     """Gradients are scaled down to this norm. 0 leaves them as they are."""
-    ppo_epochs: Count = 1
+    ppo_epochs: Million = 1
     """How many times a collected batch is used."""
-    minibatches: Count = 1
+    minibatches: Million = 1
     """Optimizer updates per pass. Each takes an equal share of the episodes."""
-
-    def __post_init__(self) -> None:
-        _at_least("lr", self.lr, 0)
-        _at_least("max_grad_norm", self.max_grad_norm, 0)
-        _at_least("ppo_epochs", self.ppo_epochs, 1)
-        _at_least("minibatches", self.minibatches, 1)
-        _at_least("lr_warmup", self.lr_warmup, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupportConfig:
     """A loss between student and teacher on the ids of a support: the reverse KL."""
 
-    top_k: Length = 50
+    top_k: Count = 50
     """Size K of the support. Student and teacher are compared on it."""
     tail: Literal["bin", "raw", "renorm"] = "bin"
     """Mass outside the support. One more bin, ignored, or both sides renormalized over the support."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Temperature of student and teacher alike. Both distributions are compared at it."""
-    importance: tuple[float, float] = (0.1, 10.0)
+    importance: tuple[Portion, Annotated[float, Meta(ge=1, le=FINITE)]] = (0.1, 10.0)
     """Range of the detached ratio train / rollout probability that multiplies the loss (1 on fresh rollouts)."""
     vocabulary: str = "same"
     """What a teacher with other ids means. `same` refuses one whose ids mean other tokens than the student's. `other`
     compares the two by the text that their tokens are (docs/other_vocabulary.md), `package.module:function` by a
     `Translation` of yours; with one vocabulary they change nothing."""
-
-    def __post_init__(self) -> None:
-        _at_least("top_k", self.top_k, 1)
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature is {self.temperature}; valid: above 0")
-        if not 0 < self.importance[0] <= 1 <= self.importance[1]:
-            raise ConfigError(f"importance is {self.importance}; valid: 0 < low <= 1 <= high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +72,8 @@ class DivergenceConfig(SupportConfig):
     form: Literal["topk", "forward", "jsd", "mixed"] = "topk"
     """What is minimized. `topk` is the reverse KL on the support, `forward` the forward KL, which teaches what the
     student never does; `jsd` the generalized Jensen-Shannon divergence between them, `mixed` their weighted sum."""
-    beta: float = 0.5
+    beta: Share = 0.5
     """Place between forward and reverse (`form=jsd`, `form=mixed`). 0 is the forward KL, 1 the reverse KL."""
-
-    def __post_init__(self) -> None:
-        super(DivergenceConfig, self).__post_init__()
-        if not 0.0 <= self.beta <= 1.0:
-            raise ConfigError(f"beta is {self.beta}; valid: 0 to 1")
 
     def unread(self) -> Unread:
         if self.form not in ("jsd", "mixed"):
@@ -107,7 +90,7 @@ class DistillConfig(DivergenceConfig):
     `sampled` a clipped surrogate with advantage log q - log p."""
     support: Literal["teacher", "student"] = "teacher"
     """Whose K most likely ids are compared."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate (`form=sampled`)."""
 
     def unread(self) -> Unread:
@@ -126,21 +109,18 @@ class LmLossConfig:
     """Text files or parquet files. Blank lines of a text file separate documents."""
     column: str = "text"
     """Column of parquet files."""
-    coef: float = 1.0
+    coef: NotNegative = 1.0
     """Weight of the term (lambda)."""
-    documents: Count = 8
+    documents: Million = 8
     """Documents per update."""
-    max_length: Length = 512
+    max_length: Count = 512
     """Tokens after which a document is cut."""
     mean: Literal["token", "document"] = "token"
     """Mean over all tokens of the step's documents, or (literal) over documents, each with the sum of its tokens."""
-    in_reward: float = 0.0
+    in_reward: NotNegative = 0.0
     """How much L_PT costs in the reward. ppo-minillm, literal: instead of the loss term, so many times L_PT is
     subtracted from every rollout's reward. No gradient reaches the text; the critic learns the offset, and nothing is
     kept from being forgotten."""
-
-    def __post_init__(self) -> None:
-        _at_least("in_reward", self.in_reward, 0)
 
     def unread(self) -> Unread:
         if not any(path.suffix == ".parquet" for path in self.files):
@@ -156,43 +136,70 @@ class CriticConfig:
     kind: Literal["model", "head"] = "model"
     """What predicts. `model`: a copy of the initial policy with a value head; `head`: a small network on the policy's
     own hidden states, which its gradient does not reach."""
-    lr: float = 1e-5
+    lr: Positive = 1e-5
     """The critic's learning rate. Tiny models need 1e-3."""
-    clip: float | None = 0.2
+    clip: Positive | None = 0.2
     """Largest change of a value per batch. More does not lower the loss, in the unit of the return; None for the plain
     squared error. Where returns are tens of nats 0.2 takes a hundred steps to reach them (`critic_explained` tells)."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: NotNegative = 1.0
     """Gradients are scaled down to this norm. 0 leaves them as they are."""
 
-    def __post_init__(self) -> None:
-        _at_least("max_grad_norm", self.max_grad_norm, 0)
-        if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
-            raise ConfigError(f"critic lr is {self.lr} and clip {self.clip}; both must be above 0 (or clip None)")
+
+class Stale(Spec):
+    """How far what plays may be behind what learns."""
+
+    staleness: Number
+    """Most updates that a turn may be behind the student when it is trained on. Older ones are left out."""
+    importance_cap: Annotated[float, Meta(ge=1, le=FINITE)] = 2.0
+    """Most that a stale token's probability ratio new / old counts for: truncated importance sampling."""
+
+
+class Ahead(Stale):
+    """Playing that lags behind learning by a fixed number of steps."""
+
+    staleness: Count
+    """Steps by which playing lags behind. Batch t is played by the student after step t - 1 - K (at the start: the
+    untrained one), whatever the timing."""
+
+
+class Tracker(Spec, tag_field=KIND):
+    """What shows a run's numbers beside tensorboard."""
+
+    project: str = "turngym"
+    """The project under which the run appears, by the name of its folder."""
+
+
+class Wandb(Tracker, tag="wandb"):
+    """Weights & Biases."""
+
+
+class Trackio(Tracker, tag="trackio"):
+    """trackio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
     """What the loop does, whichever algorithm it runs."""
 
-    steps: Length = 100
+    steps: Count = 100
     """Training steps K_total."""
-    episodes: Count = 64
+    episodes: Million = 64
     """Episodes collected per step. They are tasks x n, where an algorithm compares n attempts at a task."""
-    max_turns: Length | None = None
+    max_turns: Count | None = None
     """Full depth of an episode, in turns. Also in evaluations, where it goes before a panel's own limit; by default as
     the preset says, else what the environment was registered with, else 50."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
-    eval_every: int = 10
+    eval_every: Number = 10
     """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
-    checkpoint_every: int = 10
+    checkpoint_every: Number = 10
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
-    keep_checkpoints: Count = 2
+    keep_checkpoints: Million = 2
     """How many checkpoints stay on disk."""
-    micro_tokens: Length = 8192
-    """Padded tokens per forward and backward pass. It changes memory and speed, and the result to rounding; a resumed
-    run may have less."""
-    head_chunk: Length = 1024
+    micro_tokens: Count | None = None
+    """Padded tokens per forward and backward pass. By default 8192 on a GPU and 2048 on a CPU, where more take memory
+    and no less time. It changes memory and speed, and the result to rounding; a resumed run may have less."""
+    head_chunk: Count = 1024
     """Positions that go through the LM head at once. It changes memory, not the result."""
     autocast: Literal["off", "bfloat16", "bfloat16-body"] = "off"
     """Compute the update in bfloat16. Weights stay float32, and log-probabilities too; `-body` leaves the LM head in
@@ -206,20 +213,9 @@ class LoopConfig:
     began."""
     tensorboard: bool = True
     """Write for tensorboard, where it is installed."""
-    wandb: bool = False
-    """Log to Weights & Biases. It needs pip install 'turngym[wandb]'."""
-    trackio: bool = False
-    """Log to trackio. It needs pip install 'turngym[trackio]'."""
-    log_project: str = "turngym"
-    """wandb, trackio: the project under which the run appears, by the name of its folder."""
-
-    def __post_init__(self) -> None:
-        for name in ("eval_every", "checkpoint_every"):
-            _at_least(name, getattr(self, name), 0)
-
-    def unread(self) -> Unread:
-        if not (self.wandb or self.trackio):
-            yield from needing("--wandb or --trackio", "log_project")
+    tracker: Wandb | Trackio | None = None
+    """Where to log beside tensorboard: Weights & Biases (`wandb`) or `trackio`. It needs pip install 'turngym[wandb]',
+    or [trackio]."""
 
 
 # without slots, for a class that has two bases
@@ -227,20 +223,16 @@ class LoopConfig:
 class ReferenceConfig:
     """The reference of the KL: the initial policy, or the student of some steps before."""
 
-    reference_every: int = 0
+    reference_every: Number = 0
     """Steps after which the reference is renewed. The reference of the KL is then the student as it is; 0: it stays the
     initial policy. It is the teacher, too, of opd-hints without one."""
-    reference_rate: float = 1.0
+    reference_rate: Portion = 1.0
     """What --reference-every mixes in. It is reference + rate (student - reference); below 1, with --reference-every 1,
     the reference is a moving average of the student."""
 
-    def __post_init__(self) -> None:
-        _at_least("reference_every", self.reference_every, 0)
-        if not 0.0 < self.reference_rate <= 1.0 or (self.reference_rate < 1.0 and not self.reference_every):
-            raise ConfigError(
-                f"reference_rate is {self.reference_rate} with reference_every {self.reference_every}; valid: above 0 "
-                "to 1, and below 1 with reference_every of at least 1"
-            )
+    def unread(self) -> Unread:
+        if not self.reference_every:
+            yield from needing("--reference-every", "reference_rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +247,6 @@ class RunConfig(ReferenceConfig, LoopConfig):
     """Bound of the ratio under an advantage < 0; None: `losses.bounded` decides, 0: none."""
 
     def __post_init__(self) -> None:
-        ReferenceConfig.__post_init__(self)
-        LoopConfig.__post_init__(self)
-        for name in ("steps", "episodes", "full_depth", "micro_tokens", "head_chunk", "keep_checkpoints"):
-            _at_least("max_turns" if name == "full_depth" else name, getattr(self, name), 1)
-        _at_least("temperature", self.temperature, 0)
         if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
 
@@ -267,6 +254,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
     def full_depth(self) -> int:
         """Most turns of an episode."""
         return MAX_TURNS if self.max_turns is None else self.max_turns
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens per pass."""
+        return PASS_TOKENS if self.micro_tokens is None else self.micro_tokens
 
     def check_turns(self, settings: Any, *names: str) -> None:
         """Raises ConfigError for one of the `names` in `settings` that is chosen and of more turns than an episode
@@ -278,16 +270,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
                     f"{name} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
                 )
 
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """Packages beside tensorboard that show the run's numbers."""
-        return tuple(name for name, wanted in (("wandb", self.wandb), ("trackio", self.trackio)) if wanted)
-
 
 FREE = frozenset(
     {
         *("eval_every", "checkpoint_every", "keep_checkpoints", "gradient_checkpointing"),
-        *("tensorboard", "wandb", "trackio", "log_project"),
+        *("tensorboard", "tracker"),
     }
 )
 """Settings that may change when a run is resumed, because they do not change what it computes."""
@@ -303,11 +290,6 @@ def fingerprint(config: Any) -> dict[str, Any]:
     Two runs may continue each other where their fingerprints are equal.
     """
     settings = flat(to_table(config) if isinstance(config, Spec) else dataclasses.asdict(config))
-    kept = {name: value for name, value in settings.items() if name.rpartition(".")[2] not in FREE}
+    kept = {name: value for name, value in settings.items() if FREE.isdisjoint(name.split("."))}
     # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(kept.items())}
-
-
-def _at_least(name: str, value: float, low: float) -> None:
-    if not value >= low:
-        raise ConfigError(f"{name} is {value}; valid: at least {low}")

@@ -23,6 +23,7 @@ from turngym.core.protocols import RolloutSource
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.losses import TruncatedImportance
+from turngym.trainers.run_config import Stale
 from turngym.trainers.tensor_file import read_tensors
 
 
@@ -61,24 +62,13 @@ FILE = "ahead.pt"
 Weights = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncConfig:
-    """How far playing may run ahead of training."""
-
-    staleness: int = 0
-    """Steps by which playing lags behind; 0: play, then learn."""
-    importance_cap: float = 2.0
-    """Bound of a stale token's probability ratio new / old, at least 1."""
-
-    def corrected(self, algorithm: Algorithm) -> Algorithm:
-        """`algorithm` with its importance ratios truncated; itself where nothing is stale."""
-        return self.truncated(algorithm) if self.staleness else algorithm
-
-    def truncated(self, algorithm: Algorithm) -> Algorithm:
-        """`algorithm` with its importance ratios truncated at `importance_cap`, whatever the staleness."""
-        settings = {"staleness": self.staleness, "importance_cap": self.importance_cap}
-        loss = TruncatedImportance(loss=algorithm.token_loss, cap=self.importance_cap)
-        return replace(algorithm, token_loss=loss, settings={**algorithm.settings, **settings})
+def truncated(algorithm: Algorithm, stale: Stale | None) -> Algorithm:
+    """`algorithm` with its importance ratios truncated at `importance_cap`; itself where nothing is stale."""
+    if stale is None:
+        return algorithm
+    settings = {"staleness": stale.staleness, "importance_cap": stale.importance_cap}
+    loss = TruncatedImportance(loss=algorithm.token_loss, cap=stale.importance_cap)
+    return replace(algorithm, token_loss=loss, settings={**algorithm.settings, **settings})
 
 
 @dataclass(frozen=True, slots=True)

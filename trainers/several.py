@@ -23,7 +23,7 @@ from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import TargetError
-from turngym.trainers.train_config import RolloutConfig, TrainConfig
+from turngym.trainers.train_config import TrainConfig
 
 T = TypeVar("T")
 ENVIRONMENT = "environment"
@@ -40,7 +40,7 @@ class FurtherEnv:
 
     env: str
     share: float = 1.0
-    """Share of a step's tasks, relative to `--share` and the other environments."""
+    """Share of a step's tasks, relative to that of `--env`, which is 1, and the other environments."""
     split: str = "train"
     panel: str | None = None
     data: str | None = None
@@ -54,14 +54,14 @@ class FurtherEnv:
         """`WebShop-v0` of `package:turngym/WebShop-v0`: its folder in the run, and its metrics."""
         return self.env.rpartition("/")[2]
 
-    def rollouts(self, config: RolloutConfig) -> RolloutConfig:
-        """The run's settings of `config`, for this environment."""
+    def played(self, config: TrainConfig) -> TrainConfig:
+        """The settings of a run, for this environment."""
         play = changed(config.play, env=self.env, split=self.split, data=self.data, env_kwargs=dict(self.make))
-        play = changed(play, also=(), share=1.0)
+        play = changed(play, also=())
         evaluation = None
         if config.evaluation is not None and self.panel is not None:
             evaluation = changed(config.evaluation, panel=self.panel)
-        return replace(config, play=play, evaluation=evaluation)
+        return changed(config, play=play, evaluation=evaluation)
 
 
 def further_env(text: str) -> FurtherEnv:
@@ -126,7 +126,7 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     if config.evaluation is None and any(item.panel for item in found):
         raise ConfigError("--also has a panel and the run has none: name that of --env, too, with --panel")
     refused = {
-        "--staleness": bool(config.stale.staleness),
+        "--staleness": config.stale is not None,
         "a policy server": not isinstance(config.engine, Here),
         "a judge": algorithm.judge is not None,
         "demonstrations or an expert": not play.traces
@@ -135,14 +135,17 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     }
     if wrong := [what for what, here in refused.items() if here]:
         raise ConfigError(f"--also: {algorithm.name} with {wrong[0]} plays a single environment")
-    shares = [play.share, *(item.share for item in found)]
+    shares = shares_of(found)
     if not play.traces:
         shared_groups(shares, config.run.episodes // algorithm.group)
     elif set(shares) != {1.0}:
-        raise ConfigError(
-            f"--share and share= are {shares} with --traces: a step's tasks are as recorded; leave them out"
-        )
+        raise ConfigError(f"share= is given, {shares}, with --traces: a step's tasks are as recorded; leave it out")
     return found
+
+
+def shares_of(further: Sequence[FurtherEnv]) -> list[float]:
+    """The shares of a step's tasks: that of --env, then those of --also."""
+    return [1.0, *(item.share for item in further)]
 
 
 def shared_groups(shares: Sequence[float], groups: int) -> list[int]:

@@ -1,6 +1,6 @@
 """The student at play: its environment, the model that plays in it, and who computes (this process, workers, servers).
 
-`StudentPlayer` is opened once for each environment of a run, from `RolloutConfig` (what the settings say) and `RunInfo`
+`StudentPlayer` is opened once for each environment of a run, from `TrainConfig` (what the settings say) and `RunInfo`
 (what the run knows). It keeps no settings: what is played is in `student_sources`, how it is evaluated in
 `panel_evaluation`, how it is judged in `open_judge`.
 """
@@ -38,7 +38,7 @@ from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay, Told
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
-from turngym.trainers.train_config import ChatConfig, PlayConfig, RolloutConfig
+from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
 
 if TYPE_CHECKING:
     from turngym.agents.executor.parallel import ParallelRollout
@@ -57,8 +57,6 @@ class PlayedModel:
 class RunInfo:
     """What a student at play must know about a run."""
 
-    folder: Path
-    """Folder of the untrained student."""
     out: Path
     """Folder of the run."""
     learner: PlayedModel
@@ -69,11 +67,6 @@ class RunInfo:
     episodes: int = 0
     """Episodes that the whole run is to play; 0: unknown."""
     max_turns: int
-    explicit_turns: bool = False
-    """Whether `max_turns` was asked for; otherwise a panel's own limit goes before it."""
-    device: str = "auto"
-    reward: str | None = None
-    """The run's own reward, as `--reward` names it."""
     imitates: ExpertPlay | None = None
     """How an expert plays the episodes of a step; None: the student plays them."""
     vocab_size: int | None = None
@@ -100,12 +93,12 @@ class StudentPlayer:
     Raises TurngymError for an environment or server that does not fit. Close it when the run is over.
     """
 
-    def __init__(self, config: RolloutConfig, run: RunInfo) -> None:
-        play = config.play
+    def __init__(self, config: TrainConfig, run: RunInfo) -> None:
+        play, folder = config.play, config.models.student
         self.preset = find_preset(play.preset, play.env_id)
         self.env_kwargs = dict(play.env_kwargs)
         """Arguments for gym.make that the settings give."""
-        self.settings = chat_settings(config.chat, play, run.folder)
+        self.settings = chat_settings(config.chat, play, folder)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
@@ -141,7 +134,7 @@ class StudentPlayer:
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
-        if not (Path(run.folder) / FILE).exists():
+        if not (folder / FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
         if why := self.scoring.get("approximate"):
@@ -165,7 +158,7 @@ class StudentPlayer:
                 parallel.prepare(player.engine)
 
     def _player(
-        self, config: RolloutConfig, run: RunInfo, played: PlayedModel, *, served: bool
+        self, config: TrainConfig, run: RunInfo, played: PlayedModel, *, served: bool
     ) -> tuple[ModelPlayer, SyncedPolicy | None]:
         engine = None
         if served and not isinstance(config.engine, Here):
@@ -177,7 +170,7 @@ class StudentPlayer:
 
                 log = run.out / "server.log"
                 own = RunServer(
-                    config.engine, run.folder, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
+                    config.engine, config.models.student, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
                 )
                 self._closing.enter_context(own)
             engine = train_policy(
@@ -188,6 +181,7 @@ class StudentPlayer:
                 self._played_with.max_context or position_limit(played.model.config),
                 run.out,
                 weights=weights,
+                vocab_size=run.vocab_size,
                 own=own,
             )
             # what plays ahead is never idle
@@ -298,7 +292,7 @@ def text_writer(player: ModelPlayer) -> TextEpisodes:
 class RunEnv:
     """An environment of a run, with the student that plays it and the panel that it is evaluated on."""
 
-    config: RolloutConfig
+    config: TrainConfig
     info: RunInfo
     student: StudentPlayer
     panel: Panel | None = None

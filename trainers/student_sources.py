@@ -39,10 +39,10 @@ def played_source(
     config, run, student = env.config, env.info, env.student
     play, slots, how = config.play, config.play.slots, run.imitates
     known: Sequence[str] = student.env.task_ids()
-    if config.demonstrations.demonstrated_tasks and demonstrations is not None:
+    if config.part("demonstrations").demonstrated_tasks and demonstrations is not None:
         known = demonstrations.tasks(known)
     tasks: dict[str, Any] = {"task_ids": known, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}
-    playing: dict[str, Any] = {"slots": slots, "expert": config.expert, "play": student.play}
+    playing: dict[str, Any] = {"slots": slots, "expert": config.part("expert"), "play": student.play}
     source: RolloutSource
     if how is None:
         player, guide = student.actor, None
@@ -70,7 +70,9 @@ def played_source(
         source = ExpertSource(
             renderer=student.actor.renderer,
             settings=student.actor.settings,
-            make_env=_told_while_played(student, how, config.expert) if how.hints or how.told else student.make_env,
+            make_env=_told_while_played(student, how, config.part("expert"))
+            if how.hints or how.told
+            else student.make_env,
             noise=how.noise,
             mistakes=how.mistakes,
             max_context=student.actor.engine.max_length,

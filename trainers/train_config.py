@@ -13,7 +13,7 @@ What an algorithm does not read is no part of its `TrainConfig`: `config_class` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -27,15 +27,11 @@ from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
+from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.secrets import refuse_credentials
-from turngym.core.settings import Signed
 from turngym.core.spec import (
     KIND,
-    Count,
     Layer,
-    NotNegative,
-    Number,
-    Positive,
     Resolved,
     Setting,
     SettingsError,
@@ -54,6 +50,7 @@ from turngym.core.spec import (
 from turngym.trainers.algorithm import BUILT_IN, PLAYS, AlgorithmSpec, find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (
+    Ahead,
     ConfigError,
     DistillConfig,
     DivergenceConfig,
@@ -64,7 +61,6 @@ from turngym.trainers.run_config import (
     RunConfig,
     SupportConfig,
 )
-from turngym.trainers.schedule import AsyncConfig
 
 L = TypeVar("L", bound=Spec)
 DEFAULT = "turnopd"
@@ -90,8 +86,6 @@ class ModelConfig(Spec):
     """Precision of the student's weights. bfloat16 loses updates as small as the reference learning rate's."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
-    process_timeout: Positive = 120.0
-    """Minutes that a process waits for another one under torchrun, while that one plays, evaluates or saves."""
 
 
 class PlayConfig(Spec):
@@ -104,8 +98,6 @@ class PlayConfig(Spec):
     """Further environments of the same run. Each is
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
-    share: Positive = 1.0
-    """Share of --env in a step's tasks. The others are those of --also."""
     split: str | None = None
     """Split to train on. By default the environment's own (ALFWorld: generated)."""
     data: str | None = None
@@ -225,12 +217,9 @@ class Method(Spec):
 
     temperature: NotNegative = 1.0
     """Sampling temperature of training rollouts. Episodes of --traces are scored at the one that each records."""
-    staleness: Number = 0
-    """Steps by which playing lags behind. The student that plays is then older than the one that learns; 0: play, then
-    learn, exactly. Batch t is played by the student after step t - 1 - K (at the start: the untrained one), whatever
-    the timing."""
-    importance_cap: Annotated[float, Meta(ge=1)] = 2.0
-    """Most that a stale token's ratio counts for. With --staleness: the bound of the probability ratio new / old."""
+    staleness: Ahead | None = None
+    """Steps by which playing lags behind. The student that plays is then older than the one that learns; none: play,
+    then learn, exactly."""
     teacher: AnyTeacher | None = None
     """Folder of the teacher, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). opd-hints and prm-opd
     need none: there the student before training teaches."""
@@ -262,7 +251,6 @@ class Method(Spec):
 USES: Mapping[str, frozenset[str]] = {
     "temperature": frozenset({PLAYS}),
     "staleness": frozenset({PLAYS}),
-    "importance_cap": frozenset({PLAYS}),
     "teacher": frozenset({"teacher"}),
     "frozen": frozenset({"teacher", "reference"}),
     "reference": frozenset({"reference"}),
@@ -278,21 +266,6 @@ USES: Mapping[str, frozenset[str]] = {
 
 
 # The whole.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig:
-    """What is played in one environment of a run, by whom, and who demonstrates and judges."""
-
-    play: PlayConfig
-    evaluation: EvaluationConfig | None
-    chat: ChatConfig
-    examples: ExampleFile | SkillTexts | None
-    judge: AnyJudge
-    expert: str
-    demonstrations: DemonstrationConfig
-    engine: AnyEngine
-    workers: WorkerOptions
 
 
 class Learns:
@@ -358,9 +331,10 @@ class TrainConfig(Spec, Learns):
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 
     @property
-    def stale(self) -> AsyncConfig:
-        """How far playing runs ahead."""
-        return AsyncConfig(staleness=self.part("staleness"), importance_cap=self.part("importance_cap"))
+    def stale(self) -> Ahead | None:
+        """How far playing runs ahead of learning; None: not at all."""
+        stale: Ahead | None = getattr(self.method, "staleness", None)
+        return stale
 
     @property
     def loop(self) -> RunConfig:
@@ -371,21 +345,6 @@ class TrainConfig(Spec, Learns):
             temperature=self.part("temperature"),
             reward=self.part("reward"),
             dual_clip=self.part("dual_clip"),
-        )
-
-    @property
-    def rollouts(self) -> RolloutConfig:
-        """What is played in the run's own environment."""
-        return RolloutConfig(
-            play=self.play,
-            evaluation=self.evaluation,
-            chat=self.chat,
-            examples=self.examples,
-            judge=self.part("judge"),
-            expert=self.part("expert"),
-            demonstrations=self.part("demonstrations"),
-            engine=self.engine,
-            workers=self.workers,
         )
 
     def unread(self) -> Unread:
@@ -429,7 +388,6 @@ class TrainConfig(Spec, Learns):
                 "a teacher, or a KL to the initial policy (kl_coef above 0)",
                 ("method.frozen",),
             ),
-            (bool(self.part("staleness")), "--staleness", ("method.importance_cap",)),
             (ratio, "a loss with a probability ratio (form sampled)", ("method.dual_clip",)),
             (
                 played,
@@ -441,7 +399,6 @@ class TrainConfig(Spec, Learns):
                 "episodes that are played (no --traces, or a --panel)",
                 ("run.max_turns",),
             ),
-            (bool(self.play.also), "--also", ("play.share",)),
             (self.evaluation is not None or not self.run.eval_every, "--panel", ("run.eval_every",)),
         )
         for holds, needed, paths in every:
@@ -505,16 +462,13 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
     cls = config_class(algorithm)
     # what nobody asked this run for is for algorithms that read it
     read = {True: expanded, False: read_alone}
-    whole = [
-        replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers if not callable(one.table)
-    ]
-    given = merged([one.table for one in whole if isinstance(one.table, Mapping)])
+    whole = [replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers]
+    given = merged([one.table for one in whole])
     usual = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
     whole.insert(0, Layer(name=algorithm, table={"optimizer": {"lr": usual}}))
     # how a model that demonstrates was trained to be spoken to
     if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
         below = folder_layer(str(folder))
-        assert isinstance(below.table, Mapping)
         shown = {"method": {"demonstrations": {"demonstrator": below.table.get("agent", {})}}}
         whole.insert(0, replace(below, table=shown))
     whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))

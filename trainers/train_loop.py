@@ -30,7 +30,7 @@ from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
-from turngym.trainers.metrics import MetricsLog, check_trackers, iter_metrics
+from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
@@ -89,13 +89,12 @@ class RunResult:
 def check_ids(batch: RolloutBatch, vocab_size: int | None) -> None:
     """Raises TrainError for a token that is trained on and that is not scored: only the first `vocab_size` ids are.
 
-    The local engine draws none. Servers draw from all rows of a padded head.
+    Engines draw no others, and traces with others are not read.
     """
     if vocab_size is not None and np.any(batch.label_N >= vocab_size):
         raise TrainError(
-            f"id {batch.label_N.max()} was drawn, and teacher and student share the first {vocab_size} alone: it lies "
-            "in the padding of the student's head, which no tokenizer names. Play in this process, or cut the served "
-            "model's head"
+            f"id {batch.label_N.max()} is trained on, and teacher and student share the first {vocab_size} alone: it "
+            "lies in the padding of the student's head, which no tokenizer names"
         )
 
 
@@ -193,8 +192,7 @@ class Trainer:
             log = MetricsLog(
                 self.out,
                 tensorboard=run.tensorboard,
-                others=run.trackers,
-                project=run.log_project,
+                tracker=run.tracker,
                 writing=self.writing,
             )
             # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
@@ -211,7 +209,7 @@ class Trainer:
         return RunResult(step=loop.state.step, model=latest_model(self.out), train_seconds=loop.state.train_seconds)
 
     def _check(self) -> None:
-        check_trackers(self.run.trackers)
+        check_tracker(self.run.tracker)
         if self.algorithm.needs_teacher and self.teacher is None:
             raise TrainError(f"algorithm {self.algorithm.name} needs a teacher; none was given")
         if self.algorithm.needs_reference and self.reference is None:
@@ -228,7 +226,7 @@ class Trainer:
         return ValueCritic(
             self.model,
             config,
-            micro_tokens=self.run.micro_tokens,
+            micro_tokens=self.run.pass_tokens,
             autocast=self.run.autocast != "off",
             gradient_checkpointing=self.run.gradient_checkpointing,
             seed=self.run.seed,
@@ -440,7 +438,7 @@ class TrainLoop:
             model=trainer.model,
             vocab_size=trainer.vocab_size,
             temperature=trainer.algorithm.distill_temperature,
-            max_tokens=trainer.run.micro_tokens,
+            max_tokens=trainer.run.pass_tokens,
             chunk=trainer.run.head_chunk,
             packing=trainer.run.packing,
         )
@@ -456,7 +454,7 @@ class TrainLoop:
     def _forward(self) -> Forward:
         run = self.trainer.run
         return Forward(
-            micro_tokens=run.micro_tokens,
+            micro_tokens=run.pass_tokens,
             head_chunk=run.head_chunk,
             vocab_size=self.trainer.vocab_size,
             distill_temperature=self.trainer.algorithm.distill_temperature,

@@ -14,13 +14,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Literal
 
 from turngym.agents.rendering.conversation import require_memory
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.settings import Count, Length, Range, Share
+from turngym.core.numbers import BelowOne, Count, Million, NotNegative, Number, Portion
 from turngym.core.task import MAX_TURNS
 from turngym.trainers.model_shapes import BYTES, ModelShape
+from turngym.trainers.run_config import PASS_TOKENS, PASS_TOKENS_CPU
 
 Precision = Literal["float32", "autocast"]
 Dtype = Literal["float32", "bfloat16"]
@@ -79,32 +80,33 @@ def chip_named(name: str) -> Chip:
 class Workload:
     """What one training step does."""
 
-    episodes: Count = 64
+    episodes: Million = 64
     """Episodes per step, all GPUs together."""
-    turns: Length = 30
+    turns: Count = 30
     """Turns of an episode."""
     memory: str = "all"
     """What a turn's prompt holds, as --memory of training. `all`: an episode is one row; `window:N`, `verl-agent:N`,
     `react`: every turn is a row of its own, which reads again what it shows of the past."""
-    observation: int = 150
+    observation: Count = 150
     """Tokens that an environment adds per turn, template included."""
-    response: int = 100
+    response: Count = 100
     """Tokens that the policy samples per turn."""
-    micro_tokens: Length = 8192
-    """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone)."""
-    head_chunk: Length = 1024
+    micro_tokens: Count | None = None
+    """Tokens per forward and backward pass on one GPU (an episode longer than this comes alone). By default 8192, and
+    2048 on a CPU."""
+    head_chunk: Count = 1024
     """Rows of logits that exist at a time."""
     checkpointing: bool = True
     """Recompute activations, but for what attention gives."""
-    updates: Count = 1
+    updates: Million = 1
     """Updates per pass over the step's episodes (minibatches)."""
-    epochs: Count = 1
+    epochs: Million = 1
     """Passes over the step's episodes."""
     dtype: Dtype = "float32"
     """Precision of the student's weights, gradients and moments."""
     precision: Precision = "autocast"
     """Precision of the update: bfloat16 autocast over the weights, or theirs throughout."""
-    lora_rank: int = 0
+    lora_rank: Number = 0
     """Rank of adapters on every linear layer but the head; 0 trains all weights."""
     reference: Literal["none", "base", "own"] = "none"
     """The frozen initial policy, which scores, too: `own`, a second model in --teacher-dtype, or `base`, the student
@@ -115,7 +117,7 @@ class Workload:
     """Keep a copy of the student that plays while the student learns (--staleness)."""
     plays: bool = True
     """Whether the student plays what it learns from; it does not imitate an expert or recorded episodes."""
-    slots: Count = 64
+    slots: Million = 64
     """Episodes that a process plays side by side at most."""
     rollout_dtype: Dtype | None = None
     """Precision of the weights and the cache that play, by default that of --dtype; where the two differ, the weights
@@ -123,41 +125,32 @@ class Workload:
     engine: Literal["local", "sglang", "vllm"] = "local"
     """What plays: the trainer's process, or a server of the run's own beside it, on one GPU. It has its own weights, in
     --rollout-dtype, and gives its memory back during updates."""
-    engine_memory: Annotated[float, Range(above=True, most=1)] = 0.4
+    engine_memory: Portion = 0.4
     """Share of the chip's memory that such a server takes while it plays."""
     teacher_dtype: Dtype = "float32"
     """Precision of the teacher's weights."""
     shard_teacher: bool = False
     """Divide the teacher over the GPUs; each holds all of it while it scores."""
-    eval_episodes: int = 536
+    eval_episodes: Number = 536
     """Episodes of one evaluation (tasks times samples); each process plays its share."""
-    compute_share: Annotated[float, Range(above=True, most=1)] = 0.4
+    compute_share: Portion = 0.4
     """Share of the chip's peak that forward and backward passes reach."""
-    decode_share: Annotated[float, Range(above=True, most=1)] = 0.5
+    decode_share: Portion = 0.5
     """Share of the memory's bandwidth that decoding reaches."""
-    start_us: float = 15.0
+    start_us: NotNegative = 15.0
     """Microseconds for Python and torch to start one operation of the local engine; 0 if a server plays."""
-    reserve: Share = 0.1
+    reserve: BelowOne = 0.1
     """Share of the chip's memory left to the allocator, the libraries and the communication buffers."""
 
     def __post_init__(self) -> None:
-        counts = ("episodes", "turns", "observation", "response", "micro_tokens", "head_chunk", "slots")
-        for name in (*counts, "updates", "epochs"):
-            if getattr(self, name) < 1:
-                raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 1")
-        for name in ("eval_episodes", "lora_rank"):
-            if getattr(self, name) < 0:
-                raise TurngymError(f"{name} is {getattr(self, name)}; valid: at least 0")
-        for name in ("compute_share", "decode_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise TurngymError(f"{name} is {getattr(self, name)}; valid: above 0, at most 1")
-        if not 0 <= self.start_us < math.inf:
-            raise TurngymError(f"start_us is {self.start_us}; valid: at least 0")
-        if not 0 <= self.reserve < 1:
-            raise TurngymError(f"reserve is {self.reserve}; valid: at least 0, below 1")
         if self.reference == "base" and not self.lora_rank:
             raise TurngymError("reference is base without lora_rank; valid: own, the student has no adapters")
         past_turns(self.memory)
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens per pass, on a GPU where nothing is said."""
+        return PASS_TOKENS if self.micro_tokens is None else self.micro_tokens
 
     @property
     def played_dtype(self) -> Dtype:
@@ -343,6 +336,8 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     if served:
         # servers record a token's operations once and start them together (CUDA graphs)
         work = replace(work, start_us=0.0)
+    if work.micro_tokens is None and chip.name.startswith("CPU"):
+        work = replace(work, micro_tokens=PASS_TOKENS_CPU)
     adapters, size = student.adapter_parameters(work.lora_rank), float(BYTES[work.dtype])
     # four numbers a parameter: weight, gradient and AdamW's two moments; frozen weights are one, adapters float32
     states = (size * student.parameters + 16.0 * adapters if adapters else 4 * size * student.parameters) / gpus
@@ -398,7 +393,7 @@ def _frozen_bytes(model: ModelShape, gpus: int, work: Workload) -> tuple[float, 
 
 
 def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
-    tokens, adapters = max(work.micro_tokens, work.length), student.adapter_parameters(work.lora_rank)
+    tokens, adapters = max(work.pass_tokens, work.length), student.adapter_parameters(work.lora_rank)
     size, precision = float(BYTES[work.dtype]), "autocast" if work.halves else "float32"
     forward = activation_bytes(
         student,
@@ -530,7 +525,7 @@ def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Wo
     weights = float(BYTES[work.dtype]) * student.parameters * missing
     # of one update; a longer row than --micro-tokens has a pass of its own
     read = math.ceil(work.episodes / gpus) * work.tokens / work.updates
-    passes = work.epochs * work.updates * math.ceil(read / max(work.micro_tokens, work.length))
+    passes = work.epochs * work.updates * math.ceil(read / max(work.pass_tokens, work.length))
     sampled, adapters = work.episodes * work.turns * work.response, student.adapter_parameters(work.lora_rank)
     own_teacher, frozen = 0.0, ([] if teacher is None else [teacher]) + ([student] if work.reference == "own" else [])
     if work.shard_teacher:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turngym.core.settings import Above0
+from turngym.core.numbers import NotNegative, Number, Positive
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the key, where no other is named."""
@@ -20,9 +20,9 @@ class EndpointOptions:
     $OPENAI_BASE_URL, else OpenAI's own."""
     key_env: str = KEY
     """openai:MODEL: name of the environment variable that holds the key. The key itself is never an option."""
-    request_deadline: Above0 = 600.0
+    request_deadline: Positive = 600.0
     """openai:MODEL: seconds for one response, retries and waits for rate limits included."""
-    request_retries: int = 6
+    request_retries: Number = 6
     """openai:MODEL: how often a request is sent again after a failure that may pass (a 5xx, a lost connection, a broken
     body). Rate limits (429) are waited out until the deadline."""
     send_stop: bool = True
@@ -41,9 +41,9 @@ class EndpointOptions:
     so that traces can be trained on as they were sampled."""
     extra_body: str = "{}"
     """openai:MODEL: further fields of every request as JSON, for example '{"top_p": 0.95}'."""
-    price_in: float | None = None
+    price_in: NotNegative | None = None
     """openai:MODEL: price of a million prompt tokens, in any currency; with --price-out the results show the cost."""
-    price_cached: float | None = None
+    price_cached: NotNegative | None = None
     """openai:MODEL: price of a million prompt tokens that the endpoint had cached; by default --price-in."""
-    price_out: float | None = None
+    price_out: NotNegative | None = None
     """openai:MODEL: price of a million completion tokens, reasoning included."""

@@ -280,7 +280,8 @@ def _drew_none(completion: Completion, usage: Usage) -> bool:
 
 def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
     # vLLM has the prompt's ids beside the choices, SGLang inside
-    prompt, response = completion.prompt_token_ids or choice.prompt_token_ids, choice.token_ids
+    prompt = completion.prompt_token_ids or choice.prompt_token_ids
+    response = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
     rows, heat = choice.logprobs.get("content"), choice.logprobs.get("temperature")

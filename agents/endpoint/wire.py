@@ -138,6 +138,8 @@ class Choice(Wire):
     matched_stop: Any = None
     logprobs: dict[str, Any] = {}
     token_ids: Any = None
+    response_token_ids: Any = None
+    """What SGLang calls them in a chat."""
     prompt_token_ids: Any = None
     essential = frozenset({"message"})
     known = frozenset(

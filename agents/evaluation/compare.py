@@ -375,7 +375,7 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     )
     units = one.units, other.units
     try:
-        check_hashes(*({unit.task.task_id: unit.task.sha256 for unit in run} for run in units))
+        check_hashes(*units)
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
         rows = [_compared(name, *(task_means(_of(run, name)) for run in units)) for name in (*categories, ALL)]
         scores = [score_means(run) for run in units]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
 from turngym.agents.evaluation.statistics import TAIL, Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import Group, Million, NotNegative, Number, Share
 from turngym.core.spec import Unread, needing
 
 
@@ -24,37 +25,37 @@ from turngym.core.spec import Unread, needing
 class SimulatedStudy:
     """Two methods and what they vary by. All deviations are standard deviations in shares of success, of one method."""
 
-    seeds: int = 3
+    seeds: Million = 3
     """Training seeds of each method."""
-    second_seeds: int | None = None
+    second_seeds: Group | None = None
     """Training seeds of the second method; None: as many as of the first."""
-    tasks: int = 100
+    tasks: Group = 100
     """Tasks of the panel."""
-    samples: int = 4
+    samples: Million = 4
     """Episodes per task."""
-    rate: float = 0.5
+    rate: Share = 0.5
     """Success of the first method."""
-    difference: float = 0.0
+    difference: NotNegative = 0.0
     """Success of the second method minus that of the first."""
-    seed_spread: float = 0.02
+    seed_spread: NotNegative = 0.02
     """Standard deviation between training seeds."""
-    second_spread: float | None = None
+    second_spread: NotNegative | None = None
     """Standard deviation between training seeds of the second method; None: as of the first."""
-    collapse: float = 0.0
+    collapse: Share = 0.0
     """Probability that a training run of the second method collapses and loses 40 points."""
-    correlation: float = 0.0
+    correlation: Share = 0.0
     """Correlation of the two methods' seeds: 1 where a seed that is good for one is as good for the other."""
-    hard: float = 0.15
+    hard: NotNegative = 0.15
     """Standard deviation between tasks that both methods share."""
-    task_spread: float = 0.1
+    task_spread: NotNegative = 0.1
     """Standard deviation between tasks of each method by itself."""
-    both: float = 0.0
+    both: NotNegative = 0.0
     """Standard deviation of the interaction of seed and task."""
-    clusters: int = 0
+    clusters: Number = 0
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
-    shared: float = 0.2
+    shared: Share = 0.2
     """Share of the variance between tasks that is between clusters, where there are any."""
-    family: int = 1
+    family: Million = 1
     """Methods that are compared with the first one, by Holm; where more than one, how often any is clear of zero."""
 
     def unread(self) -> Unread:
@@ -66,14 +67,6 @@ class SimulatedStudy:
             yield from needing("as many seeds of both methods", "correlation")
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("tasks", 2), ("samples", 1), ("clusters", 0), ("family", 1)):
-            if getattr(self, name) < least:
-                raise TurngymError(f"--{name} {getattr(self, name)}: at least {least}")
-        if self.second_seeds is not None and self.second_seeds < 2:
-            raise TurngymError(f"--second-seeds {self.second_seeds}: at least 2")
-        for name in ("rate", "correlation", "shared", "collapse"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise TurngymError(f"--{name} {getattr(self, name)}: between 0 and 1")
         if not self.clusters <= self.tasks:
             raise TurngymError(f"--clusters {self.clusters}: at most as many as --tasks, {self.tasks}")
 

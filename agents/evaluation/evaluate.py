@@ -50,8 +50,6 @@ def evaluate(
         out: folder for results.json, trace.jsonl and spec.toml (the settings, which `turngym eval --config` reads); an
             interrupted evaluation is resumed if it is called again with the same folder.
         verify: check every task's hash against the panel before anything is played.
-        progress: show a bar on standard error.
-        command: the caller, as recorded in spec.toml.
         settings: what `turngym eval --help-all` lists, by the same names with underscores: samples, limit, seed,
             temperature, max_turns, env_kwargs, slots, workers, ...
 
@@ -137,8 +135,6 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
     Raises TurngymError for tasks that are not the panel's.
 
     Args:
-        panel: the tasks with their hashes.
-        ready: makes the environment.
         verify: whether every hash is compared.
     """
     play = ready.spec.play

@@ -56,7 +56,6 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     Raises TurngymError for an environment or agent that cannot be opened, or that is not as `spec` has recorded it.
 
     Args:
-        spec: what is played and by whom.
         agent: who plays, where that is an object; None: whom `spec` names.
     """
     env_id, made = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
@@ -83,10 +82,8 @@ def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: st
     """Writes the settings of an evaluation or rollout in the form that `--config` reads.
 
     Args:
-        path: the file.
         found: what was asked for, with the origin of every value.
         spec: the same with what opening has found out.
-        command: the caller, for readers.
     """
     about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
     record = record_of(spec)

@@ -108,7 +108,7 @@ def _original(spec: EvalSpec, preset: Preset | None) -> dict[str, Any]:
     if preset is not None:
         named = {"play": {"env": {name: getattr(spec.play.env, name) for name in ("tool_name", "tool_argument")}}}
         layers.append(Layer(name="", table=preset.beside(named)))
-    found = merged([layer.table for layer in layers if isinstance(layer.table, Mapping)])
+    found = merged([layer.table for layer in layers])
     return {"agent": {}, **found}
 
 

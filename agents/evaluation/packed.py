@@ -25,7 +25,7 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.original import panel_of
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
-from turngym.agents.evaluation.results import EACH, check_kind, token_counts
+from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import alike
@@ -86,7 +86,8 @@ def packed(run: str | Path) -> PackedResult:
     written = Path(run) / "results.json"
     try:
         about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
-        check_kind("content", about, dict)
+        if not isinstance(about, dict):
+            raise ValueError("its results.json holds no object")
     except (ValueError, LookupError, TypeError) as error:
         raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
     spec = shared(result.spec)
@@ -151,7 +152,6 @@ def pack_result(
 
     Args:
         run: folder of an evaluation, or its trace.
-        out: the file that is written.
         panel: as for `check_result`.
         data: as for `check_result`.
         env_kwargs: as for `check_result`.
@@ -192,7 +192,6 @@ def check_result(
     """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
 
     Args:
-        path: the file.
         panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
             not believed where its panel is.
         data: folder of the environment's data; by default where the environment looks for it.
@@ -216,7 +215,6 @@ def differences(
     """Check a result in memory as `check_result` does. With `other_rules` its scoring may differ from its panel's.
 
     Args:
-        result: what was packed.
         panel: the panel's name or the path of its manifest; None: the shipped panel that the result names.
         data: folder of the data; None: where the environment looks.
         env_kwargs: arguments of gym.make that replace the result's and are not compared with the panel's.
@@ -397,7 +395,6 @@ def play_again(
     The same model with the same seed gives the same episodes, up to the rounding of another machine.
 
     Args:
-        result: what was recorded.
         agent: a name as on the command line.
         tasks: number of tasks, from the first; None: all.
         panel: as for `check_result`.
@@ -434,10 +431,7 @@ def evaluate_as(
     """Lets `agent` play `panel` as another evaluation was played: with its preset, samples, seed and temperature.
 
     Args:
-        recorded: settings of the other evaluation.
         agent: a name as on the command line.
-        panel: whose tasks are played.
-        make: arguments of gym.make.
         tasks: number of tasks, from the first; None: as many as were recorded.
         settings: further ones of `evaluate`.
     """

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import lzma
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from zlib import crc32
 
-from turngym.agents.evaluation.results import check_kind
+import msgspec
+
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode, EpisodeError
-from turngym.core.redaction import brief, excerpt
+from turngym.core.plugin_values import LARGE
 from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
@@ -130,26 +130,20 @@ def _broken(first: str, stated: Mapping[str, Any], rows: Rows) -> list[str]:
     return []
 
 
-def _check_head(head: Mapping[str, Any]) -> None:
-    """Raises ValueError where the head of a file from anyone holds what no evaluation has recorded."""
-    kinds = {
-        "spec": dict,
-        "agent": str,
-        "versions": dict,
-        "date": str,
-        "seconds": float | int,
-        "tokens": dict | None,
-        "scores": dict,
-    }
-    for name, kind in {**kinds, "checksums": dict, "sha256": str}.items():
-        check_kind(name, head[name], kind)
-    for name in ("versions", "checksums"):
-        for key, value in head[name].items():
-            check_kind(f"{name}.{excerpt(key, 80)}", value, str)
-    for key, value in (head["tokens"] or {}).items():
-        check_kind(f"tokens.{excerpt(key, 80)}", value, int)
-    if head["seconds"] < 0:
-        raise ValueError(f"its seconds are {head['seconds']}; valid: at least 0")
+class _Head(msgspec.Struct):
+    """The first line of a file from anyone."""
+
+    format: Literal["turngym-packed-result"]
+    version: Literal[3]
+    spec: dict[str, Any]
+    agent: str
+    versions: dict[str, str]
+    date: str
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=LARGE)]
+    tokens: dict[str, int] | None
+    scores: dict[str, Any]
+    checksums: dict[str, str]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 def read_sealed(path: str | Path) -> PackedResult:
@@ -184,15 +178,9 @@ def read_result(path: str | Path) -> PackedResult:
                 raise ValueError(f"line {number} has more than {MOST_LINE:,} bytes or {MOST_VALUES:,} values")
         first, *rows = (line.decode("ascii") for line in lines)
         head = json.loads(first)
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise ValueError(f"it has no format {FORMAT!r}")
-        if head["version"] != VERSION:
-            raise ValueError(f"version {head['version']!r}; this turngym reads {VERSION}")
-        _check_head(head)
+        msgspec.convert(head, _Head)
         if not rows:
             raise ValueError("it has no episodes; valid: at least one")
-        if not re.fullmatch("[0-9a-f]{64}", head["sha256"]):
-            raise ValueError(f"its seal is {brief(head['sha256'], 80)}; a SHA-256 has 64 hex digits")
         episodes = tuple(map(episode_from_json, rows))
         return PackedResult(
             **{**{name: head[name] for name in FACTS}, "spec": read(EvalSpec, head["spec"], "its spec")},
@@ -200,5 +188,5 @@ def read_result(path: str | Path) -> PackedResult:
             seal=head["sha256"],
             broken=tuple(_broken(first, head, [(_name(one), row) for one, row in zip(episodes, rows, strict=True)])),
         )
-    except (OSError, lzma.LZMAError, EpisodeError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, lzma.LZMAError, msgspec.ValidationError, EpisodeError, ValueError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

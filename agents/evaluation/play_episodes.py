@@ -103,7 +103,6 @@ def play_episodes(
         out: trace file (JSON lines), with the settings beside it in NAME.spec.toml (which `turngym rollout --config`
             reads); an existing file is refused unless `append`.
         append: add to an existing trace; episodes that it holds (task, sample, seed) are not played again.
-        progress: show a bar on standard error.
         command: the caller, as recorded in the settings.
         settings: what `turngym rollout --help-all` lists, by the same names with underscores: tasks, task, draw,
             samples, seed, depth, temperature, max_turns, split, env_kwargs, slots, workers, ...

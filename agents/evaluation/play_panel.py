@@ -113,7 +113,6 @@ def read_recorded(
 
     Args:
         trace: the file; None or missing: nothing is recorded.
-        tasks: those of this evaluation.
         samples: how many episodes of each task, by its id.
         spec: settings of this evaluation, which the trace must share.
         errors_again: whether episodes that ended in an error are played again.

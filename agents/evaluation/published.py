@@ -38,7 +38,6 @@ def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, s
         panel: whose environment says how tasks are drawn; ALFWorld's games are drawn among its tasks.
         env: an environment of the panel; it is played to learn the hashes of WebShop's tasks.
         workers: of the harness, each of which plays one task at every validation.
-        validations: how many are drawn.
         seed: of the run; worker i has `seed` + 1000 + i.
 
     Raises EvaluationError for an environment for which the harness draws nothing, and for too small a shop.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -26,19 +26,6 @@ AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
 EACH = ("error", "goal_rate", "answer_f1", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
-
-
-def check_kind(name: str, value: Any, kind: Any) -> None:
-    """Raises ValueError where `value`, which a file from anyone calls `name`, is of another `kind`, a type or a union
-    of types; numbers must be finite, and no larger than anything that is measured."""
-    infinite = isinstance(value, int | float) and not abs(value) < LARGE
-    if not isinstance(value, kind) or isinstance(value, bool) or infinite:
-        kinds = get_args(kind) or (kind,)
-        valid = " or ".join(_KINDS.get(one, "nothing") for one in kinds if one is not int or float not in kinds)
-        raise ValueError(f"its {name} is {brief(value, 80)}; valid: {valid}")
-
-
-_KINDS = {int: "a whole number", float: "a finite number", str: "a text", dict: "a table"}
 
 
 def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
@@ -150,10 +137,6 @@ def results_json(
     """The content of a results file without the rows of its episodes.
 
     Args:
-        spec: table of what was asked for.
-        agent: name of who played, for people.
-        scores: of all episodes.
-        seconds: wall clock of the evaluation.
         outcomes: of the episodes, whose tokens are counted.
     """
     return {

@@ -58,7 +58,6 @@ def stated(
     """How the environment's arguments in `play` deviate from those that are expected.
 
     Args:
-        play: of the result.
         panel: its arguments of gym.make are expected, and the environment's defaults for all others.
         given: arguments that whoever checks the result gives; they never count as deviations. None: none.
         preset: its arguments are expected in place of the panel's; None: no preset.

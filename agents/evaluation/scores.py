@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from turngym.agents.evaluation.seeds import Difference, over_seeds, rise
+from turngym.agents.evaluation.seeds import over_seeds
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_all_k, pass_at_k
 from turngym.agents.play_spec import EvalSpec, PlaySpec, drawn
 from turngym.core.episode import Episode, Status
@@ -179,7 +179,6 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
     """Score one evaluation. Raises ScoreError if no episode ended without an error.
 
     Args:
-        episodes: all of them.
         play: what was played; None: each task alike, and scores are the benchmark's.
     """
     apart = play is not None and drawn(play)
@@ -328,17 +327,6 @@ def _bounds(every: Sequence[EpisodeOutcome], apart: bool) -> tuple[float, float]
     return lost, won
 
 
-def compare_scores(first: Played, second: Played) -> Difference | None:
-    """Compares the graded score as `compare` does success; None where it is success in both."""
-    counted = [[one for one in as_outcomes(run) if not one.status.is_error] for run in (first, second)]
-    means = [score_means(run) for run in counted]
-    if not any(means):
-        return None
-    # a run whose every score is success is still on the same scale
-    one, other = (found or task_means(run) for found, run in zip(means, counted, strict=True))
-    return rise([one], [other])
-
-
 def as_outcomes(episodes: Played) -> list[EpisodeOutcome]:
     """The episodes without their texts."""
     return [one if isinstance(one, EpisodeOutcome) else EpisodeOutcome.of(one) for one in episodes]
@@ -349,23 +337,14 @@ def task_means(episodes: Played) -> dict[str, float]:
     return {task_id: wins / samples for task_id, (wins, samples) in _by_task(episodes).items()}
 
 
-def compare(first: Played, second: Played) -> Difference:
-    """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval for these two runs.
-
-    Raises ScoreError if the runs played different tasks (by id, or by sha256).
-    """
-    one, other = ([played for played in run if not played.status.is_error] for run in (first, second))
-    check_hashes(*({played.task.task_id: played.task.sha256 for played in run} for run in (one, other)))
-    return rise([task_means(one)], [task_means(other)])
-
-
-def check_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> None:
-    """Raises ScoreError where two runs mean different tasks by one id. Takes the hashes of tasks by id."""
-    for task_id, sha256 in second.items():
+def check_hashes(first: Played, second: Played) -> None:
+    """Raises ScoreError where two runs mean different tasks by one id."""
+    hashes = {one.task.task_id: one.task.sha256 for one in first}
+    for task in (one.task for one in second):
         # an episode that failed before its first observation has no hash of its task
-        if sha256 and first.get(task_id, sha256) not in ("", sha256):
+        if task.sha256 and hashes.get(task.task_id, task.sha256) not in ("", task.sha256):
             raise ScoreError(
-                f"{task_id} has sha256 {first[task_id][:12]} in the first run and {sha256[:12]} in the "
+                f"{task.task_id} has sha256 {hashes[task.task_id][:12]} in the first run and {task.sha256[:12]} in the "
                 "second: same name, another task"
             )
 
@@ -481,7 +460,6 @@ def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[s
     """Paragraphs about the answers of these episodes; [] where there is nothing to say.
 
     Args:
-        scores: of these episodes.
         episodes: those that were scored; an answer of theirs may be quoted.
         spec: with which they were played; what it has already is not recommended.
     """

@@ -97,7 +97,6 @@ def crossed_half(
         between_tasks: B, variance of the mean between tasks.
         t_tasks: t(n - 1), the quantile for tasks.
         seeds: S, the number of seeds.
-        tail: probability on either side.
     """
     known = chance * (seeds - 2) / (4 * (seeds - 1))
     apart = t_quantile(1 - tail, degrees) ** 2 * max(between_seeds - known, 0.0)
@@ -319,7 +318,6 @@ def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, ta
         arms: A and C of each method that has seeds, one or two.
         between_tasks: B, variance of the mean of the differences between tasks.
         t_tasks: t(n - 1), the quantile for tasks.
-        tail: probability on either side.
     """
     chance = math.fsum(arm.chance for arm in arms)
     if len(arms) == 1:
@@ -585,7 +583,6 @@ def cheapest(
         spread: variances of the difference, as a pilot shows them (`spread_of`).
         difference: the true difference of the two methods, a share above 0.
         price: hours of a training run and of an episode.
-        designs: what can be chosen.
         wanted: least probability of an interval above zero (`power`).
     """
     for design in sorted(designs, key=lambda one: (price.hours(one), one.episodes)):

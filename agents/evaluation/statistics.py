@@ -146,7 +146,6 @@ def mean_bounds(values: Sequence[float], low: float, high: float, tail: float = 
         values: independent draws, each from `low` to `high`.
         low: least possible value.
         high: greatest possible value.
-        tail: probability on either side.
     """
     width = high - low
     above = upper_bound([(value - low) / width for value in values], tail)
@@ -179,7 +178,6 @@ def clustered(
         low: least value that a mean can have.
         high: greatest value.
         clusters: [n], the cluster of each task; None: tasks are independent.
-        tail: probability on either side.
     """
     count = len(means)
     if not count:
@@ -240,7 +238,6 @@ def paired_difference(
         first: task -> mean over its samples, of one run.
         second: of the other run, for the same tasks.
         clusters: task -> cluster; None: tasks are independent.
-        tail: probability on either side.
     """
     check_same_tasks([first, second])
     tasks = sorted(first)

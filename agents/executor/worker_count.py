@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.cores import available_cores
 from turngym.core.errors import TurngymError
-from turngym.core.spec import Range, Unread, needing
+from turngym.core.numbers import NotNegative, Number, Patience, Processes
+from turngym.core.spec import Unread, needing
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
@@ -76,25 +77,25 @@ def choose_workers(workload: Workload, cores: int | None = None) -> WorkerCount:
 class WorkerOptions:
     """Which processes play. The episodes are the same for any number of workers."""
 
-    workers: Annotated[int | Literal["auto"], Range(most=1024)] = "auto"
+    workers: Processes | Literal["auto"] = "auto"
     """Processes that play episodes. Each has its own environments and copy of the model. 0 is this process; auto starts
     several if a tiny model plays so many episodes that starting them pays off."""
     executor: Literal["local", "ray"] = "local"
     """Where workers run. Processes on this machine, or actors of a Ray cluster."""
     ray_address: str | None = None
     """Address of the Ray cluster. `auto`, `HOST:PORT` or `ray://...`; by default Ray is started on this machine."""
-    worker_cpus: float = 1.0
+    worker_cpus: NotNegative = 1.0
     """ray: processors that each worker claims."""
-    worker_gpus: float = 0.0
+    worker_gpus: NotNegative = 0.0
     """ray: accelerators that each worker claims; a part of one may be claimed."""
-    retries: int = 2
+    retries: Number = 2
     """How often an episode is restarted after its worker died, before it counts as failed."""
-    step_timeout: Annotated[float, Range(above=True, most=math.inf)] = STEP_TIMEOUT
+    step_timeout: Patience = STEP_TIMEOUT
     """Seconds for one step of an environment. Or for one reset, or one call of a --reward function, in any process. A
     longer one is given up, and its episode ends as error_timeout; inf waits for ever. One that holds the interpreter
     lock (a pattern, a C extension) ends its process after twice this time and 20 s. A worker is replaced; with
     --workers 0 the command ends and keeps the episodes that have finished."""
-    worker_timeout: Annotated[float, Range(above=True, most=math.inf)] = 600.0
+    worker_timeout: Patience = 600.0
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (`retries`)."""
 
     def unread(self) -> Unread:
@@ -109,19 +110,12 @@ class WorkerOptions:
         return workers if isinstance(workers, WorkerOptions) else cls(workers=workers)
 
     def __post_init__(self) -> None:
-        if self.workers != "auto" and self.workers < 0:
-            raise TurngymError(f"--workers is {self.workers}; valid: 0 (this process) or more, or auto")
-        if not self.step_timeout > 0:
-            raise TurngymError(f"--step-timeout is {self.step_timeout:g}; valid: more than 0 seconds")
         # all steps of a round may hang, which takes a worker two limits
         if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
             raise TurngymError(
                 f"worker_timeout is {self.worker_timeout:g}; a worker needs more than twice --step-timeout "
                 f"({self.step_timeout:g}) before it is taken for dead"
             )
-        for name, claim in (("worker_cpus", self.worker_cpus), ("worker_gpus", self.worker_gpus)):
-            if not claim >= 0:
-                raise TurngymError(f"{name} is {claim:g}; valid: 0 or more")
         if self.executor == "ray" and self.workers in (0, "auto"):
             raise TurngymError("--executor ray needs --workers, the number of actors")
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import Count
 from turngym.core.redaction import brief
-from turngym.core.settings import Length
 from turngym.core.strict_json import json_object
 from turngym.envs.base import TextEnv
 from turngym.envs.guard import guard_of
@@ -46,7 +46,7 @@ class EnvOptions:
     """Split of the environment; by default the environment's own default."""
     data: str | None = None
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
-    max_turns: Length | None = None
+    max_turns: Count | None = None
     """Turns before the episode is cut; by default the environment's own limit."""
     on_invalid: Literal["reject", "penalize", "noop", "terminate"] | None = None
     """What an invalid action does; by default: reject."""

@@ -22,7 +22,7 @@ from turngym.core import running_clock
 from turngym.core.episode import Status
 from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.core.lock_watch import LockWatch
-from turngym.core.redaction import excerpt
+from turngym.core.redaction import said_by
 
 STEP_TIMEOUT = 120.0
 """Seconds for one step of an environment by default."""
@@ -51,13 +51,12 @@ class CallResult:
         if error is None:
             return ""
         if isinstance(error, EnvBackendError | CallTimeout):
-            return str(error)
+            return said_by(error)
         # a panic of Rust and CancelledError are no Exceptions, and still the environment's own
         if isinstance(error, TurngymError | KeyboardInterrupt):
             raise error
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        said = excerpt(" ".join(str(error).split()), 500)
-        return f"{type(error).__name__}: {said} ({frame.filename}, line {frame.lineno})"
+        return f"{type(error).__name__}: {said_by(error)} ({frame.filename}, line {frame.lineno})"
 
     @property
     def status(self) -> Status:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.agents.proxy.api_errors import ProxyError
-from turngym.core.settings import Above0, Count, Length
+from turngym.core.numbers import Count, Million, NotNegative, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,38 +15,33 @@ class ProxySettings:
 
     name: str | None = None
     """Name of the model, as clients ask for it; None: that of its folder."""
-    max_tokens: Length | None = None
+    max_tokens: Count | None = None
     """Most tokens of an answer where a request does not say; None: as the model was trained."""
-    max_waiting: Count = 128
+    max_waiting: Million = 128
     """Requests under way; more are refused with 429 until some are answered."""
-    max_batch: Count = 64
+    max_batch: Million = 64
     """Most requests generated together."""
-    window_ms: float = 5.0
+    window_ms: NotNegative = 5.0
     """How long a batch waits for further requests while several clients are busy; an idle engine never waits."""
-    deadline: Above0 = 300.0
+    deadline: Positive = 300.0
     """Seconds that a request may wait for its turn, an update of the weights included; then 503."""
-    idle: Above0 = 900.0
+    idle: Positive = 900.0
     """Seconds without a request after which a session has ended."""
-    max_sessions: Count = 1024
+    max_sessions: Million = 1024
     """Open sessions; the least recently used one is ended to make room."""
     unnamed: Literal["match", "side"] = "match"
     """Clients that name no session: `match` tells their conversations apart by their history (a request that goes on
     where an answer ended is the same session) and trains on them; `side` answers them and trains on nothing."""
-    session_turns: Length = 50
+    session_turns: Count = 50
     """Turns after which a session is handed on in parts, so that long ones are trained on before they end."""
-    max_body: Length = 8 * 2**20
+    max_body: Count = 8 * 2**20
     """Largest request body, in bytes."""
-    max_messages: Length = 4096
+    max_messages: Count = 4096
     """Most messages in one request."""
-    max_tools: Length = 128
+    max_tools: Count = 128
     """Most tools in one request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_batch", "max_sessions", "session_turns", "max_body"):
-            _check(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
-        for name in ("deadline", "idle"):
-            _check(name, getattr(self, name) > 0, getattr(self, name), "more than 0 seconds")
-        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, self.max_tokens, "at least 1")
         _check("name", self.name is None or (self.name != "" and self.name.isprintable()), self.name, "printable text")
 
 

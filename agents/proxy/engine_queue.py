@@ -19,6 +19,7 @@ from turngym.agents.local_engine.model import EngineError
 from turngym.agents.proxy.api_errors import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.policy import PartialResponse
+from turngym.core import running_clock
 from turngym.core.protocols import (
     GenerateRequest,
     Generation,
@@ -129,7 +130,7 @@ class EngineQueue:
         max_waiting: int = 128,
         window: float = 0.005,
         stops: StopText | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = running_clock.now,
     ) -> None:
         """Starts the thread.
 
@@ -139,7 +140,7 @@ class EngineQueue:
             max_waiting: most requests in the queue; further ones are refused.
             window: most seconds that a call waits for more requests; only after a call that had several.
             stops: finds stop texts that begin before an interruption and end behind it; None: these are not found.
-            clock: seconds, never stepping back.
+            clock: seconds by which an engine stands still.
         """
         self._policy, self._max_batch, self._max_waiting = policy, max_batch, max_waiting
         self._stops = stops
@@ -281,9 +282,9 @@ class EngineQueue:
 
     def _wait_for_more(self) -> None:
         """Wait a moment for more requests if the last batch had several; never when a single client asks."""
-        until = self._clock() + self._window
+        until = time.monotonic() + self._window
         wanted = min(self._last_batch_size, self._max_batch)
-        while 0 < len(self._queue) < wanted and not self._closed and (remaining := until - self._clock()) > 0:
+        while 0 < len(self._queue) < wanted and not self._closed and (remaining := until - time.monotonic()) > 0:
             self._changed.wait(remaining)
 
     def _generate(self, batch: list[PendingRequest]) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import secrets
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -38,6 +37,7 @@ from turngym.agents.proxy.sessions import (
 )
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord, common_prefix
 from turngym.agents.rendering.stop_text import StopText
+from turngym.core import running_clock
 from turngym.core.episode import Episode
 from turngym.core.protocols import GenerateRequest, Generation, Policy, Sampling
 from turngym.core.redaction import first_letters
@@ -245,7 +245,8 @@ class ProxyService:
         learns: whether a trainer sets `on_session` and takes the sessions that end.
         on_close: called when nothing is generated any more; it ends the policy.
         share: the part of a limit that one client may take, from the limit; by default all of it.
-        clock: the time in seconds; only differences count.
+        clock: the time in seconds; only differences count. By default it stops with the machine: a request that was
+            asked before has not waited too long, and no engine stands still.
 
     Raises ProxyError for records of a newer version.
     """
@@ -264,7 +265,7 @@ class ProxyService:
         learns: bool = False,
         on_close: Callable[[], None] | None = None,
         share: Callable[[int], int] = lambda limit: limit,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = running_clock.now,
     ) -> None:
         self.settings = settings or ProxySettings()
         self.renderer, self.max_context, self.temperature = renderer, max_context, temperature
@@ -287,6 +288,7 @@ class ProxyService:
             max_waiting=self.settings.max_waiting,
             window=self.settings.window_ms / 1000,
             stops=StopText(renderer.tokenizer),
+            clock=clock,
         )
         self.recorder = Recorder(folder)
         # before restore(), which reads it

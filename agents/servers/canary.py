@@ -97,6 +97,7 @@ class Canary:
             stream=(0,),
             count=DRAWN,
             vocabulary=self.vocabulary,
+            shared=self.vocabulary,
         )
         part = self.fleet.dialect.read_generation(self._ask(url, ask), ask)
         self.fleet.versions.read(part.spans, self.fleet.versions.place, ask.where)

@@ -68,6 +68,7 @@ def train_policy(
     out: Path,
     *,
     weights: WeightSource,
+    vocab_size: int | None = None,
     live: bool = False,
     own: OwnServer | None = None,
 ) -> SyncedPolicy:
@@ -85,6 +86,7 @@ def train_policy(
         max_length: most ids of prompt and response together; None: what the servers allow.
         out: folder of the run; weights are written to a folder in it, unless `options` name another one.
         weights: reads the weights of `model`.
+        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
         live: whether `model` changes while the servers answer.
         own: the server that this run has started, which replaces the addresses in `options`.
     """
@@ -95,7 +97,7 @@ def train_policy(
     assert own is not None or isinstance(options, ServersOf)
     with open_fleet(options, options.policy_server if isinstance(options, ServersOf) else own.url) as fleet:  # type: ignore[union-attr]
         check_model(fleet, config)
-        policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length)
+        policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length, vocab_size)
         # adapters are megabytes, and a server that loads them has its own weights all the time
         adapters = bool(weights.adapter) and isinstance(sync, Disk) and all(one.adapters for one in fleet.servers)
         fleet.versions.adapters = adapters
@@ -230,11 +232,13 @@ def _vocabulary(config: Mapping[str, Any], named: str | Path) -> int:
     return size
 
 
-def _policy(fleet: Fleet, size: int, tokenizer: Any, max_length: int | None) -> ServerPolicy:
+def _policy(
+    fleet: Fleet, size: int, tokenizer: Any, max_length: int | None, vocab_size: int | None = None
+) -> ServerPolicy:
     check_tokenizer(fleet, tokenizer, min(len(tokenizer), size))
     if not all(server.seeded for server in fleet.servers):
         print(
             "note: a server ignores seeds (it runs without --enable-deterministic-inference): episodes differ from run "
             "to run; `turngym serve policy` starts one that takes them"
         )
-    return ServerPolicy(fleet, vocabulary=size, max_length=max_length, stops=StopText(tokenizer))
+    return ServerPolicy(fleet, vocabulary=size, vocab_size=vocab_size, max_length=max_length, stops=StopText(tokenizer))

@@ -112,6 +112,7 @@ class ServerPolicy:
     Args:
         fleet: open servers.
         vocabulary: number of ids that the model knows. Larger ids are refused here, since they would crash the server.
+        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
         max_length: most ids of prompt and response together; if None, what the servers allow.
         stops: finds stop texts in a response that was aborted and continued. Without it a response whose request has
             stop texts is not continued.
@@ -122,10 +123,16 @@ class ServerPolicy:
     """
 
     def __init__(
-        self, fleet: Fleet, *, vocabulary: int, max_length: int | None = None, stops: StopText | None = None
+        self,
+        fleet: Fleet,
+        *,
+        vocabulary: int,
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        stops: StopText | None = None,
     ) -> None:
         self.fleet = fleet
-        self.vocabulary = vocabulary
+        self.vocabulary, self.vocab_size = vocabulary, vocab_size
         limit = min(server.max_length for server in fleet.servers)
         self.max_length = limit if max_length is None else min(max_length, limit)
         self.cached_tokens = 0
@@ -139,7 +146,12 @@ class ServerPolicy:
         The copy knows the weights that the servers have now. It cannot repair a server that restarts with other
         weights: its requests fail, and their episodes end as `error_engine`.
         """
-        options = {"vocabulary": self.vocabulary, "max_length": self.max_length, "stops": self.stops}
+        options = {
+            "vocabulary": self.vocabulary,
+            "vocab_size": self.vocab_size,
+            "max_length": self.max_length,
+            "stops": self.stops,
+        }
         fleet = self.fleet
         return connect_policy, (tuple(fleet.urls), fleet.settings, fleet.versions, tuple(fleet.servers), options)
 
@@ -207,6 +219,7 @@ class ServerPolicy:
             stream=request.stream,
             count=room - response.length,
             vocabulary=self.vocabulary,
+            shared=self.vocabulary if self.vocab_size is None else min(self.vocab_size, self.vocabulary),
             drawn=response.length,
         )
 
@@ -303,10 +316,13 @@ class ServerScorer:
             if not len(row[1]):
                 return TopK(ids=np.empty((0, k), np.int32), logp=np.empty((0, k), np.float32))
             best, logp = await self._likeliest(row, name, k)
+            # rows that pad the teacher's head go behind those of the student, and into the tail
+            order = np.argsort(best >= limit, axis=1, kind="stable")
+            best, logp = np.take_along_axis(best, order, axis=1), np.take_along_axis(logp, order, axis=1)
             if best[:, :k].max() >= limit:
                 raise ServerError(
-                    f"{name}: id {best[:, :k].max()} is among the teacher's {k} most likely ones, but the student has "
-                    f"{limit} ids; take a smaller k, or load the teacher into this process"
+                    f"{name}: id {best[:, :k].max()} is among the teacher's {best.shape[1]} most likely ones, but the "
+                    f"student has {limit} ids; take a smaller k than {k}, or load the teacher into this process"
                 )
             tail = bounded_tail(logp[:, :k], logp[:, k:], self.vocabulary)
             return TopK(ids=best[:, :k], logp=logp[:, :k], tail=tail)

@@ -156,7 +156,7 @@ def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: Draw) -> Gene
         raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
     if len(ids) > ask.count:
         raise BadAnswer(f"{where}: {len(ids)} ids came, {ask.count} were asked for")
-    if (problem := wrong_numbers(ids, logprobs, ask.vocabulary)) is not None:
+    if (problem := wrong_numbers(ids, logprobs, ask.shared)) is not None:
         raise BadAnswer(f"{where}: {problem}")
     if part.finish not in ("stop", "length", "abort"):
         raise BadAnswer(f"{where}: finish_reason is {part.finish!r}; it must be of type stop, length or abort")
@@ -347,6 +347,10 @@ class ServerInfo:
     """Whether it loads LoRA adapters while it serves."""
 
 
+NEVER = -100.0
+"""Added to a logit so that its id is not drawn: the least that servers take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """A request for at most `count` ids after `prompt`."""
@@ -358,8 +362,16 @@ class Draw:
     stream: Sequence[int]
     count: int
     vocabulary: int
+    """Number of ids that the model knows."""
+    shared: int
+    """Only the first so many ids are drawn: whoever scores the response has no others."""
     drawn: int = 0
     """How many of the prompt's last ids belong to the same response, which was broken off."""
+
+    @property
+    def bias(self) -> dict[str, float]:
+        """What is added to the logits of ids that are not to be drawn, the rows that pad a head: by id."""
+        return {str(one): NEVER for one in range(self.shared, self.vocabulary)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
+from turngym.core.numbers import Positive, Share
 from turngym.core.secrets import refuse_credentials
-from turngym.core.spec import KIND, Positive, Share, Spec
+from turngym.core.spec import KIND, Spec
 
 Parallel = Annotated[int, Meta(ge=1, le=1024)]
 Busy = Literal["wait", "retract", "abort"]

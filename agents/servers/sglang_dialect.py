@@ -106,6 +106,7 @@ class SglangDialect:
             "presence_penalty": 0.0,
             "repetition_penalty": 1.0,
             "min_new_tokens": 0,
+            **({"logit_bias": ask.bias} if ask.bias else {}),
             "stop_token_ids": list(ask.sampling.stop_ids),
             "stop": list(ask.sampling.stop_text),
             "skip_special_tokens": False,

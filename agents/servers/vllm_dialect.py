@@ -150,6 +150,7 @@ class VllmDialect:
             "repetition_penalty": 1.0,
             "min_tokens": 0,
             "watermarking": False,
+            **({"logit_bias": ask.bias} if ask.bias else {}),
             "stop_token_ids": list(ask.sampling.stop_ids),
             "stop": list(ask.sampling.stop_text),
             "skip_special_tokens": False,
@@ -161,8 +162,10 @@ class VllmDialect:
             named, logprobs, content = _response(answer)
             if self._raw(ask.sampling.temperature):
                 for place, entry in enumerate(content):
-                    table = {int(one["token_id"]): _logprob(one) for one in entry["top_logprobs"]}
-                    _, logp = _tempered(table, ask.vocabulary, ask.sampling.temperature)
+                    every = ((int(one["token_id"]), _logprob(one)) for one in entry["top_logprobs"])
+                    # they are listed as before the bias
+                    table = {number: logp for number, logp in every if number < ask.shared}
+                    _, logp = _tempered(table, ask.shared, ask.sampling.temperature)
                     logprobs[place] = logp[list(table).index(int(named[place]))]
             choice = answer["choices"][0]
             part = GeneratedPart(

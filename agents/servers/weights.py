@@ -390,6 +390,11 @@ class SyncedPolicy:
         return self.policy.max_length
 
     @property
+    def vocab_size(self) -> int | None:
+        """Only the first so many ids are drawn; None: all of the model's."""
+        return self.policy.vocab_size
+
+    @property
     def policy_version(self) -> int:
         """Version of the weights that the servers were given last."""
         return self.policy.policy_version

@@ -229,7 +229,6 @@ def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw
 
     Args:
         config: `receptacle_caps` None draws the layout of a real room; else `receptacles` bounds their number.
-        priors: counts of the real games.
         row: the task: its room, and which receptacle types it needs.
         draw: where random choices come from; it is advanced.
     """
@@ -272,7 +271,6 @@ def place_receptacles(
     Args:
         config: `shared` scales how many groups share a location; `mixed_openable` draws for each receptacle whether it
             opens, instead of taking what is more frequent for its type.
-        priors: counts of the real games.
         room: type of the room, which decides the groups.
         types: receptacle types, one entry per receptacle; the result has their order.
         draw: where random choices come from; it is advanced.

@@ -21,9 +21,7 @@ def read_parquet(
     more than `UNPACKED` bytes), or has too many rows.
 
     Args:
-        path: the parquet file.
         choose: gets the names of all columns, returns those to read; the others are never unpacked.
-        error: class of the error.
         most_rows: rows that the file may have.
     """
     arrow, parquet = arrow_modules(error)

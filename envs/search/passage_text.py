@@ -40,8 +40,6 @@ def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None
     line, `skyrl`: `Doc 1: "T"`, the text on a new line.
 
     Args:
-        hits: passages, the best first.
-        doc_format: layout of a document; see above.
         budget: most tokens of title and text of a document; None: no limit.
         count: from a text to its number of tokens; None: words are counted.
     """

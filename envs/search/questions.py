@@ -174,7 +174,6 @@ class RewardRule:
 
         Args:
             response: everything after the prompt, information blocks included.
-            golden_answers: accepted answers.
             said: what the agent alone wrote, where the answer is looked for; by default all of `response`.
             prompt: read with `strict_compat` only.
         """

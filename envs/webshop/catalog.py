@@ -44,10 +44,8 @@ def read_products(
     Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read.
 
     Args:
-        items: records, as JSON has them.
         attributes: asin -> its entry in the attributes file.
         human: asin -> its instructions by people; None: synthetic goals.
-        source: name of the file, for errors.
     """
     seen: set[str] = set()
     for number, item in enumerate(items):
@@ -66,11 +64,8 @@ def parse_product(
     """Makes a product of one record. Raises ShopDataError for a missing or wrong field.
 
     Args:
-        item: the record.
-        asin: its id.
         attributes: asin -> its entry in the attributes file.
         human: asin -> its instructions by people; None: synthetic goals.
-        where: begins the text of every error.
     """
     extra = attributes.get(asin)
     if extra is not None and not isinstance(extra, dict):

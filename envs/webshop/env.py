@@ -81,7 +81,6 @@ class WebShopEnv(TextEnv):
         tagger: what finds nouns in titles for the reward, see `open_shop`; None takes the recorded ones of the
             original's model, and where a shop's are not recorded the built-in list, which is approximate.
         num_prev_obs, num_prev_actions: how many earlier observations and actions stand in front of each observation.
-        show_attributes: products have the page Attributes.
         reward: `score` pays the score of the purchase, `success` 1.0 for a purchase that scores 1.0 and else 0.0.
         oracle_query: whether `expert_action` searches for the product's title or for what the instruction says.
         render_mode: `ansi`: `render()` gives the last action and observation; `human`: both are printed; None: neither.
@@ -387,7 +386,6 @@ class ShopSession:
         shop: an open shop, which the session does not close.
         observation_mode: `text`, `text_rich`, `html` or `url`.
         quirks: which oddities of the original hold.
-        show_attrs: whether products have a sub-page Attributes.
         num_prev_obs: earlier observations shown in front of each one.
         num_prev_actions: earlier actions shown in front of each observation.
         session: first session, as for `reset`: a goal's index, an id that draws a goal, or None for an id made up.

@@ -245,7 +245,6 @@ def plan_cluster(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random
 
     Args:
         config: how often products have options, decoys, hidden features and so on.
-        words: brands, and values of options.
         leaf: the kind of thing that all of them are.
         rng: where random choices come from; it is advanced.
         first: number of the first product within the catalog, from 0; it becomes part of the asin.

@@ -266,7 +266,6 @@ def make_splits(
 
     Args:
         goals: all of the shop, in their order.
-        profile: of the shop.
         scheme: one of the four names; None: the shop's default.
         part_of: from a product's asin to `train` or `eval`, as the generator planned; None: a real shop.
     """

@@ -57,7 +57,6 @@ def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Prof
     Args:
         chosen: a tagger, or its name (`builtin`, `spacy`, `spacy:MODEL`, `all-words`); None: the shop's default.
         catalog: whose titles the recorded nouns are of.
-        profile: of the shop.
         cache: where recorded nouns are looked for; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
     """
     if isinstance(chosen, NounTagger):

@@ -76,7 +76,6 @@ def load_catalog(
     Mapped shops are built once, under the hash of their files.
 
     Args:
-        profile: of the shop.
         data: folder of the original's files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
             Generated shops ignore it.
         storage: `memory`, `mapped` (from disk), or `auto`: mapped if the items file has more than 64 MiB.

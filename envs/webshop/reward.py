@@ -81,11 +81,8 @@ def compute_reward(
     """The reward for buying `bought` at `price` dollars with the option values `options`.
 
     Args:
-        goal: what was to be bought.
-        bought: the product that was.
         price: of the product in this shop, in dollars; chosen options do not change it.
         options: the chosen values, without the names of their options.
-        tagger: finds the nouns of titles.
     """
     values = [processed(simplify_value(value)) for value in options]
     n_att = sum(bought.has_attribute(wanted) for wanted in goal.attributes)
@@ -137,11 +134,9 @@ def best_purchase(
     Among equals, choices that are literally the wanted ones come first, then those that come first on the page.
 
     Args:
-        goal: what is to be bought.
         product: only its `options` are read, the choices that are open.
         facts: what else the reward reads of the same product.
         price: of the product in this shop, in dollars; chosen options do not change it.
-        tagger: finds the nouns of titles.
     """
     wanted = wanted_options(goal)
     literal = {option if isinstance(option, str) else option[1] for option in goal.goal_options}

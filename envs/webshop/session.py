@@ -128,10 +128,7 @@ def play(
     """The state after one action; None if it changes nothing. As in the original, searches work on every page.
 
     Args:
-        shop: answers searches and scores a purchase.
-        goal: what is to be bought.
         quirks: which oddities of the original hold.
-        state: before the action.
         parsed: verb and argument; None: no action was found.
         clickables: label on the page, in lower case -> what a click on it means.
         session: part of the page's address, in which Next and Prev look for the kind of page (`Quirks.url_routing`).
@@ -286,8 +283,6 @@ def page_of(
 
     Args:
         shop: where the products of the page are looked up.
-        goal: its instruction heads the page.
-        state: of the session.
         session: the session's id, which is part of the page's address.
         show_attributes: whether the product's own page has a button Attributes.
         endless_pages: whether Next is there on the last page of results, too (`Quirks.endless_pages`).

@@ -84,8 +84,6 @@ class Shop:
         """Draws the prices of all products and the price caps of all goals.
 
         Args:
-            catalog: the products, with their instructions.
-            profile: of the catalog.
             price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
             tagger: what finds the nouns of titles, as for `open_shop`.
             cache: folder of recorded nouns; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
@@ -264,8 +262,6 @@ def goal_task(shop: Shop, goal: Goal, split: str | None = None, task_id: str | N
     The task's category, which is its row in result tables, is the product's department.
 
     Args:
-        shop: where the goal is.
-        goal: what is to be bought.
         split: name of the task's split; None: that of the shop's default splits.
         task_id: None: `<profile>/<number of the goal>`.
     """

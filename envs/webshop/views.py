@@ -80,8 +80,6 @@ class Views:
 
         Args:
             shop: always the same one, since pieces of its products are kept.
-            goal: its instruction heads the page.
-            state: of the session.
             session: the session's id, which is part of the page's address.
         """
         endless = self.quirks.endless_pages
@@ -92,8 +90,6 @@ class Views:
 
         Args:
             shop: always the same one, since pieces of its products are kept.
-            goal: its instruction heads the page.
-            state: of the session.
             session: the session's id, which is part of the page's address.
             mode: `text`, `text_rich`, `html`, or `url` (the address alone).
         """

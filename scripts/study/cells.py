@@ -222,6 +222,19 @@ def _cell(
     with _said_of(where):
         check_run(found.spec)
         game = game_of(evaluation_of(found.spec))
+    return replace(
+        _made(place, method, folder, found, game),
+        steps=found.spec.run.steps,
+        needs=tuple(needs),
+        evaluates=not is_start,
+        is_start=is_start,
+        text=method.keys.text,
+        heldout=wanted.heldout and not is_start,
+    )
+
+
+def _made(place: Place, method: Method, folder: Path, found: Resolved[Any], game: Mapping[str, Any]) -> Cell:
+    """What a cell of resolved settings is, whether it is trained or only evaluated."""
     return Cell(
         world=place.name,
         method=method.name,
@@ -230,15 +243,9 @@ def _cell(
         name=f"{place.name}/{folder.name}",
         folder=folder,
         words=("--config", f"{folder}.toml"),
-        steps=found.spec.run.steps,
-        needs=tuple(needs),
-        evaluates=not is_start,
         spec=found.spec,
         origins=found.origins,
         game=game,
-        is_start=is_start,
-        text=method.keys.text,
-        heldout=wanted.heldout and not is_start,
     )
 
 
@@ -257,7 +264,6 @@ def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
 
 
 def _for_start(layer: Layer, algorithm: str) -> Layer:
-    assert isinstance(layer.table, Mapping)
     table = {name: value for name, value in layer.table.items() if not str(value).startswith("starts.")}
     kept = {name: value for name, value in read_alone(algorithm, table, layer.name).items() if name != "evaluation"}
     return replace(layer, table=kept)
@@ -302,27 +308,14 @@ def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[t
         shared["temperature"] = game_of(rules)["temperature"]
     layers: list[tuple[str, Mapping[str, Any]]] = [(f"evaluations in {place.name}", shared)]
     for layer in method.layers(place.name):
-        assert isinstance(layer.table, Mapping)
         if "panel" in layer.table:
             raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
         layers.append((layer.name, dict(layer.table)))
     with _said_of(where):
         found = resolve_play(layers, usual=USUAL)
     folder = out / "cells" / place.name / f"{method.name}-seed0"
-    return Cell(
-        world=place.name,
-        method=method.name,
-        group=method.keys.group,
-        about=method.about,
-        name=f"{place.name}/{folder.name}",
-        folder=folder,
-        words=("--config", f"{folder}.toml"),
-        steps=episodes_of(found.spec.play),
-        verb="eval",
-        spec=found.spec,
-        origins=found.origins,
-        game=game_of(found.spec),
-    )
+    made = _made(place, method, folder, found, game_of(found.spec))
+    return replace(made, steps=episodes_of(found.spec.play), verb="eval")
 
 
 def _require_agent(agent: str, env_id: str, where: str) -> None:

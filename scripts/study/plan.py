@@ -1,8 +1,8 @@
 """How many seeds, tasks and samples does a comparison of two methods need? Predicted from a pilot, before it is run.
 
-A pilot is at least two runs of each method, evaluated on the same tasks, or a study.json. From it the spread between
-training seeds, tasks and samples is estimated, and from that the smallest difference that another design tells from
-zero, and the cheapest design for a wanted difference.
+A pilot is at least two runs of each method, evaluated on the same tasks, or a study.json, of which Same-Step is taken,
+as in its tables. From it the spread between training seeds, tasks and samples is estimated, and from that the smallest
+difference that another design tells from zero, and the cheapest design for a wanted difference.
 
 Examples:
     turngym study plan --first a0.result.xz a1.result.xz --second b0.result.xz b1.result.xz
@@ -18,6 +18,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from turngym.agents.evaluation.compare import (
     Responses,
@@ -45,11 +47,12 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.settings import Count, Range, Share
+from turngym.core.numbers import Group, Million, NotNegative
 from turngym.core.spec import Unread, needing
 from turngym.core.tables import Table, print_table
 from turngym.scripts.options import read_options
 from turngym.trainers.study.records import read_records
+from turngym.trainers.study.results import averaged_evaluations, same_step_maps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,29 +64,29 @@ class StudyPlanOptions:
     second: tuple[Path, ...] = ()
     """Runs of the other method, in the same order of seeds."""
     data: Path | None = None
-    """The folder of a study, or a study.json (.gz), in place of --first and --second; its last evaluations count."""
+    """The folder of a study, or a study.json (.gz), in place of --first and --second; its Same-Step counts."""
     methods: tuple[str, str] = ("opd", "turnopd")
     """--data: the two methods."""
-    difference: float | None = None
+    difference: Annotated[float, Meta(gt=0, lt=100)] | None = None
     """Points of success that shall be told from zero: prints the cheapest designs for it."""
-    power: Share = 0.8
+    power: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     """Probability with which a difference shall be told from zero."""
     spread: Literal["cautious", "seen"] = "cautious"
     """How far training seeds are taken to lie apart: the one-sided 80 % limit of the pilot's, or as seen. Half of all
     pilots of three seeds see no spread at all, and a study planned by what they saw has half the power."""
-    seeds: Annotated[tuple[int, ...], Range(1, 10**6)] = (2, 3, 5, 10)
+    seeds: tuple[Group, ...] = (2, 3, 5, 10)
     """Training seeds of each method, one row each."""
-    tasks: Annotated[tuple[int, ...], Range(1, 10**6)] = ()
+    tasks: tuple[Group, ...] = ()
     """Tasks of the panel; by default half, all and twice as many as in the pilot."""
-    samples: Annotated[tuple[int, ...], Range(1, 10**6)] = (1, 4)
-    """Episodes per task."""
-    train_hours: float | None = None
+    samples: tuple[Million, ...] = (1, 4)
+    """Episodes per task in an evaluation; as many evaluations as in the pilot are averaged."""
+    train_hours: NotNegative | None = None
     """Hours of one training run; --data knows them."""
-    episode_seconds: float | None = None
+    episode_seconds: NotNegative | None = None
     """Seconds of one episode of an evaluation; by default as in the pilot (a study.json: 1)."""
-    most_seeds: Count = 30
+    most_seeds: Million = 30
     """Most training seeds that --difference considers."""
-    most_tasks: Count = 1000
+    most_tasks: Million = 1000
     """Most tasks that --difference considers."""
 
     def unread(self) -> Unread:
@@ -94,15 +97,6 @@ class StudyPlanOptions:
         if self.difference is None:
             yield from needing("--difference", "train_hours", "episode_seconds", "most_seeds", "most_tasks")
 
-    def __post_init__(self) -> None:
-        if not 0 < self.power < 1:
-            raise TurngymError(f"--power is {self.power}; valid: between 0 and 1")
-        if self.difference is not None and not 0 < self.difference < 100:
-            raise TurngymError(f"--difference is {self.difference}; valid: points of success, between 0 and 100")
-        for name, least in (("seeds", 2), ("tasks", 2), ("samples", 1)):
-            if wrong := [value for value in getattr(self, name) if value < least]:
-                raise TurngymError(f"--{name} {wrong[0]}: an interval over seeds and tasks needs at least {least}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilot:
@@ -111,6 +105,10 @@ class Pilot:
     first: Sequence[TaskMeans]
     second: Sequence[TaskMeans]
     samples: int
+    """Episodes per task in an evaluation."""
+    evaluations: int = 1
+    """Evaluations that a task's mean is over. Those of one run share their random streams: near the end they win and
+    lose the same episodes, so that chance is taken as that of a single one."""
     train_hours: float | None
     episode_seconds: float
 
@@ -209,11 +207,21 @@ def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
     if len({*options.methods}) == 1:
         raise TurngymError(f"--methods names {options.methods[0]} twice; valid: two methods")
     one, other = (found[name] for name in options.methods)
-    seeds = sorted(one.keys() & other.keys())
-    runs = [[of[seed].evaluations[-1].tasks for seed in seeds] for of in (one, other)]
+    # what the study's own tables compare, at the steps that all of its methods have
+    maps = same_step_maps(found)[1]
+    first, second = (maps.get(name, {}) for name in options.methods)
+    seeds = sorted(first.keys() & second.keys())
+    runs = [[of[seed] for seed in seeds] for of in (first, second)]
     samples = min(of[seed].samples for of in (one, other) for seed in seeds) if seeds else 1
     hours = fmean(of[seed].total.seconds for of in (one, other) for seed in seeds) / 3600 if seeds else None
-    return Pilot(first=runs[0], second=runs[1], samples=samples, train_hours=hours, episode_seconds=1.0)
+    return Pilot(
+        first=runs[0],
+        second=runs[1],
+        samples=samples,
+        evaluations=averaged_evaluations(found),
+        train_hours=hours,
+        episode_seconds=1.0,
+    )
 
 
 def spread_table(spread: Spread, pilot: Pilot) -> Table:
@@ -238,7 +246,10 @@ def said(pilot: Pilot, spread: Spread) -> str:
     found, size = rise(pilot.first, pilot.second), pilot.design
     ends = f"{100 * found.mean:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
     expected = f"expected to reach {100 * half_width(spread, size, spread.mean):.1f} to either side"
-    return f"pilot: {size.seeds} seeds x {size.tasks} tasks x {size.samples} samples: {ends}; {expected}"
+    drawn = f"{size.seeds} seeds x {size.tasks} tasks x {pilot.samples} samples"
+    if pilot.evaluations > 1:
+        drawn += f", Same-Step (mean of the last {pilot.evaluations} evaluations)"
+    return f"pilot: {drawn}: {ends}; {expected}"
 
 
 def design_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> Table:
@@ -268,7 +279,7 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
         for s, m, k in product(range(2, options.most_seeds + 1), tasks, (1, 2, 4, 8, 16))
     ]
     # without hours of training only episodes count
-    hours = Price(training=pilot.train_hours or 0.0, episode=pilot.episode_seconds / 3600)
+    hours = Price(training=pilot.train_hours or 0.0, episode=pilot.evaluations * pilot.episode_seconds / 3600)
     prices = {"fewest episodes": Price(training=0.0, episode=1.0)}
     if pilot.train_hours is not None:
         prices = {"fewest hours": hours, **prices}
@@ -278,7 +289,7 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
         if found is None:
             rows.append([name, "none", "-", "-", "-", "-", "-"])
             continue
-        cells = [str(found.seeds), str(found.tasks), str(found.samples), f"{found.episodes:,}"]
+        cells = [str(found.seeds), str(found.tasks), str(found.samples), f"{pilot.evaluations * found.episodes:,}"]
         time = "-" if pilot.train_hours is None else f"{hours.hours(found):.1f}"
         rows.append([name, *cells, time, f"{100 * power(spread, found, wanted):.0f}"])
     return ["", "seeds", "tasks", "samples", "episodes", "hours", "power %"], rows

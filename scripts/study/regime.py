@@ -21,7 +21,7 @@ from typing import Any
 from turngym.agents.worlds import load_world
 from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
-from turngym.core.settings import Count, Length, Seed
+from turngym.core.numbers import Count, Million, Seed
 from turngym.core.spec import Unread, needing
 from turngym.core.tables import markdown
 from turngym.core.trace import read_episodes
@@ -64,9 +64,9 @@ class RegimeOptions:
     """Folder of another student than the world's."""
     teacher: Path | None = None
     """Folder of another teacher than the world's."""
-    episodes: Count = 96
+    episodes: Million = 96
     """Episodes that a pair is measured on, one for each task."""
-    max_turns: Length | None = None
+    max_turns: Count | None = None
     """Full depth, turns, if not the world's."""
     seed: Seed = 0
     """Fixes tasks and sampling."""

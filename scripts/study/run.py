@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +25,9 @@ from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.play_spec import OnPanel
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import Threads
 from turngym.core.secrets import recorded_command
-from turngym.core.settings import Threads, read_toml, write_toml_text
+from turngym.core.settings import read_toml, write_toml_text
 from turngym.core.spec import Positional, Unread, differing, flat, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, Job, Runner
@@ -46,7 +47,6 @@ from turngym.trainers.study.records import (
     make_record,
     read_record,
     read_records,
-    to_json,
     with_paths,
     write_records,
 )
@@ -285,7 +285,7 @@ def run_cells(
                 assert isinstance(job.spec, TrainConfig)
                 before = job.spec.models.student
                 record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
-            write_json(job.record, to_json(record))
+            write_json(job.record, asdict(record))
             if recorded is not None:
                 recorded()
 

@@ -47,9 +47,11 @@ def main(argv: Sequence[str]) -> int:
             raise TurngymError(
                 f"there is no table {name!r}.{did_you_mean(name, TABLES)} There are: {', '.join(TABLES)}"
             )
-    for name, table in tables_of(study).items():
-        print_table(table, name)
-        print(caption(name.rpartition(": ")[2], study) + "\n")
+    worlds = study.worlds
+    for title, table in tables_of(study).items():
+        world, _, name = title.rpartition(": ")
+        print_table(table, title)
+        print(caption(name, worlds[world]) + "\n")
     for note in notes_of(study):
         print(note)
     if options.out is not None:
@@ -71,20 +73,18 @@ def write_tables(study: Records, out: str | Path) -> str:
     out.mkdir(parents=True, exist_ok=True)
     about = [lines_of(study.about)] if study.about else []
     parts = [f"# {markup(study.title, 'markdown')}", *about, _methods(study)]
-    explained: set[str] = set()
+    worlds = study.worlds
     for title, table in tables_of(study).items():
-        name = title.rpartition(": ")[2]
+        world, _, name = title.rpartition(": ")
+        said = caption(name, worlds[world])
         stem = title.replace(": ", "-").replace("/", "-")
         for kind in ("csv", "tex"):
-            write_table(table, out / f"{stem}.{kind}", caption(name, study))
-        parts += [f"## {markup(title, 'markdown')}", markdown(table)]
-        if name not in explained:
-            parts.append(caption(name, study))
-            explained.add(name)
+            write_table(table, out / f"{stem}.{kind}", said)
+        parts += [f"## {markup(title, 'markdown')}", markdown(table), said]
     parts += [lines_of("\n".join(f"- {note}" for note in notes))] if (notes := notes_of(study)) else []
     # figures need matplotlib, which comes with the extra `train`
     if importlib.util.find_spec("matplotlib") is not None:
-        for world, rows in study.worlds.items():
+        for world, rows in worlds.items():
             if any(len(record.evaluations) > 1 for seeds in rows.values() for record in seeds.values()):
                 draw_curves(rows, out / f"{world}-curves.png", out / f"{world}-curves.pdf")
                 shown = markup(world, "markdown")

@@ -29,9 +29,10 @@ from msgspec import Meta, field
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.numbers import Count, Seed
 from turngym.core.redaction import brief
 from turngym.core.settings import read_toml
-from turngym.core.spec import Count, Layer, Seed, SettingsError, Spec, flat, merged, read
+from turngym.core.spec import Layer, SettingsError, Spec, flat, merged, read
 from turngym.core.user_files import user_path
 from turngym.scripts.jobs import shown
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm
@@ -276,7 +277,6 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
     # what methods share is for those that read it, so somebody must
     trained = [method.algorithm for method in (*methods.values(), *starts.values()) if method.algorithm]
     for layer in (study.train, *(place.settings for place in study.places)):
-        assert isinstance(layer.table, Mapping)
         for key, value in flat(layer.table).items():
             readers = (one for one in dict.fromkeys([*trained, *BUILT_IN]) if has_setting(one, key))
             reader = next(readers, trained[0] if trained else "grpo")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
-from eight_servers import SERVERS, refused
+from eight_servers import SERVERS, page_row, refused
 from openai_fake import FakeOpenAI, Fault, error, served
 from toy_evaluation import toy_evaluation
 
@@ -27,6 +28,7 @@ from turngym.envs.channels import make_channel
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
 
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "handshakes.md"
 JOBS = [Job(task_id=f"doors/{number}", seed=7) for number in (2, 3)]
 
 
@@ -52,9 +54,11 @@ def test_eight_servers(name: str, channel: str, serve: Any, make_doors: Any) -> 
     server, make = SERVERS[name], make_doors(channel)
     fake, usual = serve(server.fake()), Profile().to_json()
     agent = agent_for(make, fake, channel)
-    found = agent.shake_hands().to_json()
-    asked = len(fake.requests)
+    profile = agent.shake_hands()
+    found, asked = profile.to_json(), len(fake.requests)
     assert refused(fake).count(False) == 2
+    if channel == "tool":
+        assert page_row(name, profile) in PAGE.read_text(encoding="utf-8").splitlines()
     expected = {**server.finds, **(server.in_text if channel == "text" else {})}
     takes = (
         "limit",

@@ -268,6 +268,18 @@ def test_what_was_switched_off_or_asked_for_in_vain() -> None:
     assert read_answer(ids, Expected(logprobs=True)).noticed == (Noticed.NO_LOGPROBS,)
 
 
+@pytest.mark.parametrize("sglang", [False, True])
+def test_ids_by_the_names_that_servers_give_them(sglang: bool) -> None:
+    rows = {"content": [{"token": "x", "logprob": -0.5, "top_logprobs": []}]}
+    given = body({"content": "x"}) if sglang else body({"content": "x"}, prompt_token_ids=[1, 2])
+    inside = {"prompt_token_ids": [1, 2], "response_token_ids": [3]} if sglang else {"token_ids": [3]}
+    given["choices"][0] |= {"logprobs": rows, **inside}
+    answer = read_answer(given, Expected(logprobs=True))
+    assert answer.noticed == ()
+    assert answer.ids is not None
+    assert (answer.ids.prompt.tolist(), answer.ids.response.tolist()) == ([1, 2], [3])
+
+
 def test_everything_that_may_be_noticed_is_said_in_words() -> None:
     for name, form in vars(Noticed).items():
         if name.isupper() and not name.startswith("_"):

@@ -32,6 +32,7 @@ WHY = {
     "hangs": "the environment's step or reset took more than 0.2 s",
     "raises": "KeyError: 'no such house' (",
     "prints": "ValueError: two lines (",
+    "cannot say why": "_Unsaid: it has no text (",
     "exits": "SystemExit: 3 (",
     "exits without a word": "SystemExit: ",
     "runs out of memory": "MemoryError: ",
@@ -67,6 +68,15 @@ def check(name: str, episode: Episode) -> None:
     assert episode.episode_return == 0.0
 
 
+def test_an_environment_that_cannot_be_closed_loses_nothing() -> None:
+    for name in hostile_env.CLOSES:
+        env = MAKE()
+        env.reset(options={"task": name})
+        with pytest.warns(UserWarning, match="HostileEnv failed as it was closed: "):
+            env.close()
+
+
+@pytest.mark.filterwarnings("ignore:HostileEnv failed as it was closed")
 @pytest.mark.parametrize("slots", [1, 64])
 def test_each_costs_its_episode(slots: int) -> None:
     names = [*STEPS, *BEGINS, "fine"]
@@ -178,13 +188,9 @@ def test_the_command_stops_with_the_reason(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_options_that_cannot_be() -> None:
-    with pytest.raises(TurngymError, match="--step-timeout is 0;"):
-        WorkerOptions(step_timeout=0.0)
     with pytest.raises(TurngymError, match="worker_timeout is 100;"):
         WorkerOptions(workers=2, worker_timeout=100.0, step_timeout=60.0)
     assert WorkerOptions(workers=0, worker_timeout=1.0).worker_timeout == 1.0
-    with pytest.raises(TurngymError, match="worker_gpus is -1;"):
-        WorkerOptions(workers=2, worker_gpus=-1.0)
 
 
 def test_calls_come_back_in_order_and_one_thread_serves_them() -> None:

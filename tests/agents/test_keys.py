@@ -292,6 +292,10 @@ KEY = "sk-live'9f/+3\"aB&c==Zz0123456789"
         html.escape(KEY),
         "".join(f"&#{ord(letter)};" for letter in KEY),
         "".join(f"\\u{ord(letter):04X}" for letter in KEY),
+        "".join(f"\\u{{{ord(letter):x}}}" for letter in KEY),
+        "".join(f"\\U{ord(letter):08x}" for letter in KEY),
+        KEY.encode().hex(),
+        KEY.encode().hex().upper(),
         base64.b64encode(KEY.encode()).decode(),
         base64.urlsafe_b64encode(f"ab:{KEY} more".encode()).decode(),
         f"{KEY[:9]}\n  {KEY[9:]}",
@@ -314,6 +318,18 @@ def test_spellings_take_linear_time(part: str, monkeypatch: pytest.MonkeyPatch) 
     assert redaction.without_keys(text) == text
 
 
-@pytest.mark.parametrize("name", ["clientSecret", "PGPASSWORD", "storageAccountKey", "idToken", "connectionString"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("clientSecret", "PGPASSWORD", "storageAccountKey", "idToken", "connectionString"),
+        *("botToken", "dbPwd", "azureConnectionString", "setCookie", "proxyAuth"),
+    ],
+)
 def test_names_of_secrets(name: str) -> None:
     assert redaction.redacted({name: "hunter2"}) == {name: redaction.HIDDEN}
+    assert "hunter2" not in redaction.redacted(f'it sent {{"{name}": "hunter2"}}')
+
+
+@pytest.mark.parametrize("name", ["eosToken", "eos_token", "pad-token", "monkey", "maxTokens", "author"])
+def test_names_that_are_no_secrets(name: str) -> None:
+    assert redaction.redacted({name: "</s>"}) == {name: "</s>"}

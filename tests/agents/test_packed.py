@@ -273,21 +273,17 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         forge(setting(f"play.{name}", value)(result), path)
         with pytest.raises(EvaluationError, match=rf"its spec: (play\.)?{re.escape(name.rpartition('.')[2])} is "):
             read_result(path)
-    wrong: dict[str, tuple[dict[str, Any], str]] = {
-        "date": ({"date": None}, r"date is None; valid: a text"),
-        "versions": ({"versions": {"turngym": 3}}, r"versions\.turngym is 3"),
-        "list": ({"versions": ["turngym"]}, r"versions is \['turngym'\]; valid: a table"),
-        "seconds": ({"seconds": "x"}, r"seconds is 'x'; valid: a finite number"),
-        "agent": ({"agent": ["a"]}, r"agent is \['a'\]"),
-        "nan": ({"seconds": float("nan")}, r"seconds is nan"),
-        "huge": ({"seconds": 10**400}, r"seconds is 1000"),
-        "negative": ({"seconds": -5.0}, r"-5\.0; valid: at least 0"),
-        "tokens": ({"tokens": [1]}, r"tokens is \[1\]; valid: a table or nothing"),
-        "episodes": ({"episodes": ()}, r"no episodes"),
-    }
-    for changes, said in wrong.values():
+    seconds = [{"seconds": value} for value in ("x", float("nan"), 10**400, -5.0)]
+    others = [
+        {"date": None},
+        {"versions": {"turngym": 3}},
+        {"versions": ["turngym"]},
+        {"agent": ["a"]},
+        {"tokens": [1]},
+    ]
+    for changes in (*seconds, *others, {"episodes": ()}):
         forge(replace(result, **changes), path)
-        with pytest.raises(EvaluationError, match=said):
+        with pytest.raises(EvaluationError, match=r"a\.result\.xz is not a packed result: .*" + next(iter(changes))):
             read_result(path)
     many = check_result(setting("play.samples", 10**9)(result).write(path))
     assert f"{5 * 10**9 - 10} episodes are missing" in many

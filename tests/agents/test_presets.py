@@ -189,19 +189,19 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_which_limit_an_evaluation_in_training_has() -> None:
     panel, bare = load_panel("alfworld-quickstart"), load_panel("alfworld-generated-eval")
 
-    def made(panel: Panel, named: str | None, given: dict[str, Any], **run: Any) -> dict[str, Any]:
-        turns = {"max_turns": 50, "explicit_turns": False, **run}
-        played = config(Path(), preset=named, panel=panel.full_name, env_kwargs=given).rollouts
-        found = eval_spec(panel, played, **turns)
-        return make_arguments(found.spec.play)
+    def made(
+        panel: Panel, named: str | None, given: dict[str, Any], turns: int = 50, asked: int | None = None
+    ) -> dict[str, Any]:
+        played = config(Path(), preset=named, panel=panel.full_name, env_kwargs=given, max_turns=asked)
+        return make_arguments(eval_spec(panel, played, max_turns=asked or turns).spec.play)
 
     default = made(panel, None, {})
     assert (default["max_turns"], default["on_invalid"], default["part"]) == (24, "noop", "eval")
-    assert made(bare, None, {}, max_turns=33)["max_turns"] == 33
-    named = made(panel, "turnopd", {}, max_turns=80)
+    assert made(bare, None, {}, 33)["max_turns"] == 33
+    named = made(panel, "turnopd", {}, 80)
     assert (named["max_turns"], named["on_invalid"], named["part"]) == (80, "reject", "eval")
-    assert made(panel, "turnopd", {}, max_turns=5, explicit_turns=True)["max_turns"] == 5
-    assert made(panel, None, {}, max_turns=50, explicit_turns=True)["max_turns"] == 50
+    assert made(panel, "turnopd", {}, asked=5)["max_turns"] == 5
+    assert made(panel, None, {}, asked=50)["max_turns"] == 50
     # how the agent is spoken to is true of evaluations, what is trained on is not
     told = made(panel, None, {"show_admissible": True, "config": "full", "tool_name": "act"})
     assert (told["show_admissible"], told["config"], told["tool_name"]) == (True, "small", "act")
@@ -260,8 +260,8 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
-    run = RunInfo(folder=Path(folder), out=tmp_path, learner=learner, max_turns=3)
-    settings = config(tmp_path, preset="verl-agent", env_kwargs={"on_invalid": "reject"}).rollouts
+    run = RunInfo(out=tmp_path, learner=learner, max_turns=3)
+    settings = config(tmp_path, student=str(folder), preset="verl-agent", env_kwargs={"on_invalid": "reject"})
     env = RunEnv(config=settings, info=run, student=StudentPlayer(settings, run))
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
     (episode,) = played_source(env, open_demonstrations(env)[0])(request)

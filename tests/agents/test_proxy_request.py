@@ -215,9 +215,6 @@ def test_a_huge_value_is_shown_short() -> None:
     assert len(json.dumps(caught.value.as_json())) < 400
 
 
-@pytest.mark.parametrize(
-    "bad", [{"max_waiting": 0}, {"idle": 0.0}, {"name": ""}, {"max_tokens": 0}, {"deadline": -1.0}]
-)
-def test_settings_out_of_range(bad: dict[str, Any]) -> None:
-    with pytest.raises(ProxyError, match=f"proxy setting {next(iter(bad))} is"):
-        ProxySettings(**bad)
+def test_a_name_is_text_that_can_be_shown() -> None:
+    with pytest.raises(ProxyError, match="proxy setting name is"):
+        ProxySettings(name="")

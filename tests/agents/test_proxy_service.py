@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ import proxy_tools as tools
 import pytest
 
 from turngym.agents.proxy.api_errors import ApiError, ProxyError
+from turngym.agents.proxy.engine_queue import STOPS_WITHIN
+from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.turn_records import ChatMessage, read_records
-from turngym.core.trace import episode_to_json
+from turngym.core import running_clock
+from turngym.core.trace import add_checksum, episode_to_json
 
 user, until = tools.user, tools.until
 
@@ -460,7 +465,7 @@ def test_two_processes_cannot_share_a_folder(make_bench: Make) -> None:
 
 def test_records_of_a_newer_version(make_bench: Make, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "records.jsonl").write_text('{"v":2,"kind":"turn"}\n')
+    (tmp_path / "run" / "records.jsonl").write_text(add_checksum('{"v":2,"kind":"turn"}') + "\n")
     with pytest.raises(ProxyError, match="line 1: records of version 2"):
         make_bench()
 
@@ -504,3 +509,49 @@ def test_an_engine_that_fails_fails_only_the_request_at_fault(make_bench: Make) 
     assert asked[2].wait(20).reply.content == "fine"
     assert bench.service.health()["failed"] == 1
     assert bench.service.counts["underway"] == 0
+
+
+@pytest.fixture
+def waits_for_its_engine(make_bench: Make) -> Any:
+    """A proxy whose engine streams, and has not drawn anything since it was asked."""
+    bench = make_bench(policy=tools.StreamingEcho)
+    bench.policy.gate.clear()
+    thread, _ = in_thread(lambda: bench.ask([user("hello")], "a"))
+    assert bench.policy.entered.wait(20)
+    yield bench
+    bench.policy.flow()
+    thread.join(20)
+
+
+def test_an_engine_that_stands_still_is_no_healthy_server(waits_for_its_engine: Any) -> None:
+    bench = waits_for_its_engine
+    assert bench.service.health()["status"] == "ok"
+    bench.now += STOPS_WITHIN + 1
+    assert bench.service.health()["status"] == "stalled"
+    bench.policy.flow()
+    until(lambda: bench.service.health()["turns"]["main"] == 1)
+    assert bench.service.health()["status"] == "ok"
+
+
+def test_time_in_which_the_machine_was_suspended_is_no_engines_and_no_requests(
+    waits_for_its_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the clock that a service has by itself."""
+    bench, moment = waits_for_its_engine, [0.0]
+    for name, value in {"_stood": 0.0, "_looked": 0.0, "_looks": True}.items():
+        monkeypatch.setattr(running_clock, name, value)
+    monkeypatch.setattr(running_clock, "time", SimpleNamespace(monotonic=lambda: moment[0], sleep=time.sleep))
+    service = ProxyService(bench.policy, bench.renderer, tmp_path / "own", max_context=4096)
+    bench.policy.entered.clear()
+    waits = service.begin(bench.request([user("hello")], "a"))
+    assert bench.policy.entered.wait(20)
+    moment[0] += service.settings.deadline + 1
+    assert service.health()["status"] == "ok"
+    assert waits.wait(0) is None
+    # what the machine runs counts
+    for _ in range(int(STOPS_WITHIN / running_clock.PERIOD) + 1):
+        moment[0] += running_clock.PERIOD
+        stalled = service.health()["status"]
+    assert stalled == "stalled"
+    bench.policy.flow()
+    service.close()

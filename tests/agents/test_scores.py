@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
-from turngym.agents.evaluation.scores import compare, compare_scores, score, success_table, task_means
+from turngym.agents.evaluation.scores import check_hashes, score, success_table, task_means
+from turngym.agents.evaluation.seeds import rise
 from turngym.agents.evaluation.statistics import (
     CurvePoint,
     Interval,
@@ -234,7 +235,7 @@ def test_intervals_at_the_ends_are_not_empty() -> None:
 
 def test_paired_comparison() -> None:
     better = [replace(e, success=True) if e.task.task_id in "bc" else e for e in RUN]
-    difference = compare(RUN, better)
+    difference = rise([task_means(RUN)], [task_means(better)])
     assert difference.mean == 3 / 8
     # 0 .5 1 0 and two more, -1 and 1: mean 1/4, variance (3.25 - 6/16) / 5 = .575, t of five degrees 2.5706
     half = 2.5705818366 * math.sqrt(0.575 / 6)
@@ -243,10 +244,10 @@ def test_paired_comparison() -> None:
     assert not difference.clear
     assert str(Interval(mean=0.5, low=0.25, high=0.75, tasks=3)) == "50.0 [25.0, 75.0]"
     with pytest.raises(ScoreError, match="tasks were played in one of them only"):
-        compare(RUN, RUN[:12])
+        rise([task_means(RUN)], [task_means(RUN[:12])])
     other = [replace(e, task=replace(e.task, sha256="x")) for e in RUN]
     with pytest.raises(ScoreError, match="same name, another task"):
-        compare(RUN, other)
+        check_hashes(RUN, other)
     with pytest.raises(ScoreError, match="none of 1 episodes"):
         score([episode("a", 0, False, status=Status.ERROR_ENV)])
 
@@ -401,14 +402,10 @@ def test_errors_have_bounds_and_are_left_out_of_the_score() -> None:
     assert found.to_json()["bounds"] == found.bounds
 
 
-def test_a_graded_score_has_an_interval_and_a_paired_difference() -> None:
+def test_a_graded_score_has_an_interval() -> None:
     run = [replace(episode(task, 0, False), score=value) for task, value in (("a", 0.5), ("b", 0.25), ("c", 0.75))]
     assert score(run).graded == clustered([0.5, 0.25, 0.75])
-    found = compare_scores(run, [replace(one, success=True, score=1.0) for one in run])
-    assert found is not None
-    assert (found.mean, found.told) == (pytest.approx(0.5), "one run each")
     assert score(RUN).graded is None
-    assert compare_scores(RUN, RUN) is None
     assert "score [95 %]" in success_table({"run": score(run)})[0]
 
 

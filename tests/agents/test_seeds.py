@@ -424,8 +424,6 @@ def test_coverage_is_counted_by_hand() -> None:
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
     with pytest.raises(TurngymError, match=r"--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)
-    with pytest.raises(TurngymError, match="--second-seeds 1"):
-        SimulatedStudy(second_seeds=1)
 
 
 def test_a_study_is_drawn_as_it_is_asked_for() -> None:

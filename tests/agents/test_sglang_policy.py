@@ -366,3 +366,19 @@ def test_greedy_is_greedy_at_temperature_one(server: Any, connect: Any) -> None:
     ids, logps = by_hand([5, 6], 6, 0, 0.0)
     assert found.ids.tolist() == ids
     np.testing.assert_array_equal(found.logprobs, logps)
+
+
+def test_ids_that_are_not_scored_are_not_drawn(server: Any, connect: Any) -> None:
+    """A head has more rows than its teacher's: the rest is as if there were no others, whatever else is asked."""
+    every, few = connect(server), connect(server, vocab_size=15)
+    asked = ask(5, 6, 7, most=30, stream=(4,), temperature=0.7)
+    (whole,), (found,) = (one.generate([asked]) for one in (every, few))
+    assert whole.ids.max() >= 15 > found.ids.max()
+    row = [5, 6, 7, *found.ids.tolist()]
+    for place, (one, logp) in enumerate(zip(found.ids, found.logprobs, strict=True), 3):
+        among = fake.tempered(server.logp(row[:place], "default")[:15], 0.7)
+        np.testing.assert_allclose(logp, among[one], rtol=1e-5)
+    # one that does not know what it is asked is seen
+    server.check = lambda kind, body: body.get("sampling_params", {}).pop("logit_bias", None)
+    (answer,) = failure(few, asked)
+    assert isinstance(answer, BadAnswer)

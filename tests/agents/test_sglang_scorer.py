@@ -162,10 +162,19 @@ def test_questions_without_sense_never_leave(setup: Any, call: Any, words: str) 
     assert not server.of("/generate")
 
 
-def test_a_likely_id_that_the_student_lacks(setup: Any) -> None:
-    scorer = ServerScorer(fleet=setup[1].fleet, vocabulary=VOCABULARY, shared=10)
+def test_a_likely_id_that_the_student_lacks_is_a_part_of_the_tail(setup: Any) -> None:
+    server, scorer = setup
+    fewer = ServerScorer(fleet=scorer.fleet, vocabulary=VOCABULARY, shared=30)
+    (every,), (found,) = (one.topk([ROWS[0]], [PLACES[0]], 8) for one in (scorer, fewer))
+    assert every.ids.max() >= 30 > found.ids.max()
+    for row, place in enumerate(PLACES[0]):
+        logp = server.logp(ROWS[0][:place].tolist(), "default")
+        best = np.argsort(-logp[:30], kind="stable")[:8]
+        assert found.ids[row].tolist() == best.tolist()
+        np.testing.assert_allclose(found.logp[row], logp[best], rtol=1e-5)
+    # too few of those that the server lists are the student's
     with pytest.raises(ServerError, match="the student has 10 ids"):
-        scorer.topk([ROWS[0]], [PLACES[0]], 10)
+        ServerScorer(fleet=scorer.fleet, vocabulary=VOCABULARY, shared=10).topk([ROWS[0]], [PLACES[0]], 10)
 
 
 @pytest.mark.parametrize("value", [5.0, float("nan"), float("-inf"), 10**400, "x"])

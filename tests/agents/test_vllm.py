@@ -174,6 +174,21 @@ def test_raw_log_probabilities_are_computed_or_refused(server: Any, opened: Any)
         policy.generate([ask(5, 6, 7, temperature=0.7)])
 
 
+@pytest.mark.parametrize("processed", [True, False])
+def test_ids_that_are_not_scored_are_not_drawn(server: Any, opened: Any, processed: bool) -> None:
+    """A head has more rows than its teacher's: the rest is as if there were no others, whatever else is asked."""
+    server.processed = processed
+    fleet = opened(server)
+    every, few = (ServerPolicy(fleet, vocabulary=VOCABULARY, vocab_size=size) for size in (None, 15))
+    asked = ask(5, 6, 7, most=30, stream=(4,), temperature=0.7)
+    (whole,), (found,) = (one.generate([asked]) for one in (every, few))
+    assert whole.ids.max() >= 15 > found.ids.max()
+    row = [5, 6, 7, *found.ids.tolist()]
+    for place, (one, logp) in enumerate(zip(found.ids, found.logprobs, strict=True), 3):
+        among = fake.tempered(server.logp(row[:place], "default")[:15], 0.7)
+        np.testing.assert_allclose(logp, among[one], rtol=1e-5)
+
+
 def test_a_full_context_is_no_request(server: Any, opened: Any) -> None:
     policy = ServerPolicy(opened(server), vocabulary=VOCABULARY)
     full, last = policy.generate([ask(*[5] * 64), ask(*[5] * 63, most=9, session="b", stream=(2,))])

@@ -28,8 +28,8 @@ from typing import Any
 from bench_server import Server
 
 from turngym.agents.worlds.worlds import CHECKPOINTS
+from turngym.core.numbers import Count, Million, Positive
 from turngym.core.redaction import excerpt
-from turngym.core.settings import Above0, Count, Length
 from turngym.scripts.options import read_options
 
 # --- Clients, and what the records must hold
@@ -44,11 +44,11 @@ class BenchProxy:
 
     student: Path = STUDENT
     """Folder of the model."""
-    sessions: Count = 64
+    sessions: Million = 64
     """Clients that talk at the same time."""
-    turns: Length = 6
+    turns: Count = 6
     """Turns of a session."""
-    seconds: Above0 = 60.0
+    seconds: Positive = 60.0
     """How long clients begin new sessions."""
     think: float = 0.0
     """Seconds that a client waits before each turn."""

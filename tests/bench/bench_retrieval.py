@@ -36,9 +36,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from bench_server import Server, started
+from msgspec import Meta
 
+from turngym.core.numbers import Count, Million, Positive, Seed
 from turngym.core.redaction import excerpt
-from turngym.core.settings import Above0, Count, Length, Range, Seed
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
@@ -364,15 +365,15 @@ def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally]
 class RetrievalBench:
     """What to measure."""
 
-    passages: Annotated[int, Range(3)] = 50_000
+    passages: Annotated[int, Meta(ge=3, le=10**9)] = 50_000
     """Passages in the index."""
-    dim: Length = 384
+    dim: Count = 384
     """Dimensions of the vectors."""
-    clients: Count = 64
+    clients: Million = 64
     """Clients that ask at the same time."""
-    seconds: Above0 = 8.0
+    seconds: Positive = 8.0
     """Length of each measurement with many clients; a single client gets a third of it."""
-    rounds: Count = 2
+    rounds: Million = 2
     """How often each server is measured; servers take turns."""
     index: Path | None = None
     """Folder that keeps the index for the next call; a temporary one by default."""

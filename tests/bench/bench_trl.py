@@ -3,7 +3,8 @@
 GRPO: both sides play the generated household with the same model, the tool channel and one group of eight attempts at
 a task. TRL samples by itself (`environment_factory`), ours with the local engine; each does one update. The model's
 layers have random weights that change nothing at first, and its head says one token after another: every response is
-the same function call of sixteen ids, so both sides play and train on equally many turns and ids.
+the same function call of fifteen ids, so both sides play the same turns. Not the same: ours stops where the call is
+closed, TRL's model ends each message by a sixteenth id, and speaks once more after the last turn.
 
 SFT and OPD: an update on the same rows, which were played once, with the same supervised ids. OPD's peer is GKD on
 these rows (`lmbda=0`, `beta=1`: the reverse KL over all ids; ours is on the teacher's top 50 and a bin of the rest).
@@ -31,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.core.settings import Count, Length
+from turngym.core.numbers import Count, Million
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
@@ -39,7 +40,7 @@ HOUSE = {"split": "generated", "config": "small", "on_invalid": "noop"}
 ENV = "turngym/ALFWorld-v0"
 CALL = '<tool_call>\n{"name": "alfworld_step", "arguments": {"action": "look"}}\n</tool_call>'
 PIECES = 15
-"""Ids of the call; the end of the message is the sixteenth."""
+"""Ids of the call."""
 GROUP = 8
 LR = 1e-6
 STEPS = 2
@@ -51,21 +52,21 @@ class TrlBench:
 
     what: Literal["all", "grpo", "sft", "opd"] = "all"
     """What is measured."""
-    layers: Count = 30
+    layers: Million = 30
     """Layers of the model."""
-    width: Length = 576
+    width: Count = 576
     """Width of the model; heads have 64."""
-    vocabulary: Length = 49152
+    vocabulary: Count = 49152
     """Ids of the model, of which the tokenizer uses some 2,000."""
-    episodes: Count = 8
+    episodes: Million = 8
     """Episodes of a step."""
-    turns: Count = 10
+    turns: Million = 10
     """Turns of an episode."""
-    micro_tokens: Length = 2048
+    micro_tokens: Count = 2048
     """Ours: padded tokens of a pass."""
     checkpointing: Literal["on", "off"] = "off"
     """Ours: whether activations are recomputed. TRL's does, which is its default."""
-    rows: Count = 2
+    rows: Million = 2
     """TRL's: rows of a pass."""
     json: Path | None = None
     """File for the figures."""
@@ -202,7 +203,7 @@ def ours_grpo(bench: TrlBench, folder: Path) -> Figures:
         played=last["time/rollout_cpu_s"],
         updated=last["time/update_cpu_s"],
         peak=peak(),
-        ids=round(last["batch/tokens"]),
+        ids=round(last["tokens"]),
     )
 
 
@@ -274,13 +275,13 @@ def ours_update(bench: TrlBench, folder: Path, kind: str) -> Figures:
     if kind == "opd":
         teacher = LocalScorer(
             model=AutoModelForCausalLM.from_pretrained(folder / "model"),
-            max_tokens=run.micro_tokens,
+            max_tokens=run.pass_tokens,
             chunk=run.head_chunk,
         )
         scorers = Scorers(student=teacher, teacher=teacher)
     optimizer = make_optimizer(student, OptimizerConfig())
     forward = Forward(
-        micro_tokens=run.micro_tokens,
+        micro_tokens=run.pass_tokens,
         head_chunk=run.head_chunk,
         gradient_checkpointing=bench.checkpointing == "on",
     )

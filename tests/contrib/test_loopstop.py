@@ -92,14 +92,6 @@ def test_a_run_of_the_controller_by_hand() -> None:
     assert depth.update(depth.start(), LoopStats(0.1, 0.0, 4)) == depth.start()
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"probe_interval": 0}, {"min_loops": 0}, {"rho": 1.0}, {"probe_share": 0.0}, {"probe_share": 1.1}]
-)
-def test_settings_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="valid is"):
-        LoopStopConfig(**wrong)  # type: ignore[arg-type]
-
-
 def test_recorded_episodes_end_where_they_loop(make_episode: MakeEpisode) -> None:
     recorded = [said(make_episode, ROOM, *[WALL] * 5, number=number) for number in range(3)]
     asked = RolloutRequest(step=1, episodes=3, max_turns=6, plan=PlayPlan(leave_loops=2))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,11 +28,28 @@ def test_time_in_which_nothing_ran_counts_for_nobody(monkeypatch: pytest.MonkeyP
                 clock[0] += timeout + (stood.pop(0) if stood else 0.0)
             return False
 
-    monkeypatch.setattr(running_clock, "_stood", 0.0)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    for name, value in {"_stood": 0.0, "_looked": 0.0, "_looks": True}.items():
+        monkeypatch.setattr(running_clock, name, value)
+    monkeypatch.setattr(running_clock, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
     assert not running_clock.acquired(Lock(), running_clock.now() + 1.0)  # type: ignore[arg-type]
     assert clock[0] == pytest.approx(10.0)
     assert running_clock.now() == pytest.approx(1.0)
+
+
+def test_the_clock_goes_on_while_nobody_asks_and_stops_with_the_process() -> None:
+    code = (
+        "import time; from turngym.core.running_clock import now\n"
+        "ran, began = now(), time.monotonic(); time.sleep(2.5); print(now() - ran, flush=True)\n"
+        "input(); print(time.monotonic() - began - (now() - ran))"
+    )
+    words = [sys.executable, "-P", "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert float(child.stdout.readline()) > 1.0
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(3.0)
+        child.send_signal(signal.SIGCONT)
+        assert float(child.communicate("\n", timeout=60)[0]) > 2.0
 
 
 def test_a_call_that_is_late_is_given_up_all_the_same() -> None:

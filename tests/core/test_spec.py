@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from turngym.core.numbers import Count, NotNegative, Positive
 from turngym.core.spec import (
     KIND,
-    Count,
     Layer,
     Positional,
-    Positive,
-    Range,
     SettingsError,
     Spec,
     Unread,
@@ -181,7 +179,7 @@ def test_layers_stand_on_top_of_each_other() -> None:
     below = {"env": {"id": "e", "turns": 9}, "judge": {"kind": "url", "address": "x", "votes": 7}, "more": {"a": 1}}
     layers = [
         Layer(name="below", table=below),
-        Layer(name="made", table=lambda asked: {"loud": asked["env"]["turns"] == 4}),
+        Layer(name="middle", table={"loud": True}),
         Layer(name="on top", table={"env": {"turns": 4}, "more": {"b": 2}}, asked=True),
     ]
     found = resolve(Run, layers)
@@ -289,14 +287,14 @@ runs = st.builds(
 @dataclass(frozen=True, kw_only=True)
 class Place:
     host: str = "here"
-    port: Annotated[int, Range(1, 9)] | None = None
-    share: float = 0.5
+    port: Annotated[int, Meta(ge=1, le=9)] | None = None
+    share: NotNegative = 0.5
 
 
 class Served(Spec):
     place: Place = Place(host="there")
     name: Positional[str] = ""
-    most: Annotated[int, Range(2)] | None = None
+    most: Annotated[int, Meta(ge=2)] | None = None
     needed: Extra
 
 
@@ -314,9 +312,9 @@ def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
 @pytest.mark.parametrize(
     ("name", "word", "said"),
     [
-        ("most", "1", "at least 2"),
+        ("most", "1", "of at least 2"),
         ("place.port", "0", "at least 1"),
-        ("place.port", "10", "at most 9"),
+        ("place.port", "10", "of at most 9"),
         ("place.share", "-1", "at least 0"),
         ("place.share", "inf", "a finite number"),
     ],

@@ -131,15 +131,11 @@ def test_round_trip_is_exact(original: Episode) -> None:
 
 def test_float32_is_short_and_exact_and_infinities_are_strict_json() -> None:
     values = np.array([-0.1, -1e-8, -np.inf, np.nan, -0.0], dtype=np.float32)
-    original = episode(
-        turn(logprobs=values, response_span=(0, 5)), segments=(np.zeros(5, dtype=np.int32),), timings={"env": math.inf}
-    )
+    original = episode(turn(logprobs=values, response_span=(0, 5)), segments=(np.zeros(5, dtype=np.int32),))
     line = episode_to_json(original)
     assert '"logprobs":[-0.1,-1e-08,"-inf","nan",-0.0]' in line
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
-    back = episode_from_json(line)
-    assert back.turns[0].logprobs.tobytes() == values.tobytes()
-    assert back.timings["env"] == math.inf
+    assert episode_from_json(line).turns[0].logprobs.tobytes() == values.tobytes()
 
 
 def test_numpy_scalars_and_lone_surrogates_are_written() -> None:
@@ -201,43 +197,50 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda record: record.pop("turns"), "the field 'turns' is missing"),
-        (lambda record: record.pop("schema"), 'there is no "schema"'),
-        (lambda record: record.update(schema="x"), "schema version 'x' is not 2"),
-        (lambda record: record.update(schema=1), "schema version 1 is not 2"),
-        (lambda record: record.update(schema=0), "schema version 0"),
-        (lambda record: record.update(status="done"), "'done' is not a valid Status"),
-        (lambda record: record["task"].pop("split"), "split"),
-        (lambda record: record["task"].update(cluster=["x"]), "its task's cluster is ['x']"),
-        (lambda record: record["task"].update(category={}), "its task's category is {}"),
+        (lambda record: record.pop("turns"), "`turns`"),
+        (lambda record: record.pop("schema"), '"schema"'),
+        *((lambda record, value=value: record.update(schema=value), repr(value)) for value in ("x", 1, 0, True)),
+        (lambda record: record["task"].pop("split"), "`split`"),
+        (lambda record: record["task"].update(cluster=["x"]), "$.task.cluster"),
+        *(
+            (lambda record, name=name, value=value: record.update({name: value}), f"$.{key or name}")
+            for name, value, key in (
+                ("task", ["x"], ""),
+                ("status", "done", ""),
+                ("success", "false", ""),
+                ("success", 1, ""),
+                ("seed", "5", ""),
+                ("sample", True, ""),
+                ("group", 2**70, ""),
+                ("score", "5", ""),
+                ("ret", None, "episode_return"),
+                ("segments", [[1.7, 2]], "segments[0]"),
+                ("segments", [[5, True]], "segments[0]"),
+                ("turns", {}, ""),
+                ("turns", [3], "turns[0]"),
+                ("final_observation", 5, ""),
+                ("timings", {"env": "x"}, "timings[...]"),
+            )
+        ),
+        *(
+            (lambda record, name=name, value=value: record["turns"][0].update({name: value}), f"$.turns[0].{name}")
+            for name, value in (
+                ("verdict", "fine"),
+                ("response_span", [0]),
+                ("observation", 5),
+                ("response", None),
+                ("reward", None),
+                ("admissible", [5]),
+                ("finish", [1]),
+                ("policy_version", "x"),
+                ("origin", "noisy"),
+                ("logprobs", ["x"]),
+            )
+        ),
         (lambda record: record["turns"][0].update(index=4), "turns must count 0, 1, 2"),
-        (lambda record: record["turns"][0].update(verdict="fine"), "'fine' is not a valid Verdict"),
-        (lambda record: record["turns"][0].update(response_span=[0]), "not enough values"),
         (lambda record: record["turns"][0].update(response_span=[0, 9], segment=3), "segment 3"),
-        (lambda record: record.update(schema=True), "schema version True"),
-        (lambda record: record.update(task=["x"]), "its task is ['x']"),
-        (lambda record: record.update(success="false"), "its success is 'false'; it must be true or false"),
-        (lambda record: record.update(success=1), "its success is 1"),
-        (lambda record: record.update(seed="5"), "its seed is '5'"),
-        (lambda record: record.update(sample=True), "its sample is True"),
-        (lambda record: record.update(group=2**70), "its group is 1180591620717411303424"),
-        (lambda record: record.update(score="5"), "its score is '5'"),
-        (lambda record: record.update(ret=None), "its ret is None"),
-        (lambda record: record.update(segments=[[1.7, 2]]), "its segments is [[1.7, 2]]"),
-        (lambda record: record.update(segments=[[5, True]]), "its segments is [[5, True]]"),
-        (lambda record: record.update(turns={}), "its turns is {}; it must be a list"),
-        (lambda record: record.update(turns=[3]), "turn 0 is 3"),
-        (lambda record: record.update(final_observation=5), "its final_observation is 5; it must be a text"),
-        (lambda record: record.update(timings={"env": "x"}), "its timings is {'env': 'x'}"),
-        (lambda record: record["turns"][0].update(observation=5), "turn 0: its observation is 5"),
-        (lambda record: record["turns"][0].update(response=None), "turn 0: its response is None"),
-        (lambda record: record["turns"][0].update(reward=None), "turn 0: its reward is None"),
-        (lambda record: record["turns"][0].update(admissible=[5]), "turn 0: its admissible is [5]"),
-        (lambda record: record["turns"][0].update(finish=[1]), "turn 0: its finish is [1]"),
-        (lambda record: record["turns"][0].update(policy_version="x"), "turn 0: its policy_version is 'x'"),
-        (lambda record: record["turns"][0].update(origin="noisy"), "'noisy'; valid: policy, demonstration, noise"),
-        (lambda record: record["turns"][0].update(teacher={"k": 1.0}), "its k is 1.0"),
-        (lambda record: record["turns"][0].pop("action"), "turn 0: the field 'action' is missing"),
+        (lambda record: record["turns"][0].update(teacher={"k": 1.0}), "$.k"),
+        (lambda record: record["turns"][0].pop("action"), "`action`"),
     ],
 )
 def test_damaged_lines_are_reported(change: Any, reason: str, tmp_path: Path) -> None:
@@ -445,6 +448,6 @@ def test_missing_files_and_bad_meta_are_errors(tmp_path: Path) -> None:
             writer.write(episode(meta={"model": object()}))
         with pytest.raises(TraceError, match="cannot be written"):
             writer.write(episode(meta={"loss": math.nan}))
-        with pytest.raises(TraceError, match=r"task corridor/3, sample 2.*turn 0: its admissible is \[1\]"):
+        with pytest.raises(TraceError, match=r"task corridor/3, sample 2.*turns\[0\]\.admissible"):
             writer.write(episode(turn(admissible=(1,))))
     assert len(read_trace(tmp_path / "t.jsonl")[0]) == 1

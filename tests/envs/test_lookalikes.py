@@ -170,4 +170,4 @@ def test_a_refusal_shows_the_difference(typed: str, said: str) -> None:
 def test_a_long_response_is_compared_in_bounded_time() -> None:
     guard = doors(reading="lenient")
     for unit in ("open\xa0", "\u200b", "ｏ", "open wine red door\n"):
-        read_action(unit * (1_000_000 // len(unit)), None, guard.base, "lenient")
+        assert read_action(unit * (1_000_000 // len(unit)), None, guard.base, "lenient")[0].action is not None

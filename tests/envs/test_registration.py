@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from turngym.core import TurngymError
-from turngym.envs import ActionGuard, TextVectorEnv, make_env, panel_of_env, register
+from turngym.envs import ActionGuard, TextEnv, TextVectorEnv, make_env, panel_of_env, register
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.priors import SMALL
 from turngym.envs.panels import PanelError, load_panel, verify_panel, write_panel
@@ -176,7 +176,9 @@ def test_an_argument_of_another_type_is_refused(env: str, name: str, value: Any)
     ],
 )
 def test_arguments_of_their_types_are_taken(env: str, given: dict[str, Any]) -> None:
-    gym.make(f"turngym/{env}-v0", **given).close()
+    made = gym.make(f"turngym/{env}-v0", **given)
+    assert isinstance(made.unwrapped, TextEnv)
+    made.close()
 
 
 def test_the_types_of_our_arguments_are_known() -> None:

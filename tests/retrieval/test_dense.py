@@ -21,8 +21,8 @@ from turngym.retrieval.core import Passage, RetrieverUnavailable
 faiss = pytest.importorskip("faiss")
 
 from turngym.retrieval import dense  # noqa: E402
-from turngym.retrieval.dense import (  # noqa: E402
-    DenseRetriever,
+from turngym.retrieval.dense import DenseRetriever  # noqa: E402
+from turngym.retrieval.faiss_index import (  # noqa: E402
     load_faiss,
     make_index,
     quickest,
@@ -318,7 +318,7 @@ def test_a_query_gets_the_same_hits_in_any_batch(seed: int, batch: int, k: int) 
 
 MAPPED = """
 import sys, numpy as np
-from turngym.retrieval.dense import read_index
+from turngym.retrieval.faiss_index import read_index
 def anonymous():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1000
@@ -358,7 +358,7 @@ def test_indexes_are_mapped_not_read(tmp_path: Path) -> None:
 
 FORKED = """
 import os, signal, numpy as np
-from turngym.retrieval.dense import load_faiss, make_index
+from turngym.retrieval.faiss_index import load_faiss, make_index
 faiss = load_faiss()
 faiss.omp_set_num_threads(4)
 vectors = np.random.default_rng(0).standard_normal((4000, 32)).astype(np.float32)

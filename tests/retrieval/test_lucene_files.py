@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from turngym.core.errors import RetrievalError
+from turngym.core.files import FolderInUseError, locked_folder
 from turngym.core.mapped import describe_files, sealed
 from turngym.retrieval import lucene_build as build
 from turngym.retrieval import lucene_postings as files
@@ -162,11 +162,8 @@ def test_an_index_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
 
 
 def test_two_builders_of_one_folder(tmp_path: Path) -> None:
-    (tmp_path / "index.building").mkdir()
-    with (tmp_path / "index.building" / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RetrievalError, match="another build is at work"):
-            LuceneIndex.build(DOCS, tmp_path / "index")
+    with locked_folder(tmp_path / "index.building"), pytest.raises(FolderInUseError, match=r"index\.building"):
+        LuceneIndex.build(DOCS, tmp_path / "index")
     assert len(LuceneIndex.build(DOCS, tmp_path / "index")) == 100
 
 

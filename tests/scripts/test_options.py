@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from msgspec import Meta
 
 from turngym.core.errors import TurngymError
-from turngym.core.spec import KIND, Positional, Range, Spec
+from turngym.core.numbers import Number
+from turngym.core.spec import KIND, Positional, Spec
 from turngym.scripts.options import read_options, run_verb
 
 
@@ -24,13 +26,13 @@ class Near(Way, tag="near"):
 class Far(Way, tag="far"):
     """By train."""
 
-    stops: Annotated[int, Range(1, 9)] = 3
+    stops: Annotated[int, Meta(ge=1, le=9)] = 3
     """Stops on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bag:
-    size: int = 1
+    size: Number = 1
     color: str = "red"
     """Its color. Others are brown."""
 
@@ -93,9 +95,9 @@ def test_a_list_takes_one_word_until_the_files_have_come() -> None:
         ("a --pace slow --pace fast", "--pace is given twice (slow fast); valid: once"),
         ("a --loud --no-loud", "--no-loud is given twice; valid: once"),
         ("a --loud=maybe", "--loud is 'maybe'; valid: on, off, or the option alone"),
-        ("a --way far --stops 10", "--stops is 10; valid: at most 9"),
+        ("a --way far --stops 10", "--stops is '10'; valid: a whole number of at most 9"),
         ("a --way near --stops 4", "stops is a setting of way = far; way is near"),
-        ("a --size -1", "--size is -1; valid: at least 0"),
+        ("a --size -1", "--size is '-1'; valid: a whole number of at least 0"),
         ("a --config", "--config needs a value"),
     ],
 )

@@ -18,7 +18,7 @@ from forged import forge
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import packed
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
-from turngym.agents.evaluation.scores import compare, score
+from turngym.agents.evaluation.scores import score, task_means
 from turngym.agents.evaluation.seeds import rise
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode
@@ -73,7 +73,7 @@ def test_differences_are_paired_where_tasks_and_settings_are_the_same(results: d
     assert found is not None
     (header, rows), notes = found
     cells = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
-    known = compare(results["expert"].episodes, results["team/noisy"].episodes)
+    known = rise([task_means(results["expert"].episodes)], [task_means(results["team/noisy"].episodes)])
     shown = f"{100 * known.mean:+.1f} [{100 * known.low:+.1f}, {100 * known.high:+.1f}]"
     # scripted players have no training seeds, so that one run of each is all there is
     assert cells["team/noisy"]["expert"] == shown
@@ -90,7 +90,8 @@ def test_tasks_that_both_played_are_compared(results: dict[str, PackedResult]) -
     found = grouped({"few": few, "noisy": noisy})[0].paired()
     assert found is not None
     tasks = {one.task.task_id for one in few.episodes}
-    known = compare(few.episodes, [one for one in noisy.episodes if one.task.task_id in tasks])
+    both = few.episodes, [one for one in noisy.episodes if one.task.task_id in tasks]
+    known = rise(*([task_means(played)] for played in both))
     assert found[0][1][1][1] == f"{100 * known.mean:+.1f} [{100 * known.low:+.1f}, {100 * known.high:+.1f}]"
     parts = grouped({"few": few, "noisy": noisy})[0].parts()
     assert parts is not None
@@ -233,7 +234,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_make_the_table(
     forge(bad, tmp_path / "in" / "bad.result.xz")
     table = ["result", "table", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
     assert main(table) == 2
-    assert "bad.result.xz is not a packed result: its date is 3" in capsys.readouterr().err
+    assert re.search("bad.result.xz is not a packed result: .*date", capsys.readouterr().err)
     results["shop"].write(tmp_path / "in" / "shop.result.xz")
     assert main(table) == 1
     said = capsys.readouterr()

@@ -199,6 +199,16 @@ def test_a_server_is_waited_for_and_ends_with_all_that_it_started(tmp_path: Path
     assert not alive(child)
 
 
+def test_a_server_imports_nothing_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-c", "import json; raise SystemExit(json.dumps('of the library'))"]
+    with ServerProcess(command=words, url="http://127.0.0.1:9", log=tmp_path / "log") as server:
+        server.start()
+        with pytest.raises(ServerError, match="of the library"):
+            server.wait_ready(120)
+
+
 def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     with ServerProcess(command=words, url="http://127.0.0.1:9", log=tmp_path / "log") as server:

@@ -13,8 +13,11 @@ from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import pack_result
 from turngym.scripts.main import main
 from turngym.scripts.study.plan import StudyPlanOptions, read_pilot
+from turngym.trainers.study.records import read_records
+from turngym.trainers.study.tables import View, overview
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
+(WORLD,) = read_records(DATA / "study-search-loops.json.gz").worlds.values()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,12 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
     data = ["study", "plan", "--data", str(DATA / "study-search-loops.json.gz")]
     assert main([*data, "--methods", "opd", "atod", "--seeds", "3", "--tasks", "100", "--samples", "4"]) == 0
     said = capsys.readouterr().out
-    assert "pilot: 3 seeds x 100 tasks x 4 samples: -7.0 points [-10.9, -2.8]" in said
+    # what the study's own table says of the same runs
+    shown = overview(View(world="", rows=WORLD, baseline="opd", against={}))[1]
+    (minus,) = [line[3] for line in shown if line[0] == "atod"]
+    found = re.search(r"x 4 samples, Same-Step \(mean of the last 4 evaluations\): (\S+) points (\[.*?\])", said)
+    assert found is not None
+    assert " ".join(found.groups()) == minus == "-7.1 [-11.0, -3.0]"
     row = next(line for line in said.splitlines() if re.match(r"\W*3\W+\d", line) and "100" not in line)
     cautious = float(re.findall(r"\d+\.\d", row)[0])
     assert (

@@ -64,6 +64,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
+def test_a_cell_imports_nothing_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    job = Job(name="mine", folder=tmp_path / "mine", words=("--help",), steps=1)
+    assert running.launch(job, 1).wait(120) == 0, job.log.read_text()
+
+
 def study(tmp_path: Path) -> tuple[Path, Path]:
     path = tmp_path / "mine.toml"
     path.write_text(FILE)

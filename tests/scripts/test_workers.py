@@ -36,8 +36,6 @@ def test_rollout_and_eval_with_workers_write_the_same_episodes(tmp_path: Path, c
 
 
 def test_options_that_make_no_sense() -> None:
-    with pytest.raises(TurngymError, match="--workers is -1"):
-        WorkerOptions(workers=-1)
     with pytest.raises(TurngymError, match="--executor ray needs --workers"):
         WorkerOptions(executor="ray")
     with open_workers(WorkerOptions()) as play:

@@ -13,6 +13,8 @@ from typing import Any
 from hosted_fake import COMMON, DEEPSEEK, Rule, reasoned_calls, refuse, signed_calls
 from openai_fake import Body, FakeOpenAI, Fault, error
 
+from turngym.agents.endpoint.profile import Profile
+
 Found = dict[str, Any]
 
 
@@ -220,3 +222,11 @@ SERVERS = {
 def refused(fake: FakeOpenAI) -> list[bool]:
     """Which of the requests were refused."""
     return [fake.fault(number, body) is not None for number, body in enumerate(fake.requests)]
+
+
+def page_row(name: str, profile: Profile) -> str:
+    """The line of docs/research/handshakes.md about a server."""
+    usual, found = dict(Profile().rows()), dict(profile.rows())
+    takes = [f"{label}: {found[label]}" for label in [*usual][:10] if found[label] != usual[label]]
+    shown = (name, "; ".join(takes), *(found[label] for label in ("calls come", "reasoning comes in", "noticed")))
+    return f"| {' | '.join(shown)} |".replace("|  |", "| |").replace("|  |", "| |")

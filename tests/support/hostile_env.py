@@ -22,6 +22,15 @@ def _prints() -> Any:
     raise ValueError("two\nlines")
 
 
+class _Unsaid(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text either")
+
+
+def _cannot_say() -> Any:
+    raise _Unsaid
+
+
 def _hangs() -> Any:
     HANGING.wait(60.0)
     return 0.0
@@ -32,6 +41,7 @@ STEPS: dict[str, Any] = {
     "hangs": _hangs,
     "raises": _raises,
     "prints": _prints,
+    "cannot say why": _cannot_say,
     "exits": lambda: sys.exit(3),
     "exits without a word": lambda: sys.exit(),
     "runs out of memory": lambda: bytearray(1 << 62),
@@ -53,6 +63,8 @@ VALUES: dict[str, dict[str, Any]] = {
 STEPS |= dict.fromkeys(VALUES, lambda: 0.5)
 BEGINS: dict[str, Any] = {"hangs at reset": _hangs, "raises at reset": _raises, "exits at reset": lambda: sys.exit(3)}
 """Task -> what its reset does."""
+CLOSES: dict[str, Any] = {"raises": _raises, "exits": lambda: sys.exit(3), "cannot say why": _cannot_say}
+"""Task -> what its close does."""
 FAILING = (*(name for name in STEPS if name != "fine"), *BEGINS)
 
 
@@ -101,6 +113,10 @@ class HostileEnv(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         *gave, info = super().step(action)
         return *gave, info | (VALUES.get(self._task, {}) if self._steps == 2 else {})  # type: ignore[return-value]
+
+    def close(self) -> None:
+        super().close()
+        CLOSES.get(self._task, int)()
 
     def _get_state(self) -> Any:
         return self._steps

@@ -104,17 +104,29 @@ def longest_chain(edges: Graph) -> list[str]:
 
 
 @cache
+def loaded(name: str) -> frozenset[str]:
+    """The modules of the rooms that are loaded when `name` is imported, itself included."""
+    seen, waiting = {name}, [name]
+    while waiting:
+        targets = {target(imported) for _, imported, late in statements(modules()[waiting.pop()]) if not late}
+        fresh = {found for found in targets if found is not None} - seen
+        seen |= fresh
+        waiting += fresh
+    return frozenset(seen)
+
+
+@cache
 def foreign(name: str) -> frozenset[str]:
     """Top-level names of the packages that are loaded when `name` is imported, through the rooms' own modules too."""
-    seen, waiting, packages = {name}, [name], set()
-    while waiting:
-        for _, imported, late in statements(modules()[waiting.pop()]):
-            if late:
-                continue
-            found = target(imported)
-            if found is None:
-                packages.add(imported.partition(".")[0])
-            elif found not in seen:
-                seen.add(found)
-                waiting.append(found)
-    return frozenset(packages)
+    return frozenset(
+        imported.partition(".")[0]
+        for module in loaded(name)
+        for _, imported, late in statements(modules()[module])
+        if not late and target(imported) is None
+    )
+
+
+def classes(name: str) -> int:
+    """Number of classes in the modules that are loaded when `name` is imported: what a reader must hold."""
+    trees = (ast.parse(modules()[module].read_text(encoding="utf-8")) for module in loaded(name))
+    return sum(isinstance(node, ast.ClassDef) for tree in trees for node in ast.walk(tree))

@@ -86,6 +86,7 @@ def draw_of(ids: Any, count: int, stream: tuple[int, ...] = (0,), sampling: Samp
         stream=stream,
         count=count,
         vocabulary=VOCABULARY,
+        shared=VOCABULARY,
     )
 
 
@@ -99,6 +100,14 @@ def tempered(logp: Any, temperature: float) -> Any:
     """log-softmax(logits / temperature) from log-softmax(logits)."""
     scaled = np.asarray(logp, np.float64) / temperature
     return scaled - np.log(np.exp(scaled).sum())
+
+
+def biased(logp: Any, params: Any) -> Any:
+    """Log-probabilities after the `logit_bias` of a request."""
+    logits = np.array(logp, np.float64)
+    for name, value in (params.get("logit_bias") or {}).items():
+        logits[int(name)] += value
+    return tempered(logits, 1.0)
 
 
 @dataclass
@@ -242,7 +251,7 @@ class FakeServer:
             if body["rid"] in self.aborted:
                 finish = {"type": "abort", "message": "Abort in the middle"}
                 break
-            own = self.logp(prompt + output, self.weights)
+            own = biased(self.logp(prompt + output, self.weights), params)
             token, logp = draw(prompt + output, self.weights, params["temperature"], params["sampling_seed"], own)
             if not marks or marks[-1][0] != self.weights:
                 marks.append((self.weights, len(output)))

@@ -88,6 +88,8 @@ class ModelServer(FakeServer):
             sampling=sampling,
             stream=(params["sampling_seed"], len(prompt)),
         )
+        # its bias is for the rows that pad a head
+        self.engine._model.drawn = min(map(int, params.get("logit_bias") or ()), default=None)
         pending = self.queue.submit(request)
         try:
             return pending.answer.result()

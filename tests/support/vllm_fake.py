@@ -11,7 +11,7 @@ from typing import Any
 
 import vllm_answers
 from servers import Answer
-from sglang_fake import END, VOCABULARY, FakeServer, Reply, draw, tempered
+from sglang_fake import END, VOCABULARY, FakeServer, Reply, biased, draw, tempered
 
 RECORDED = vllm_answers.recorded()
 GENERATE = "/inference/v1/generate"
@@ -162,8 +162,9 @@ class FakeVllm(FakeServer):
                 break
             own = self.computes or model or self.weights
             raw = self.logp(prompt + output, own)
-            token, _ = draw(prompt + output, own, heat, params.get("seed") or 0, raw)
-            shown = tempered(raw, heat) if self.processed and heat else raw
+            drawn = biased(raw, params)
+            token, _ = draw(prompt + output, own, heat, params.get("seed") or 0, drawn)
+            shown = (tempered(drawn, heat) if heat else drawn) if self.processed else raw
             top = range(VOCABULARY) if params.get("logprobs") == -1 else [token]
             first = [{"token_id": token, "logprob": float(shown[token]), "rank": 1, "top_logprobs": []}]
             first[0]["top_logprobs"] = [{"token_id": one, "logprob": float(shown[one]), "rank": 1} for one in top]

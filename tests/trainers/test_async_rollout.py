@@ -18,8 +18,8 @@ from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.metrics import SOME_METRICS
-from turngym.trainers.run_config import OptimizerConfig, RunConfig
-from turngym.trainers.schedule import AsyncConfig, AsyncRollout, Planned, WeightSnapshot, frozen_copy
+from turngym.trainers.run_config import Ahead, OptimizerConfig, RunConfig
+from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.train_config import train_config
 from turngym.trainers.train_loop import Trainer, TrainLoop
 
@@ -45,7 +45,7 @@ class Played:
 def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Trainer, Played]:
     made = toy.trainer(out, steps=steps, **changes)
     played = Played(made.model)
-    algorithm = AsyncConfig(staleness=staleness).corrected(made.algorithm)
+    algorithm = truncated(made.algorithm, Ahead(staleness=staleness) if staleness else None)
     order = AsyncRollout(staleness=staleness, last=steps, snapshot=played.snapshot)
     return replace(made, algorithm=algorithm, source=played, order=order), played
 
@@ -61,7 +61,7 @@ def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     ]
     assert rows[0] == rows[1]
     assert [row["staleness_max"] for row in untimed(tmp_path / "ahead", "train")] == [0, 0, 0, 0]
-    assert AsyncConfig().corrected(made.algorithm) is made.algorithm
+    assert truncated(made.algorithm, None) is made.algorithm
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
@@ -183,7 +183,7 @@ def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
     run = RunConfig(steps=3, episodes=12, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=False)
     algorithm = grpo.build(grpo.GrpoConfig(n=4, filter_groups=False), BuildContext(run=run))
     made, _ = stale(tmp_path / "run", 1, steps=3)
-    algorithm = AsyncConfig(staleness=1, importance_cap=1.0).corrected(algorithm)
+    algorithm = truncated(algorithm, Ahead(staleness=1, importance_cap=1.0))
     order = AsyncRollout(staleness=1, last=3, snapshot=made.order.snapshot)
     optimizer = OptimizerConfig(lr=1e-2)
     replace(made, run=run, algorithm=algorithm, order=order, optimizer=optimizer, evaluate=None, teacher=None).train()

@@ -18,6 +18,7 @@ from tiny_runs import command, save_tiny
 from turngym.agents.local_engine.engine import EngineError, LocalEngine
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.servers import open_servers
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerScorer
 from turngym.agents.servers.server_connection import ServerError, ServerSettings
@@ -25,7 +26,7 @@ from turngym.core.episode import Status
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
-from turngym.trainers import models, student_player
+from turngym.trainers import models
 from turngym.trainers.microbatch import check_packing
 from turngym.trainers.recorded_source import check_lengths
 from turngym.trainers.run_config import ConfigError
@@ -139,7 +140,7 @@ def test_servers_play_no_further_than_the_student_is_scored(
     def policy(options: Any, model: Any, tokenizer: Any, max_length: int | None, *more: Any, **rest: Any) -> Any:
         raise TurngymError(f"servers may hold {max_length} ids")
 
-    monkeypatch.setattr(student_player, "train_policy", policy)
+    monkeypatch.setattr(open_servers, "train_policy", policy)
     words = command(tmp_path, tmp_path / "run", "grpo", "--steps", "1", "--policy-server", "http://127.0.0.1:9")
     assert main(["train", *words]) != 0
     assert "servers may hold 96 ids" in capfd.readouterr().err

@@ -50,10 +50,4 @@ def test_reverse_linear_raises_its_ceiling_by_tenths_and_begins_with_demonstrati
 def test_bad_ratios_are_named() -> None:
     with pytest.raises(ConfigError, match=r"prefix ratios are 0.9 to 0.5"):
         PrefixSchedule(low=0.9, high=0.5)
-    with pytest.raises(ConfigError, match=r"prefix ratios are 0.5 to 1.5"):
-        PrefixSchedule(low=0.5, high=1.5)
-    with pytest.raises(ConfigError, match="prefix count is 0"):
-        PrefixSchedule(count=0)
-    with pytest.raises(ConfigError, match="steps 0"):
-        PrefixSchedule(steps=0)
     assert PrefixSchedule(low=0.0, steps=1)(1, 0) == ()

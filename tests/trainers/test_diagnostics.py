@@ -323,7 +323,7 @@ def test_settings_of_a_run_folder(tmp_path: Path) -> None:
     assert (found.depth.rho, found.depth.h_max) == (0.6, 12)
     assert found.alpha is not None
     assert found.alpha(20) == pytest.approx(0.4)
-    (tmp_path / "config.toml").write_text(text + "[turnopd]\nadaptive_depth = false\nweight = 'trajectory'\n")
+    (tmp_path / "config.toml").write_text(text + "[turnopd]\ndepth = 'none'\nweight = 'trajectory'\n")
     assert (run_controls(tmp_path).depth, run_controls(tmp_path).alpha) == (None, None)
     (tmp_path / "config.toml").write_text(text.replace("turnopd", "opd"))
     assert run_controls(tmp_path).note == ""

@@ -22,7 +22,7 @@ from toy_run import trainer
 
 from turngym.core.errors import TurngymError
 from turngym.trainers.metrics import MetricsLog, read_metrics, scalars
-from turngym.trainers.run_config import RunConfig
+from turngym.trainers.run_config import RunConfig, Trackio, Wandb
 
 torch.set_num_threads(1)
 Shown = dict[str, list[tuple[int, dict[str, float]]]]
@@ -94,6 +94,9 @@ def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return fake
 
 
+KINDS: dict[str, Any] = {"wandb": Wandb, "trackio": Trackio}
+
+
 def run_config(**more: Any) -> RunConfig:
     given: dict[str, Any] = {"steps": 4, "episodes": 12, "max_turns": 6, "eval_every": 2, "checkpoint_every": 2}
     return RunConfig(**{**given, "tensorboard": False, **more})
@@ -129,7 +132,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, kind: str) -> None:
 
 
 def test_every_scalar_of_every_row_is_logged_at_its_step(tmp_path: Path, tracker: FakeTracker) -> None:
-    train = run_config(**{tracker.name: True}, log_project="mine")
+    train = run_config(tracker=KINDS[tracker.name](project="mine"))
     trainer(tmp_path / "toy", run=train).train()
     (given,) = tracker.started
     assert (given["project"], given["resume"], tracker.finished) == ("mine", "allow", 1)
@@ -147,7 +150,7 @@ def test_every_scalar_of_every_row_is_logged_at_its_step(tmp_path: Path, tracker
 def test_a_killed_run_that_goes_on_shows_each_row_once(
     step: int, kind: str, tmp_path: Path, tracker: FakeTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = run_config(**{tracker.name: True})
+    train = run_config(tracker=KINDS[tracker.name]())
     with monkeypatch.context() as patched:
         kill_at(patched, step, kind)
         with pytest.raises(Killed):
@@ -160,7 +163,7 @@ def test_a_killed_run_that_goes_on_shows_each_row_once(
 
 def test_an_interrupted_run_and_one_that_gets_more_steps(tmp_path: Path, tracker: FakeTracker) -> None:
     """Ctrl-C comes before the evaluation of step 2, which the resumed run plays."""
-    made = trainer(tmp_path / "toy", run=run_config(**{tracker.name: True}))
+    made = trainer(tmp_path / "toy", run=run_config(tracker=KINDS[tracker.name]()))
     evaluate: Any = made.evaluate
 
     def interrupted(step: int) -> Any:
@@ -171,13 +174,13 @@ def test_an_interrupted_run_and_one_that_gets_more_steps(tmp_path: Path, tracker
     made.evaluate = interrupted
     with pytest.raises(KeyboardInterrupt):
         made.train()
-    trainer(tmp_path / "toy", run=run_config(**{tracker.name: True})).train(resume=True)
+    trainer(tmp_path / "toy", run=run_config(tracker=KINDS[tracker.name]())).train(resume=True)
     assert tracker.all_rows(tmp_path / "toy") == in_file(tmp_path / "toy")
     assert [step for step, _ in in_file(tmp_path / "toy")] == [0, 1, 2, 2, 3, 4, 4]
 
 
 def test_a_run_in_a_folder_that_another_run_had_is_another_run(tmp_path: Path, tracker: FakeTracker) -> None:
-    train = run_config(**{tracker.name: True}, steps=1)
+    train = run_config(tracker=KINDS[tracker.name](), steps=1)
     for _ in range(2):
         trainer(tmp_path / "toy", run=train).train()
         (tmp_path / "toy").rename(tmp_path / f"old-{len(tracker.started)}")
@@ -187,13 +190,13 @@ def test_a_run_in_a_folder_that_another_run_had_is_another_run(tmp_path: Path, t
 
 def test_a_tracker_that_is_switched_on_later_gets_all_rows(tmp_path: Path, tracker: FakeTracker) -> None:
     trainer(tmp_path / "toy", run=run_config()).train()
-    trainer(tmp_path / "toy", run=run_config(**{tracker.name: True})).train(resume=True)
+    trainer(tmp_path / "toy", run=run_config(tracker=KINDS[tracker.name]())).train(resume=True)
     assert tracker.all_rows(tmp_path / "toy") == in_file(tmp_path / "toy")
 
 
 def test_a_missing_package_is_named_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(TurngymError, match=r"pip install 'turngym\[trackio\]'"):
-        trainer(tmp_path / "toy", run=run_config(trackio=True)).train()
+        trainer(tmp_path / "toy", run=run_config(tracker=Trackio())).train()
     assert not (tmp_path / "toy").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import toy_run as toy
 import transformers
 from engine_requests import request, tiny
+from sglang_model import ModelServer
 from tiny_runs import break_off, command, save_tiny
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -65,14 +67,19 @@ def test_ids_that_nobody_scores_are_not_drawn(cache: Any) -> None:
         np.testing.assert_allclose(one.logprobs, logp[places - 1, ids[places]].numpy(), atol=1e-4)
 
 
-def test_a_student_with_more_padding_than_its_teacher_learns(tmp_path: Path) -> None:
-    """IndexError, on a GPU an assert."""
+@pytest.mark.parametrize("servers", [False, True])
+def test_a_student_with_more_padding_than_its_teacher_learns(tmp_path: Path, servers: bool) -> None:
+    """IndexError, on a GPU an assert; servers ended the run at the first such id."""
     save_tiny(tmp_path / "student")
     save_tiny(tmp_path / "teacher", seed=1)
     rows = load_model(tmp_path / "teacher").config.vocab_size
     padded = tiny_qwen3(rows + 200, width=32, layers=1, heads=2, max_length=512)
     save_model(padded, tmp_path / "student")
-    assert main(["train", *command(tmp_path, tmp_path / "run", "opd", "--steps", "1")]) == 0
+    words = command(tmp_path, tmp_path / "run", "opd", "--steps", "1")
+    with ExitStack() as opened:
+        if servers:
+            words += ["--policy-server", opened.enter_context(ModelServer(folder=tmp_path / "student")).url]
+        assert main(["train", *words]) == 0
     assert np.isfinite(read_metrics(tmp_path / "run")[-1]["loss"])
 
 

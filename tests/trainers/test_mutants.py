@@ -178,6 +178,7 @@ SQUARED = "the difference is squared"
 SAME: dict[str, tuple[int, str]] = {
     "_behind_last": (1, "neither is a box or a hint"),
     "unmoved_loss": (1, "the difference has no sign"),
+    "step_weights": (1, "a distance has no sign"),
     "_softmax": (4, LAST_AXIS),
     "_slope": (1, LAST_AXIS),
     "topk": (3, LAST_AXIS),

@@ -66,7 +66,7 @@ from turngym.trainers.losses import (
     raw_reverse_kl,
     renorm_reverse_kl,
 )
-from turngym.trainers.run import build_algorithm
+from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
@@ -149,7 +149,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (TURN, "blend_start", 0.25, "weight.start", ITSELF),
     (TURN, "blend_end", 0.75, "weight.end", ITSELF),
     (TURN, "weight", "trajectory", "weight", trajectory_weights),
-    (TURN, "adaptive_depth", False, "depth", FixedDepth(h_max=17)),
+    (TURN, "depth", None, "depth", FixedDepth(h_max=17)),
     (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.rho", 0.3),
     (TURN, "depth", DepthConfig(rho=0.3, p=0.6, h_max=9), "depth.p", 0.6),
     (TURN, "depth", DepthConfig(h_max=9, h_min=4), "depth.h_max", 9),
@@ -518,8 +518,6 @@ def test_text_in_the_reward_of_a_group_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cancels in a group-relative advantage"):
         grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path, in_reward=0.25))
     assert [term.name for term in grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path)).terms] == ["lpt"]
-    with pytest.raises(ConfigError, match="in_reward is -1"):
-        LmLossConfig(in_reward=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -540,6 +538,14 @@ def test_the_dual_clip_is_on_where_episodes_may_be_stale(more: dict[str, Any], b
         RunConfig(dual_clip=0.5)
     with pytest.raises(ConfigError, match=r"dual_clip is 1"):
         RunConfig(dual_clip=1.0)
+
+
+@pytest.mark.parametrize(("device", "given", "tokens"), [("cpu", None, 2048), ("meta", None, 8192), ("cpu", 300, 300)])
+def test_tokens_per_pass_suit_the_device(device: str, given: int | None, tokens: int) -> None:
+    config = train_config("grpo", {"student": "s", "out": "o", "device": device, "micro_tokens": given}, "test")
+    assert run_of(config).micro_tokens == run_of(config).pass_tokens == tokens
+    with pytest.raises(ConfigError, match="micro_tokens is 0"):
+        RunConfig(micro_tokens=0)
 
 
 def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
 from turngym.trainers.run_config import DistillConfig, RunConfig
-from turngym.trainers.schedule import AsyncConfig
 from turngym.trainers.train_config import TrainConfig, config_class, has_setting, train_config
 
 torch.set_num_threads(1)
@@ -35,10 +34,9 @@ WHOLE = {
     "unread": "trainers/train_config.py",
     "part": "trainers/train_config.py",
     "loop": "trainers/train_config.py",
-    "stale": "trainers/train_config.py",
 }
 """Functions that take whole groups to compare, copy or write them, with their file."""
-COMPOSED = (RunConfig, DistillConfig, AsyncConfig)
+COMPOSED = (RunConfig, DistillConfig)
 """Classes that hold settings of several tables: their names are those of the settings."""
 UNSEEN: Mapping[str, str] = {
     "executor": "with --workers 1 or more, or several processes",
@@ -49,12 +47,11 @@ UNSEEN: Mapping[str, str] = {
     **dict.fromkeys(("loopstop.rho", "loopstop.probe_share", "loopstop.probe_interval"), "once episodes loop"),
     **dict.fromkeys(("distill.form", "distill.beta", "distill.clip"), "with other forms"),
     **dict.fromkeys(("distill.tail", "distill.importance", "distill.top_k"), "with --opd-hints.form topk"),
-    **dict.fromkeys(("opd_hints.clip", "grpo.kl", "grpo_kd.kl", "importance_cap", "share"), "with other settings"),
+    **dict.fromkeys(("opd_hints.clip", "grpo.kl", "grpo_kd.kl"), "with other settings"),
     **dict.fromkeys(("luffy.a", "luffy.e", "luffy.w"), "with other shapes"),
     **dict.fromkeys(("ppo_kd.student_entropy", "ppo_kd.lam", "ppo_kd.bootstrap"), "with other settings"),
-    **dict.fromkeys(("lm_loss.coef", "log_project", "sft.mistakes", "sft.loop_after", "sft.loop_slips"), "with others"),
+    **dict.fromkeys(("lm_loss.coef", "sft.mistakes", "sft.loop_after", "sft.loop_slips"), "with others"),
     "reference_rate": "with --reference-every",
-    "process_timeout": "under torchrun",
     "judge_timeout": "by judges that take time",
     **dict.fromkeys(("judge_strict", "judge_repeats"), "by the judge expert"),
     "lm_loss.column": "with parquet files",
@@ -153,7 +150,7 @@ def test_what_needs_something_else_is_read_in_the_code() -> None:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             asked |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     # those of `Method` are asked for by name
-    asked |= {"dual_clip", "importance_cap", "expert"}
+    asked |= {"dual_clip", "expert"}
     assert not {name for name in UNSEEN if name.rpartition(".")[2] not in asked}
     every = {path for name in BUILT_IN for path in settings_of(config_class(name))}
     assert not [name for name in UNSEEN if not any(f".{path}".endswith(f".{name}") for path in every)]
@@ -183,5 +180,5 @@ def test_a_name_means_the_same_in_every_algorithm() -> None:
 
 def test_the_settings_that_are_legal_at_a_time_are_few() -> None:
     config = train_config("turnopd", {"student": "s", "out": "o", "teacher": "t"}, "test")
-    assert len(chosen(config)) <= 96
+    assert len(chosen(config)) <= 88
     assert kind_of(type(config.engine)) == "local"

@@ -17,7 +17,7 @@ from turngym.core.episode import Episode, Status
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
 from turngym.trainers.algorithms.ppo import CriticBaseline, PpoConfig, at_last_tokens, build
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.run_config import ConfigError, CriticConfig
+from turngym.trainers.run_config import CriticConfig
 from turngym.trainers.targets import TargetError, WithReference
 
 torch.set_num_threads(1)
@@ -116,11 +116,6 @@ def test_what_it_needs() -> None:
     assert (plain.target_fn, plain.group, plain.critic) == (CriticBaseline(), 1, CriticConfig())
     assert (near.needs_teacher, near.needs_reference, near.entropy_gradient) == (False, True, True)
     assert (near.target_fn, near.critic) == (WithReference(target_fn=CriticBaseline()), CriticConfig(kind="head"))
-    for name in ("gamma", "lam"):
-        for value in (-0.1, 1.1):
-            with pytest.raises(ConfigError, match=rf"\b{name} (is )?{value}"):
-                PpoConfig(**{name: value})
-        PpoConfig(**{name: 0.0})
 
 
 def test_two_steps_move_the_parameters_and_every_option_moves_them_elsewhere(tmp_path: Path) -> None:

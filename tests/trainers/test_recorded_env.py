@@ -91,7 +91,7 @@ def test_the_run_is_of_the_recorded_environment_to_its_end(
     assert 'env = "turngym/WebShop-v0"' in (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     assert trained_on(result.model) == (SHOP,)
     again = train.parse(["--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again")])
-    assert again.rollouts.play.env == SHOP
+    assert again.play.env == SHOP
 
 
 def test_another_environment_than_the_recorded_one_is_refused(
@@ -143,7 +143,7 @@ def test_several_environments_in_one_trace_have_each_their_own_words(
     short = options(model, tmp_path / "s", "sft", "--traces", *both, *also)
     assert [episode.system for episode in collected(short, 4)] == [episode.system for episode in found]
     shares = ("--also", f"{HOUSE},split=generated,share=2")
-    with pytest.raises(ConfigError, match=r"--share and share= are \[1.0, 2.0\] with --traces"):
+    with pytest.raises(ConfigError, match=r"share= is given, \[1.0, 2.0\], with --traces"):
         build_trainer(options(model, tmp_path / "t", "sft", "--traces", *both, "--env", SHOP, *shares))
 
 

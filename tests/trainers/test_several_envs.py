@@ -222,10 +222,10 @@ def test_what_cannot_be_played_together(models: Path, tmp_path: Path, also: Any,
 
 def test_the_order_of_arguments_makes_no_other_run() -> None:
     """Whoever resumes may name them in another order, in a process that hashes names otherwise."""
-    config = train.parse(["opd", "--student", "s", "--teacher", "t", "--out", "o"]).rollouts
+    config = train.parse(["opd", "--student", "s", "--teacher", "t", "--out", "o"])
     words = [f"env.{name}={number}" for number, name in enumerate(("topk", "config", "b", "a", "e", "d"))]
     said = [
-        further_env(",".join(["turngym/Search-v0", *order])).rollouts(config).play.env_kwargs
+        further_env(",".join(["turngym/Search-v0", *order])).played(config).play.env_kwargs
         for order in (words, words[::-1])
     ]
     assert said == [{"a": 3, "b": 2, "config": 1, "d": 5, "e": 4, "topk": 0}] * 2

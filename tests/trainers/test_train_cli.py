@@ -113,13 +113,13 @@ def test_a_served_teacher_scores_at_the_distillation_temperature(
     asked: list[tuple[int, float]] = []
 
     tried = []
-    teacher = SimpleNamespace(topk=lambda ids, positions, k: tried.append(k))
+    teacher = SimpleNamespace(topk=lambda ids, positions, k: tried.append(k), longest=10**6)
 
     def served(servers: Any, folder: Any, tokenizer: Any, size: int, temperature: float, load: Any) -> tuple[Any, int]:
         asked.append((size, temperature))
         return teacher, size
 
-    monkeypatch.setattr(import_module("turngym.trainers.teacher"), "teacher_scorer", served)
+    monkeypatch.setattr(import_module("turngym.agents.servers.open_servers"), "teacher_scorer", served)
     words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
     made: Any = build_trainer(train.parse([*words, "--distill.temperature", "2.5"]))
     assert asked == [(made.vocab_size, 2.5)]

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
+from turngym.core.numbers import Group, NotNegative, Portion, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
 from turngym.trainers.rewards import Reward, turn_rewards
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -186,51 +187,39 @@ class TurnAdvantage:
 class GigpoConfig:
     """Group-in-group policy optimization: attempts are compared as wholes, and turn by turn where they meet."""
 
-    n: int = 8
+    n: Group = 8
     """Episodes per task. They are one group."""
-    gamma: float = 0.95
+    gamma: Share = 0.95
     """Discount per turn. It is that of the returns that turns are compared by."""
-    w_step: float = 1.0
+    w_step: NotNegative = 1.0
     """Weight of the step advantage (omega). It stands beside the episode's."""
     anchor: Anchor = "observation"
     """What makes two turns comparable. The observation before them, or (ours) the exact state of the environment, which
     tells situations apart that read alike."""
-    similarity: float = 1.0
+    similarity: Portion = 1.0
     """How similar observations must be; 1: identical, below: by `difflib`, as the published code's option (0.95)."""
     reward: Reward = "return"
     """Reward. `return`: the environment's, turn by turn; `score`, or `success` (1): at the last turn."""
-    invalid_cost: float = 0.0
+    invalid_cost: NotNegative = 0.0
     """What an invalid action costs. 0.1 in the published scripts, whose success is worth 10."""
     scale: Literal["none", "std"] = "none"
     """What both advantages are divided by. Their group's standard deviation, or nothing."""
     baseline: Literal["episodes", "turns"] = "episodes"
     """Mean over a group's episodes, or over their turns, as the published code's default: long episodes count more."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.01
+    kl_coef: NotNegative = 0.01
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k3 is the published code's `low_var_kl`."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
 
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        if not 0.0 <= self.gamma <= 1.0 or self.w_step < 0.0 or self.invalid_cost < 0.0:
-            raise ConfigError(
-                f"gamma is {self.gamma}, w_step {self.w_step} and invalid_cost {self.invalid_cost}; valid: gamma from "
-                "0 to 1, the others at least 0"
-            )
-        if not 0.0 < self.similarity <= 1.0 or (self.anchor == "state" and self.similarity < 1.0):
-            raise ConfigError(
-                f"similarity is {self.similarity} with anchor={self.anchor}; valid: above 0 to 1, and 1 for states, "
-                "which are equal or not"
-            )
-
     def unread(self) -> Unread:
+        if self.anchor == "state":
+            yield from needing("an anchor other than state: states are equal or not", "similarity")
         if not self.kl_coef:
             yield from needing("kl_coef above 0", "kl")
         if not self.w_step:

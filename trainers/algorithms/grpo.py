@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.numbers import Group, NotNegative, Number
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -22,7 +23,7 @@ from turngym.trainers.token_weights import WEIGHTS
 class GrpoConfig:
     """Group-relative policy optimization with verifiable rewards."""
 
-    n: int = 8
+    n: Group = 8
     """Episodes per task. They are one group."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
@@ -31,7 +32,7 @@ class GrpoConfig:
     group_over: GroupOver = "episodes"
     """What a group's mean and deviation are over. Episodes, or their turns, so that long episodes count more (as where
     every turn is a row: verl-agent and what builds on it)."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the importance ratio."""
     objective: Literal["surrogate", "weight"] = "surrogate"
     """What is clipped. PPO's surrogate, whose clipped tokens have no gradient, or (CISPO) the weight of log p alone, so
@@ -39,25 +40,19 @@ class GrpoConfig:
     ratio: Literal["token", "turn", "episode"] = "token"
     """What has one importance ratio. Each token, or (GSPO) all tokens of a response or of an episode together. The mean
     over many tokens hardly moves: GSPO's `clip` is 0.0003 0.0004."""
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 in the loss has no gradient in expectation on fresh rollouts."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     filter_groups: bool = True
     """Leave out groups of equal reward. Nothing tells episodes apart that are all worth the same by `reward`."""
-    refill: int = 0
+    refill: Number = 0
     """Rounds that replace groups left out. So often may further tasks be played for a step (DAPO's dynamic sampling);
     each round is a batch as large as the step's, and as many groups as that are trained on."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "token_mean"
     """What counts the same. Every episode, every token or every response."""
-
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        if self.refill < 0:
-            raise ConfigError(f"refill is {self.refill}; valid: at least 0 rounds")
 
     def unread(self) -> Unread:
         if not self.kl_coef:

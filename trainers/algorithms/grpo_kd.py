@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.numbers import Group, NotNegative
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
@@ -23,32 +24,28 @@ from turngym.trainers.token_weights import WEIGHTS
 class GrpoKdConfig:
     """GRPO with knowledge-distillation rewards."""
 
-    n: int = 8
+    n: Group = 8
     """Episodes per task. They are one group."""
     reward: Literal["mean", "sum"] = "mean"
     """How the teacher's log-likelihood is pooled. Per token, or of the whole episode (literal; favors saying
     little)."""
     student_entropy: bool = False
     """Subtract the student's log-likelihood. The reward is then minus the sampled reverse KL."""
-    env_coef: float = 0.0
+    env_coef: NotNegative = 0.0
     """Weight of the environment's return. It stands beside the teacher's reward."""
     scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.02
+    kl_coef: NotNegative = 0.02
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
-    teacher_mix: float = 0.0
+    teacher_mix: NotNegative = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""
-
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
 
     def unread(self) -> Unread:
         if not self.kl_coef:

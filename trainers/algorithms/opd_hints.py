@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.numbers import BelowOne, Million, NotNegative
 from turngym.core.protocols import Position
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
@@ -23,7 +24,7 @@ from turngym.trainers.token_weights import WEIGHTS
 class OpdHintsConfig:
     """On-policy distillation from a teacher that has read a hint."""
 
-    n: int = 1
+    n: Million = 1
     """Episodes per task. They are one group; more than one where `--judge attempts` tells one attempt what another
     did."""
     reader: Reader = "initial"
@@ -32,25 +33,23 @@ class OpdHintsConfig:
     form: Literal["sampled", "topk"] = "sampled"
     """What is minimized. `sampled`: clipped surrogate with advantage log q - log p; `topk`: the reverse KL on the
     teacher's top-K."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.02
+    kl_coef: NotNegative = 0.02
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     position: Position = "last_user"
     """Which message gets the hint: the first observation, the last of role user, the last."""
-    reject_below: float = 0.0
+    reject_below: BelowOne = 0.0
     """Probability where a response's lesson ends. It teaches up to its first token that the hinted teacher gives less
     than this probability: what follows goes on from words that it would not have said. 0: to its end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n is {self.n}; valid: at least 1")
         # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and not 0.001 <= self.reject_below < 1.0:
+        if self.reject_below and self.reject_below < 0.001:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
     def unread(self) -> Unread:

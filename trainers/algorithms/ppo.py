@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
+from turngym.core.numbers import NotNegative, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import PolicyGradient, kl_k3
 from turngym.trainers.returns import against_critic, at_last_token
 from turngym.trainers.rewards import Reward, rewards, turn_rewards
-from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint
+from turngym.trainers.run_config import CriticConfig, fingerprint
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -88,26 +89,22 @@ class PpoConfig:
     paid: Literal["end", "turn"] = "end"
     """Where the reward comes. At the episode's last token, or turn by turn as the environment paid it (a score, a
     success and the run's own reward: at the last turn)."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per token."""
-    lam: float = 0.95
+    lam: Share = 0.95
     """Lambda of GAE. 0 trusts the critic alone, 1 the rewards."""
     bootstrap: bool = False
     """Go on with the critic's last value where a limit of turns, tokens or depth cut an episode. By default such an
     episode has failed, and nothing follows its last token."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
     critic: CriticConfig = field(default_factory=CriticConfig)
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.gamma <= 1.0 or not 0.0 <= self.lam <= 1.0:
-            raise ConfigError(f"gamma is {self.gamma} and lam {self.lam}; valid: 0 to 1")
 
 
 def build(config: PpoConfig, context: BuildContext) -> Algorithm:

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.core.settings import Share
+from turngym.core.numbers import NotNegative, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
@@ -26,11 +26,11 @@ from turngym.trainers.token_weights import WEIGHTS
 class PpoKdConfig:
     """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
-    teacher_coef: float = 1.0
+    teacher_coef: NotNegative = 1.0
     """Weight of the teacher's log-likelihood. It is per token; 0 is plain PPO on the environment's reward."""
     student_entropy: bool = False
     """Subtract the student's log-likelihood. Rewards then sum to minus the sampled reverse KL."""
-    env_coef: float = 0.0
+    env_coef: NotNegative = 0.0
     """Weight of the environment's return. It is paid at the episode's last token."""
     advantage: Literal["gae", "minillm"] = "gae"
     """How advantages are estimated. GAE against a critic, or MiniLLM's: discounted returns divided by the number of
@@ -45,13 +45,13 @@ class PpoKdConfig:
     whiten: Whitening = "unbiased"
     """Advantages are centered and divided by their deviation over the batch's tokens: the unbiased one, the
     population's, or none of it."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
-    entropy_coef: float = 0.01
+    entropy_coef: NotNegative = 0.01
     """Weight of the entropy bonus (c_ent)."""
-    teacher_mix: float = 0.0
+    teacher_mix: NotNegative = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     critic: CriticConfig = field(default_factory=CriticConfig)

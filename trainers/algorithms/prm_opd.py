@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.core.episode import Episode
+from turngym.core.numbers import BelowOne, NotNegative
 from turngym.core.protocols import Position
 from turngym.trainers.algorithm import (
     Algorithm,
@@ -80,33 +81,31 @@ class PrmOpdConfig:
     form: Literal["sampled", "topk"] = "sampled"
     """What is minimized. `sampled`: one clipped surrogate on the weighted sum of both advantages; `topk`: the weighted
     sum of the score's surrogate and the reverse KL on the hinted teacher's top-K."""
-    w_reward: float = 1.0
+    w_reward: NotNegative = 1.0
     """Weight of the judge's score."""
-    w_hint: float = 1.0
+    w_hint: NotNegative = 1.0
     """Weight of the hinted teacher. It counts on turns with a hint."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.02
+    kl_coef: NotNegative = 0.02
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     mask_neutral: bool = False
     """Leave out turns with score 0 and no hint."""
     position: Position = "last_user"
     """Which message gets the hint: the first observation, the last of role user, the last."""
-    reject_below: float = 0.0
+    reject_below: BelowOne = 0.0
     """Probability where a hint's lesson ends. It teaches up to a response's first token that the hinted teacher gives
     less than this probability. 0: to the response's end."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
 
     def __post_init__(self) -> None:
-        if min(self.w_reward, self.w_hint) < 0 or not self.w_reward + self.w_hint:
-            raise ConfigError(
-                f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: at least 0, and not both 0"
-            )
+        if not self.w_reward + self.w_hint:
+            raise ConfigError(f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: not both 0")
         # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and not 0.001 <= self.reject_below < 1.0:
+        if self.reject_below and self.reject_below < 0.001:
             raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
 

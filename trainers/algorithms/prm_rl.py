@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.numbers import NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judge_votes import ScoredTurns
@@ -21,11 +22,11 @@ from turngym.trainers.token_weights import WEIGHTS
 class PrmRlConfig:
     """Reinforcement learning from a process judge's votes."""
 
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.02
+    kl_coef: NotNegative = 0.02
     """Weight of the KL to the initial policy. It is k3, cut to 10 nats; 0 needs no copy of the policy."""
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     mask_neutral: bool = False
     """Also leave out turns with a score of 0."""

@@ -12,13 +12,14 @@ from typing import Literal
 import numpy as np
 
 from turngym.core.episode import Episode
+from turngym.core.numbers import Million, NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.returns import at_last_token, rewards_to_go, whiten
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.targets import initial_kl
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -50,21 +51,17 @@ class BatchAdvantage:
 class ReinforcePpConfig:
     """REINFORCE++: PPO without a critic, whose advantages are normalized over the whole batch."""
 
-    n: int = 1
+    n: Million = 1
     """Episodes per task. Of several, each is compared with the mean of all (REINFORCE++ with baseline)."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.2)
     """Lower and upper clip of the surrogate."""
-    kl_coef: float = 0.01
+    kl_coef: NotNegative = 0.01
     """Weight of the KL to the initial policy. Each token's is subtracted from its reward; 0 needs no copy of the
     policy."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
-
-    def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n is {self.n}; valid: at least 1 episode per task")
 
 
 def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:

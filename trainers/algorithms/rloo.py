@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
+from turngym.core.numbers import Group, NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, episode_kl
 from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import fingerprint
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -56,21 +57,17 @@ class LeaveOneOut:
 class RlooConfig:
     """REINFORCE with a leave-one-out baseline: each attempt is compared with the mean of the others."""
 
-    n: int = 4
+    n: Group = 4
     """Episodes per task. They are one group."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.2)
     """Lower and upper clip of the surrogate. It acts from a batch's second update on."""
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     """Weight of the KL to the initial policy. It is subtracted from the reward; 0 needs no copy of the policy."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token (the log-probability of an episode is the sum over its tokens), every episode
     or every response."""
-
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
 
 
 def build(config: RlooConfig, context: BuildContext) -> Algorithm:

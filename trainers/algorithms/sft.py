@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from turngym.agents.playing.scripted import LOOPING
 from turngym.core.episode import Origin
-from turngym.core.settings import Range, Share
+from turngym.core.numbers import NotNegative, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
 from turngym.trainers.losses import NegativeLogLikelihood
@@ -28,7 +28,7 @@ class SftConfig:
     """What counts the same. Every token, every episode or every response."""
     train_on: Literal["demonstration", "policy", "both"] = "demonstration"
     """Whose responses are imitated; `policy` fits traces that a policy sampled. Noise never is."""
-    noise: Annotated[tuple[float, float], Range(most=1)] = (0.0, 0.0)
+    noise: tuple[Share, Share] = (0.0, 0.0)
     """Range of the share of random actions. Each episode draws its share from it; they are never imitated."""
     mistakes: Share = 0.0
     """Share of plausible mistakes among these. They are possible or not; the others are admissible actions."""
@@ -37,7 +37,7 @@ class SftConfig:
     `noise`; `repeat` and `cycle` begin like it and then say their last action, or their last two or three, for ever;
     `wander` (in the shop) goes to and fro between two pages. Their loops are turns of a policy: train_on=both. By
     default all are noisy."""
-    loop_after: float = 2.3
+    loop_after: NotNegative = 2.3
     """Mean number of turns before a loop. A player of `players` then falls into it."""
     loop_slips: Share = 0.0
     """Share of noise in such a loop. The loop goes on after it."""

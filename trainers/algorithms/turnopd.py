@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
-from turngym.core.settings import Share
+from turngym.core.numbers import Count, NotNegative, Number, Portion, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import (
     Algorithm,
@@ -45,40 +45,31 @@ MASS_EPS = 1e-8
 class DepthConfig:
     """Settings of `AdaptiveDepth`; the defaults are TurnOPD's Table 7."""
 
-    h_min: int = 2
+    h_min: Count = 2
     """Least depth, turns."""
-    h_max: int = 50
+    h_max: Count = 50
     """Greatest depth, turns. It is the depth of probes, and where the controller starts."""
-    warmup: int = 3
+    warmup: Number = 3
     """Steps at the start that are all probes."""
-    probe_interval: int = 8
+    probe_interval: Count = 8
     """Steps between probes. After warm-up every step that is a multiple of this is one."""
-    rho: float = 0.7
+    rho: Share = 0.7
     """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""
-    p: float = 0.80
+    p: Portion = 0.80
     """Share of successes that the depth covers. Successful episodes, that is."""
-    min_successes: int = 8
+    min_successes: Count = 8
     """Fewest episodes in the coverage statistic: with fewer the last covering depth is kept."""
     cov_base: Literal[0, 1] = 0
     """0 covers the index of an episode's last turn; 1 its number of turns, one turn longer."""
     use_success: bool = True
     """Coverage looks at successful episodes; False takes all of them."""
-    probe_share: float = 1.0
+    probe_share: Portion = 1.0
     """Share of a probe's episodes that measure. They play to full depth; the rest stop at the cap (an option of ours: a
     probe needs statistics, not every episode)."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.h_min <= self.h_max:
-            raise ValueError(f"h_min is {self.h_min} and h_max {self.h_max}; valid: 1 <= h_min <= h_max")
-        if self.probe_interval < 1 or self.warmup < 0 or self.min_successes < 1:
-            raise ValueError(
-                f"probe_interval {self.probe_interval}, warmup {self.warmup}, min_successes {self.min_successes}; "
-                "valid is at least 1, 0 and 1"
-            )
-        if not 0.0 <= self.rho <= 1.0 or not 0.0 < self.p <= 1.0:
-            raise ValueError(f"rho is {self.rho} and p {self.p}; valid is 0 <= rho <= 1 and 0 < p <= 1")
-        if not 0.0 < self.probe_share <= 1.0:
-            raise ValueError(f"probe_share is {self.probe_share}; valid is above 0 and at most 1")
+        if self.h_min > self.h_max:
+            raise ValueError(f"h_min is {self.h_min} and h_max {self.h_max}; valid: h_min <= h_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,28 +217,25 @@ def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
 class TurnOpdConfig:
     """TurnOPD and its ablations."""
 
-    adaptive_depth: bool = True
-    """Measure how deep to roll out. Without it every rollout has full depth (ablation: blend only)."""
     weight: Literal["blend", "trajectory", "turn"] = "blend"
     """How tokens are weighted. `trajectory` is the ablation depth only, `turn` hard turn-level weights from the first
     step."""
-    blend_start: float = 0.0
+    blend_start: NotNegative = 0.0
     """Share of training at which weights begin to move from trajectories to turns."""
-    blend_end: float = 1.0
+    blend_end: NotNegative = 1.0
     """Share of training at which they are turn-level."""
-    n_min: int = 8
+    n_min: Number = 8
     """Fewest episodes that reach a reliable turn; `n_min_share` of them, if that is more."""
     n_min_share: Share = 0.15
     """Least share of the episodes that reach a reliable turn."""
-    depth: DepthConfig = field(default_factory=DepthConfig)
+    depth: DepthConfig | None = field(default_factory=DepthConfig)
+    """How it is measured how deep to roll out; none: every rollout has full depth (ablation: blend only)."""
 
     def __post_init__(self) -> None:
         if not self.blend_start <= self.blend_end:
             raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
 
     def unread(self) -> Unread:
-        if not self.adaptive_depth:
-            yield from needing("adaptive_depth", "depth")
         if self.weight != "blend":
             yield from needing("weight blend", "blend_start", "blend_end")
         if self.weight == "trajectory":
@@ -279,7 +267,7 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
 
 
 def depth_controller(config: TurnOpdConfig, run: RunConfig) -> DepthController:
-    if not config.adaptive_depth:
+    if config.depth is None:
         return FixedDepth(h_max=run.full_depth)
     run.check_turns(config.depth, "h_min", "h_max")
     # probes cannot play more turns than the run allows, and the least depth may not exceed theirs

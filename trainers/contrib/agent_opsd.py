@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.core import Share
 from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    ConfigError,
     RolloutBatch,
     ToldLogprobs,
 )
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
 
 Float64N = NDArray[np.float64]
 PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6
@@ -81,16 +81,10 @@ class Believed:
 class AgentOpsdConfig(ToldGroupConfig):
     """GRPO whose advantage is directed to turns by how they move a belief in success."""
 
-    lam: float = 0.5
+    lam: Share = 0.5
     """Share of the advantage that is directed (lambda)."""
-    eps: float = 0.2
+    eps: Share = 0.2
     """Most that a turn's factor differs from 1."""
-
-    def __post_init__(self) -> None:
-        ToldGroupConfig.__post_init__(self)
-        check_amounts(lam=self.lam, eps=self.eps)
-        if max(self.lam, self.eps) > 1:
-            raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")
 
 
 def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:

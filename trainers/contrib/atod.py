@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.core import Group, NotNegative, Share
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -85,34 +86,28 @@ class Annealing:
 class AtodConfig:
     """Distillation annealed into reinforcement learning, turn by turn."""
 
-    n: int = 8
+    n: Group = 8
     """Episodes per task. They are one group."""
-    start: float = 0.0
+    start: Share = 0.0
     """Share of training with the teacher alone. Then the reward begins to take over."""
-    end: float = 1.0
+    end: Share = 1.0
     """Share of training until the reward is alone. The teacher then has no say any more."""
-    floor: float = 0.0
+    floor: Share = 0.0
     """Weight of the reward before it takes over."""
-    strength: float = 1.0
+    strength: NotNegative = 1.0
     """How much more a turn of most disagreement and uncertainty counts than one of none; 0: turns count alike."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response, before turns are weighted."""
 
     def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        if not 0.0 <= self.start <= self.end <= 1.0:
-            raise ConfigError(f"start is {self.start} and end {self.end}; valid: 0 <= start <= end <= 1")
-        if not 0.0 <= self.floor <= 1.0 or self.strength < 0:
-            raise ConfigError(
-                f"floor is {self.floor} and strength {self.strength}; valid: floor from 0 to 1, strength at least 0"
-            )
+        if self.start > self.end:
+            raise ConfigError(f"start is {self.start} and end {self.end}; valid: start <= end")
 
 
 def build(config: AtodConfig, context: BuildContext) -> Algorithm:

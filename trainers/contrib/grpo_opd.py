@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode
+from turngym.core import Episode, Group, NotNegative
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -76,28 +76,24 @@ class CombinedAdvantage:
 class GrpoOpdConfig:
     """A reward's group-relative advantage plus the teacher's log-ratio."""
 
-    n: int = 8
+    n: Group = 8
     """Episodes per task. They are one group."""
-    w_reward: float = 1.0
+    w_reward: NotNegative = 1.0
     """Weight of the group-relative advantage."""
-    w_teacher: float = 1.0
+    w_teacher: NotNegative = 1.0
     """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
 
     def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        if min(self.w_reward, self.w_teacher) < 0 or not self.w_reward + self.w_teacher:
-            raise ConfigError(
-                f"w_reward is {self.w_reward} and w_teacher {self.w_teacher}; valid: at least 0, and not both 0"
-            )
+        if not self.w_reward + self.w_teacher:
+            raise ConfigError(f"w_reward is {self.w_reward} and w_teacher {self.w_teacher}; valid: not both 0")
 
 
 def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:

@@ -12,13 +12,12 @@ from typing import Literal
 
 import torch
 
-from turngym.core import Episode, Origin
+from turngym.core import Episode, Origin, Portion, Share
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    ConfigError,
     FixedDepth,
     TokenLoss,
     TokenLosses,
@@ -92,18 +91,12 @@ def supervised(episodes: Sequence[Episode]) -> list[Episode]:
 class GuidedOpdConfig:
     """On-policy distillation whose early episodes the teacher helps to play."""
 
-    start: float = 1.0
+    start: Share = 1.0
     """The teacher's share of turns at the start. It falls from there to 0."""
-    ratio: float = 0.8
+    ratio: Portion = 0.8
     """Share of training with a guide. After it the student plays alone."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.start <= 1.0 or not 0.0 < self.ratio <= 1.0:
-            raise ConfigError(
-                f"start is {self.start} and ratio {self.ratio}; valid: start from 0 to 1, ratio above 0 to 1"
-            )
 
 
 def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:

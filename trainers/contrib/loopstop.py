@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode, loop_end
+from turngym.core import BelowOne, Count, Episode, Portion, loop_end
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -35,26 +35,16 @@ from turngym.trainers import (
 class LoopStopConfig:
     """On-policy distillation that leaves loops."""
 
-    probe_interval: int = 8
+    probe_interval: Count = 8
     """Steps between probes. While episodes leave their loops, some go on in every step that is a multiple of this."""
-    probe_share: float = 0.25
+    probe_share: Portion = 0.25
     """Share of a probe's episodes that go on."""
-    rho: float = 0.7
+    rho: BelowOne = 0.7
     """Share of the smoothed ratio that is kept when loops are measured; what was measured gets the rest."""
-    min_loops: int = 4
+    min_loops: Count = 4
     """Fewest episodes that went on in a loop: with fewer the ratio stays as it is."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response."""
-
-    def __post_init__(self) -> None:
-        if self.probe_interval < 1 or self.min_loops < 1:
-            raise ValueError(
-                f"probe_interval is {self.probe_interval} and min_loops {self.min_loops}; valid is at least 1"
-            )
-        if not 0.0 <= self.rho < 1.0 or not 0.0 < self.probe_share <= 1.0:
-            raise ValueError(
-                f"rho is {self.rho} and probe_share {self.probe_share}; valid is 0 <= rho < 1 and 0 < probe_share <= 1"
-            )
 
 
 class LoopStats(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Position
+from turngym.core import NotNegative, Position
 from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch, ToldLogprobs
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
 
 Float64N = NDArray[np.float64]
 
@@ -35,16 +35,12 @@ class Added:
 class OpidConfig(ToldGroupConfig):
     """GRPO plus the log-ratio of a policy that was told what the finished episode teaches."""
 
-    w_told: float = 0.001
+    w_told: NotNegative = 0.001
     """Weight of the told policy's log-ratio."""
     scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing (published in WebShop)."""
     position: Position = "last_user"
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
-
-    def __post_init__(self) -> None:
-        ToldGroupConfig.__post_init__(self)
-        check_amounts(w_told=self.w_told)
 
 
 def build(config: OpidConfig, context: BuildContext) -> Algorithm:

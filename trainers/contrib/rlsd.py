@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.core import Number, Share
 from turngym.trainers import (
     LOG_RATIO_LIMIT,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    ConfigError,
     RolloutBatch,
     ToldLogprobs,
 )
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, check_amounts, told_group
+from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
 
 Float64N = NDArray[np.float64]
 
@@ -61,18 +61,12 @@ class Directed:
 class RlsdConfig(ToldGroupConfig):
     """GRPO whose advantage is directed to tokens by a policy that was told something."""
 
-    lam: float = 0.5
+    lam: Share = 0.5
     """Share of the advantage that is directed (lambda)."""
-    eps: float = 0.2
+    eps: Share = 0.2
     """Most that a token's factor differs from 1."""
-    fade: int = 100
+    fade: Number = 100
     """Steps after which `lam` is 0. It falls linearly; 0: it stays."""
-
-    def __post_init__(self) -> None:
-        ToldGroupConfig.__post_init__(self)
-        check_amounts(lam=self.lam, eps=self.eps, fade=self.fade)
-        if max(self.lam, self.eps) > 1:
-            raise ConfigError(f"lam is {self.lam} and eps {self.eps}; valid: 0 to 1")
 
 
 def build(config: RlsdConfig, context: BuildContext) -> Algorithm:

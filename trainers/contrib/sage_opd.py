@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from turngym.core import Episode, Turn
+from turngym.core import Episode, Share, Turn
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -91,16 +91,12 @@ class Reweighted:
 class SageOpdConfig:
     """On-policy distillation of the turns that a judge found wanting."""
 
-    weak: float = 0.5
+    weak: Share = 0.5
     """How much a turn of score 0 counts. The judge found it neither good (0) nor bad (1)."""
     confidence: bool = True
     """Weigh tokens by the teacher's confidence. It is the probability of its most likely id."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
     """What counts the same. Every episode, every token or every response, before turns are chosen."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.weak <= 1.0:
-            raise ConfigError(f"weak is {self.weak}; valid: 0 (as a good turn) to 1 (as a bad one)")
 
 
 def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from turngym.core import NotNegative
 from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
@@ -18,7 +19,7 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
 )
-from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
+from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, told_group
 
 
 def gated_likelihood(logp_N: Tensor, told_logp_N: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -59,14 +60,10 @@ class Gated:
 class SdarConfig(ToldGroupConfig):
     """GRPO with gated self-distillation of a policy that was told something."""
 
-    coef: float = 0.01
+    coef: NotNegative = 0.01
     """Weight of the gated likelihood."""
-    beta: float = 5.0
+    beta: NotNegative = 5.0
     """How sharply the gate opens. It multiplies the told policy's log-ratio, nats."""
-
-    def __post_init__(self) -> None:
-        ToldGroupConfig.__post_init__(self)
-        check_amounts(coef=self.coef, beta=self.beta)
 
 
 def build(config: SdarConfig, context: BuildContext) -> Algorithm:

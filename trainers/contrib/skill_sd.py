@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from turngym.core import NotNegative
 from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
@@ -19,7 +20,7 @@ from turngym.trainers import (
     Tokens,
     known_behavior,
 )
-from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, check_amounts, told_group
+from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, told_group
 
 K3_MOST, RATIO_MOST = 20.0, 10.0
 """Log-ratios are cut from above to these before exp."""
@@ -64,12 +65,8 @@ class Distilled:
 class SkillSdConfig(ToldGroupConfig):
     """GRPO with a divergence from the policy that was told something."""
 
-    coef: float = 0.001
+    coef: NotNegative = 0.001
     """Weight of the divergence."""
-
-    def __post_init__(self) -> None:
-        ToldGroupConfig.__post_init__(self)
-        check_amounts(coef=self.coef)
 
 
 def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:

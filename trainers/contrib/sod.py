@@ -5,7 +5,6 @@ Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/l
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -13,13 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.core import Group, NotNegative, Positive
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
     ComparableGroups,
-    ConfigError,
     FixedDepth,
     PolicyGradient,
     Reward,
@@ -58,26 +57,20 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
 class SodConfig:
     """A reward's group-relative advantage plus the teacher's log-ratio, weaker in turns where the two have parted."""
 
-    n: int = 8
+    n: Group = 8
     """Episodes per task. They are one group."""
-    coef: float = 1.0
+    coef: Positive = 1.0
     """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
-    delta: float = 0.2
+    delta: NotNegative = 0.2
     """How much more than the first turn a later one may count. With 0 no turn counts more than the first."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = "std"
     """What the advantage is divided by. The group's standard deviation, or nothing."""
-    clip: tuple[float, float] = (0.2, 0.28)
+    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response, before turns are weighted."""
-
-    def __post_init__(self) -> None:
-        if self.n < 2:
-            raise ConfigError(f"n is {self.n}; a group needs at least 2 episodes to compare")
-        if not (0.0 < self.coef < math.inf and 0.0 <= self.delta < math.inf):
-            raise ConfigError(f"coef is {self.coef} and delta {self.delta}; valid: coef above 0, delta at least 0")
 
 
 def build(config: SodConfig, context: BuildContext) -> Algorithm:

@@ -14,23 +14,11 @@ from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.core.errors import did_you_mean
-from turngym.core.spec import (
-    Count,
-    Layer,
-    NotNegative,
-    Number,
-    Range,
-    Spec,
-    Unread,
-    at,
-    expand,
-    merged,
-    needing,
-    resolve,
-)
+from turngym.core.numbers import Count, NotNegative, Number
+from turngym.core.spec import Layer, Spec, Unread, at, expand, merged, needing, resolve
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.lora import LoraConfig
-from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig
+from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig, Stale
 from turngym.trainers.train_config import Learns, Method, usual_lr, with_method
 
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
@@ -77,9 +65,9 @@ class RecordingProxy(Spec):
 class ProxyLoop(LoopConfig):
     """What the loop does."""
 
-    steps: Annotated[int, Range(1)] = 10_000
+    steps: Count = 10_000
     """Training steps K_total."""
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """Sampling temperature of main turns."""
 
 
@@ -100,11 +88,9 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     the new ones. Not for servers: they have --when-busy."""
     batch_turns: Count = 16
     """Turns that a training step waits for; whole sessions are taken, at most --run.episodes of them."""
-    staleness: Number | None = None
+    staleness: Stale | None = None
     """Most updates that a turn may be behind the student when it is trained on; older ones are left out. With it the
     probability ratio new / old of a token counts for at most --importance-cap. By default turns of any age count."""
-    importance_cap: Annotated[float, Meta(ge=1)] = 2.0
-    """With --staleness: truncated importance sampling."""
     order: Literal["oldest", "newest"] = "oldest"
     """Which of the sessions that are ready a step takes first."""
     run: ProxyLoop = field(default_factory=ProxyLoop)
@@ -113,8 +99,6 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     """Adapters learn in place of the weights; what answers gets them merged in."""
 
     def unread(self) -> Unread:
-        if self.staleness is None:
-            yield from needing("--staleness", "importance_cap")
         if not isinstance(self.engine, Here):
             yield from needing("a model that answers here (no --policy-server)", "swap_wait")
 
@@ -148,14 +132,16 @@ def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str,
         layers: pairs of name and table.
     """
     cls = proxy_class(algorithm)
-    usual = Layer(name="default", table={"engine": {"when_busy": "retract"}})
+    usual: dict[str, Any] = {"engine": {"when_busy": "retract"}}
     chosen = {"train": False} if algorithm is None else {"algorithm": algorithm}
     asked = [Layer(name=where, table=expand(cls, table, where), asked=True) for where, table in layers]
     if algorithm is not None:
-        given = merged([one.table for one in asked if isinstance(one.table, Mapping)])
+        given = merged([one.table for one in asked])
         rate = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
-        usual = Layer(name="default", table={"engine": {"when_busy": "retract"}, "optimizer": {"lr": rate}})
-    found: AnyProxy = resolve(cls, [usual, *asked, Layer(name="command line", table=chosen, asked=True)]).spec
+        usual["optimizer"] = {"lr": rate}
+    found: AnyProxy = resolve(
+        cls, [Layer(name="default", table=usual), *asked, Layer(name="command line", table=chosen, asked=True)]
+    ).spec
     return found
 
 

@@ -43,7 +43,7 @@ from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
-from turngym.trainers.schedule import AsyncConfig
+from turngym.trainers.schedule import truncated
 from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,
@@ -109,7 +109,7 @@ class Training:
             record=record,
             batch_turns=config.batch_turns,
             live=serving.live,
-            staleness=config.staleness,
+            staleness=None if config.staleness is None else config.staleness.staleness,
             newest_first=config.order == "newest",
         )
         self._judging: TurnJudging | None = None
@@ -351,9 +351,7 @@ def _algorithm(config: LearningProxy, tokenizer: Any) -> Algorithm:
     context = BuildContext(run=config.loop, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)
     # sessions end long after their first turn, and wait for the judge: the student has learned in between
     algorithm = bounded(spec.build(config.own, context), config.part("dual_clip"), stale=True)
-    if config.staleness is not None:
-        # what was drawn is stale here even if no update is allowed for: the engine is never quite the trainer
-        stale = AsyncConfig(staleness=config.staleness, importance_cap=config.importance_cap)
-        algorithm = stale.truncated(algorithm)
+    # what was drawn is stale here even if no update is allowed for: the engine is never quite the trainer
+    algorithm = truncated(algorithm, config.staleness)
     check_teacher(config.algorithm, algorithm, has_teacher=teaches)
     return algorithm

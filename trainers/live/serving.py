@@ -101,7 +101,7 @@ def open_engine(
         tokenizer: the student's.
         max_length: context limit in ids; None: the model's own.
         batch: most requests that are generated together.
-        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Servers draw any.
+        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
     """
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None
@@ -118,7 +118,9 @@ def open_engine(
         live = learning.serve_from != "student"
         # what servers draw is scored by the student, whose positions they may be started beyond
         most = max_length or position_limit(model.config)
-        engine = train_policy(config.engine, model, tokenizer, most, config.out, weights=weights, live=live)
+        engine = train_policy(
+            config.engine, model, tokenizer, most, config.out, weights=weights, vocab_size=vocab_size, live=live
+        )
     elif kind == "process":
         engine = EngineProcess(served, threads=config.threads or torch.get_num_threads(), **settings)
     else:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
@@ -34,6 +36,7 @@ from turngym.trainers.metrics import iter_metrics, read_metrics
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.depth_regime import TurnSums
+T = TypeVar("T")
 RECORD = "cell.json"
 """What a finished cell leaves for the tables."""
 
@@ -63,27 +66,33 @@ class Finished(Protocol):
 
 # The record of a finished cell: evaluations task by task and what they cost.
 
-SCHEMA = 3
 PHASES = ("rollout", "teacher", "update")
 DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov", "weight/alpha")
 SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
 WHOLE = "(all tasks)"
 """The one task of an evaluation of which only the mean is known."""
+MOST = 1e18
+"""No number that is measured is larger; sums of larger ones could overflow."""
+Amount = Annotated[float, Meta(ge=0.0, le=MOST)]
+Number = Annotated[float, Meta(ge=-MOST, le=MOST)] | Annotated[int, Meta(ge=-(10**18), le=10**18)]
+Means = Annotated[Mapping[str, Annotated[float, Meta(ge=0.0, le=1.0)]], Meta(min_length=1)]
+"""Task -> mean success."""
+Nats = Annotated[Mapping[str, Number], Meta(min_length=2)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Cost of training up to a point, without evaluations."""
 
-    seconds: float
+    seconds: Amount
     """Wall clock."""
-    cpu: float
+    cpu: Amount
     """CPU seconds of the training process."""
-    turns: float
+    turns: Amount
     """Turns played, whatever became of their episodes."""
-    tokens: float
+    tokens: Amount
     """Tokens trained on."""
-    sampled: float | None = None
+    sampled: Amount | None = None
     """Tokens that the policy drew; None in records from before they were counted."""
 
 
@@ -91,9 +100,9 @@ class Cost:
 class Evaluation:
     """One evaluation: its step, the cost up to it, and the mean success of every task."""
 
-    step: int
+    step: Annotated[int, Meta(ge=0)]
     cost: Cost
-    tasks: Mapping[str, float]
+    tasks: Means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,23 +113,23 @@ class Record:
     method: str
     group: str
     about: str
-    seed: int
+    seed: Annotated[int, Meta(ge=0)]
     settings: Mapping[str, Any]
     """All settings, those of the evaluation of an agent or of a training run (which names its algorithm)."""
-    samples: int
-    evaluations: tuple[Evaluation, ...]
+    samples: Annotated[int, Meta(ge=1)]
+    evaluations: Annotated[tuple[Evaluation, ...], Meta(min_length=1)]
     categories: Mapping[str, str]
     """Task -> category."""
     total: Cost
-    phases: Mapping[str, tuple[float, float]]
+    phases: Mapping[str, tuple[Amount, Amount]]
     """Phase -> wall clock and CPU seconds."""
-    steps: Sequence[Mapping[str, Any]]
+    steps: Sequence[Mapping[str, Number | bool | None]]
     """Depth, alpha and shares of the deep third, step by step."""
-    regime: Mapping[str, Mapping[str, list[float]]]
+    regime: Mapping[str, Mapping[str, list[Number]]]
     """Window -> sums by turn of the full-depth steps (`TurnSums`); empty where there are none."""
-    text: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+    text: tuple[Nats, Nats] | None = None
     """Nats per token of every held-out document before and after training, where the method models text."""
-    averaged: Mapping[str, float] | None = None
+    averaged: Means | None = None
     """Task -> mean success with the averaged weights of the last checkpoints, where they were evaluated."""
     clusters: Mapping[str, str] = field(default_factory=dict)
     """Task -> its scene, world or product, where its environment names one."""
@@ -128,6 +137,7 @@ class Record:
     """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.contents`)."""
     game: Mapping[str, Any] = field(default_factory=dict)
     """What its evaluations played (`game_of`)."""
+    schema: Literal[3] = 3
 
     @property
     def trained(self) -> bool:
@@ -171,6 +181,10 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         categories |= {one.task.task_id: one.task.category for one in played}
         clusters |= {one.task.task_id: one.task.cluster for one in played if one.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
+    averaged = cell.folder / AVERAGE / "trace.jsonl"
+    named: Mapping[str, str] = {}
+    if strict:
+        named = contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
     settings = portable(cell.settings, cell.folder.absolute().parent.parent) if strict else cell.settings
     return Record(
         world=cell.world,
@@ -187,15 +201,11 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         phases=spent.phases,
         steps=spent.steps,
         regime=regime_windows(read_metrics(cell.folder)) if strict and cell.verb == "train" else {},
-        averaged=_averaged(cell.folder / AVERAGE / "trace.jsonl"),
+        averaged=task_means(iter_episodes(averaged)) if averaged.is_file() else None,
         clusters=clusters,
-        contents=_contents(cell) if strict else {},
+        contents=named,
         game=json.loads(json.dumps(cell.game)),
     )
-
-
-def _contents(cell: Finished) -> dict[str, str]:
-    return contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
 
 
 def game_of(spec: EvalSpec | None) -> dict[str, Any]:
@@ -235,10 +245,6 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
         return text if root is None else path.relative_to(root).as_posix()
 
     return with_paths(settings, name_of)
-
-
-def _averaged(trace: Path) -> dict[str, float] | None:
-    return task_means([EpisodeOutcome.of(one) for one in iter_episodes(trace)]) if trace.is_file() else None
 
 
 @dataclass(slots=True)
@@ -295,11 +301,8 @@ def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, lis
     if not full or "turn/kl_raw" not in full[0]:
         return {}
     depth = int(full[0]["depth/cap"])
-    return {name: _as_lists(turn_sums(chosen, depth)) for name, chosen in thirds(full).items()}
-
-
-def _as_lists(sums: TurnSums) -> dict[str, list[float]]:
-    return {item.name: getattr(sums, item.name).tolist() for item in fields(sums)}
+    sums = {name: turn_sums(chosen, depth) for name, chosen in thirds(full).items()}
+    return {name: {column: values.tolist() for column, values in asdict(one).items()} for name, one in sums.items()}
 
 
 def cut_to(record: Record, tasks: set[str]) -> Record:
@@ -328,36 +331,6 @@ def pooled_sums(parts: Sequence[Mapping[str, list[float]]]) -> TurnSums:
         raise TurngymError(f"regime: not the sums by turn of runs of one depth ({error})") from error
 
 
-def to_json(record: Record) -> dict[str, Any]:
-    return {"schema": SCHEMA, **asdict(record)}
-
-
-def from_json(values: Mapping[str, Any], where: str) -> Record:
-    """The record that `to_json` wrote. Raises TurngymError for something else; anybody may have written the file."""
-    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
-        said = values.get("schema") if isinstance(values, Mapping) else values
-        raise TurngymError(f"{where}: schema {brief(said, 60)} is not a study's record of schema {SCHEMA}")
-    try:
-        given = {item.name: values[item.name] for item in fields(Record) if item.name in values}
-        for name in ("world", "method"):
-            check_name(given[name], f"{where}: {name}")
-        where = f"{where} ({given['world']}/{given['method']}/seed{brief(given['seed'], 20)})"
-        _check(given, where)
-        _check_evaluations(given["evaluations"], where)
-        if missing := {task for point in given["evaluations"] for task in point["tasks"]} - given["categories"].keys():
-            raise TurngymError(f"{where}: categories has no {brief(min(missing), 60)}; valid: one for every task")
-        given["evaluations"] = tuple(
-            Evaluation(step=item["step"], cost=Cost(**item["cost"]), tasks=item["tasks"])
-            for item in given["evaluations"]
-        )
-        given["total"] = Cost(**values["total"])
-        given["phases"] = {name: (wall, cpu) for name, (wall, cpu) in values["phases"].items()}
-        given["text"] = None if given.get("text") is None else tuple(given["text"])
-        return Record(**given)
-    except (KeyError, TypeError, ValueError) as error:
-        raise TurngymError(f"{where}: not a study's record ({error})") from error
-
-
 def check_name(name: object, where: str) -> None:
     """Raises TurngymError for a name of a world or a method that could not be a part of a file's name."""
     if not isinstance(name, str) or not name.isprintable() or set(name) & set("/\\") or name[:1] in ("", "."):
@@ -365,133 +338,48 @@ def check_name(name: object, where: str) -> None:
         raise TurngymError(f"{where} {said} names a folder; valid: a name without /, \\, line ends and leading dots")
 
 
-# What a record may hold, field by field; a study.json comes from anyone.
+def decoded(values: object, kind: type[T], where: str) -> T:
+    """A Record or Records of what JSON holds. Raises TurngymError, which names the field."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise TurngymError(f"{where} is not a study's: {error}") from error
 
 
-MOST = 1e18
-"""No number that is measured is larger; sums of larger ones could overflow."""
-
-
-def _number(value: object, low: float = 0.0, high: float = MOST) -> bool:
-    # NaN compares false
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
-def _whole(value: object, low: int = 0) -> bool:
-    return isinstance(value, int) and _number(value, low)
-
-
-def _table_of(good: Callable[[Any], bool], least: int = 0) -> Callable[[Any], bool]:
-    """Whether a value is a table of at least so many values that are all `good`."""
-    return lambda value: isinstance(value, Mapping) and len(value) >= least and all(map(good, value.values()))
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _cost(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    known = {name: one for name, one in value.items() if (name, one) != ("sampled", None)}
-    return _table_of(_number)(known) and {*known} | {"sampled"} == {one.name for one in fields(Cost)}
-
-
-def _nats(value: object) -> bool:
-    return _table_of(lambda nats: _number(nats, -MOST), 2)(value)
-
-
-def _step(value: object) -> bool:
-    numbers = isinstance(value, Mapping) and all(
-        one is None or isinstance(one, bool) or _number(one, -MOST) for one in value.values()
+def _check(record: Record, where: str) -> None:
+    """Raises TurngymError where fields contradict each other; a study.json comes from anyone."""
+    for name in ("world", "method"):
+        check_name(getattr(record, name), f"{where}: {name}")
+    steps, tasks = (
+        [point.step for point in record.evaluations],
+        {task for one in record.evaluations for task in one.tasks},
     )
-    return numbers and isinstance(value, Mapping) and _whole(value.get("step"))
-
-
-def _sums(value: object) -> bool:
-    """Whether a value is sums by turn, all of as many turns."""
-    columns = [*value.values()] if isinstance(value, Mapping) else []
-    lists = all(isinstance(column, list | tuple) and all(_number(one, -MOST) for one in column) for column in columns)
-    return bool(columns) and lists and len({len(column) for column in columns}) == 1
-
-
-def _phases(value: object) -> bool:
-    pairs = [*value.values()] if isinstance(value, Mapping) and {*value} == {*PHASES} else []
-    return bool(pairs) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_number, pair)) for pair in pairs
-    )
-
-
-def _settings(value: object) -> bool:
-    return isinstance(value, Mapping) and (_text(value.get("algorithm")) or _text(at(value, "agent.kind")))
-
-
-_SHARES = _table_of(lambda value: _number(value, 0.0, 1.0), 1)
-_NUMBERS = ", ".join(item.name for item in fields(Cost) if item.name != "sampled") + ", and sampled if it is known"
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "group": (_text, "a text"),
-    "about": (_text, "a text"),
-    "seed": (_whole, "a whole number from 0"),
-    "samples": (lambda value: _whole(value, 1), "a whole number from 1"),
-    "settings": (_settings, "the settings of a training run (algorithm) or of an agent's evaluation (agent.kind)"),
-    "game": (lambda value: isinstance(value, Mapping), "a table"),
-    "evaluations": (lambda value: isinstance(value, list | tuple) and bool(value), "a list, not empty"),
-    "categories": (_table_of(_text), "a category for every task"),
-    "clusters": (_table_of(_text), "a table of texts"),
-    "contents": (_table_of(_text), "a table of texts"),
-    "total": (_cost, f"numbers from 0: {_NUMBERS}"),
-    "phases": (_phases, f"two numbers from 0 for each of {', '.join(PHASES)}"),
-    "steps": (
-        lambda value: isinstance(value, list | tuple) and all(map(_step, value)),
-        "a table of numbers for every step",
-    ),
-    "regime": (
-        lambda value: value == {} or (_table_of(_sums)(value) and {*value} == {*WINDOWS}),
-        f"a table of sums by turn for each of {', '.join(WINDOWS)}",
-    ),
-    "text": (
-        lambda value: (
-            value is None
-            or (
-                isinstance(value, list | tuple)
-                and len(value) == 2
-                and all(map(_nats, value))
-                and value[0].keys() == value[1].keys()
-            )
+    kind = at(record.settings, "agent.kind" if "agent" in record.settings else "algorithm")
+    before, after = record.text or ({}, {})
+    columns = [{len(column) for column in sums.values()} for sums in record.regime.values()]
+    for name, good, valid in (
+        ("settings", isinstance(kind, str), "those of a training run (algorithm) or of an agent (agent.kind)"),
+        ("evaluations", steps == sorted({*steps}), "steps that rise"),
+        ("categories", tasks <= record.categories.keys(), "one for every task"),
+        ("phases", {*record.phases} == {*PHASES}, ", ".join(PHASES)),
+        ("steps", all(type(row.get("step")) is int for row in record.steps), "a step in every row"),
+        (
+            "regime",
+            {*record.regime} in ({*()}, {*WINDOWS}) and all(len(one) == 1 for one in columns),
+            "sums of as many turns for each of " + ", ".join(WINDOWS),
         ),
-        "nats per token of the same documents, two or more, before and after",
-    ),
-    "averaged": (lambda value: value is None or _SHARES(value), "a number from 0 to 1 for every task"),
-}
-
-
-def _check(values: Mapping[str, Any], where: str) -> None:
-    for name, (good, valid) in _FIELDS.items():
-        if name in values and not good(values[name]):
-            raise TurngymError(f"{where}: {name} is {brief(values[name], 60)}; valid: {valid}")
-
-
-def _check_evaluations(points: Sequence[Any], where: str) -> None:
-    before = -1
-    for number, point in enumerate(points):
-        table = point if isinstance(point, Mapping) else {}
-        step, cost, tasks = (table.get(name) for name in ("step", "cost", "tasks"))
-        for name, value, good, valid in (
-            ("step", step, _whole(step, before + 1), f"a whole number above {before}"),
-            ("cost", cost, _cost(cost), _FIELDS["total"][1]),
-            ("tasks", tasks, _SHARES(tasks), "a number from 0 to 1 for every task"),
-        ):
-            if not good:
-                raise TurngymError(f"{where}: evaluations[{number}].{name} is {brief(value, 60)}; valid: {valid}")
-        before = table["step"]
+        ("text", before.keys() == after.keys(), "the same documents before and after"),
+    ):
+        if not good:
+            raise TurngymError(f"{where}: {name} is {brief(getattr(record, name), 60)}; valid: {valid}")
 
 
 def read_record(path: Path) -> Record:
     """The record of a cell's folder."""
     try:
-        return from_json(json_file(path / RECORD, TurngymError), str(path / RECORD))
+        return decoded(json_file(path / RECORD, TurngymError), Record, str(path / RECORD))
     except ValueError as error:
-        raise TurngymError(f"{path / RECORD}: not a study's record ({error})") from error
+        raise TurngymError(f"{path / RECORD} is not a study's: {error}") from error
 
 
 # All records of a study in one file.
@@ -499,17 +387,6 @@ def read_record(path: Path) -> Record:
 DATA = "study.json"
 SEAL = "sha256"
 """Field with a hash of all others: what tables show is what was written."""
-_STUDY: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "title": (_text, "a text"),
-    "about": (_text, "a text"),
-    "baseline": (lambda value: value is None or _text(value), "the name of a method"),
-    "against": (_table_of(_text), "a table of methods' names"),
-    "tables": (lambda value: isinstance(value, list) and all(map(_text, value)), "a list of names"),
-    "made_by": (
-        lambda value: isinstance(value, list) and all(isinstance(one, Mapping) for one in value),
-        "a list of tables",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,9 +440,8 @@ def made_by(command: str) -> dict[str, Any]:
 
 def write_records(study: Records, path: Path) -> None:
     """Writes all of `study` as JSON. The same bytes every time."""
-    table = {item.name: getattr(study, item.name) for item in fields(Records) if item.name != "records"}
     # as it is read again, so that whoever reads finds the same hash
-    content = json_of(json.dumps({**table, "records": [to_json(record) for record in study.records]}))
+    content = json_of(json.dumps(asdict(study)))
     write_json(path, {**content, SEAL: sha256_of(content)})
 
 
@@ -574,29 +450,27 @@ def read_records(path: Path) -> Records:
     if path.is_dir():
         path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
     try:
-        values: dict[str, Any] = json_of(read_whole(path, TurngymError))
-        stated, found = values.pop(SEAL, None), sha256_of(values)
-        if stated != found:
-            raise TurngymError(
-                f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
-                "changed after it was written; take the file that `turngym study` has written"
-            )
-        rows = [from_json(row, f"{path}, record {number}") for number, row in enumerate(values.pop("records"))]
-        for name, (good, valid) in _STUDY.items():
-            if name in values and not good(values[name]):
-                raise TurngymError(f"{path}: {name} is {brief(values[name], 60)}; valid: {valid}")
-        cells = Counter(map(_name, rows))
-        if twice := next((name for name, count in cells.items() if count > 1), None):
-            raise TurngymError(f"{path} has {twice} {cells[twice]} times; valid: once")
-        runs: dict[str, Record] = {}
-        for one in filter(lambda row: row.trained, rows):
-            # what a run cost, to a millisecond, is no other run's
-            same = runs.setdefault(repr((one.world, one.method, one.evaluations, one.total)), one)
-            if same is not one:
-                raise TurngymError(f"{path}: {_name(same)} and {_name(one)} are one run: their evaluations are equal")
-        return Records(**{**values, "tables": tuple(values["tables"]), "records": rows})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TurngymError(f"{path} is not a study.json with records") from error
+        values = json_of(read_whole(path, TurngymError))
+    except ValueError as error:
+        raise TurngymError(f"{path} is not a study.json: {error}") from error
+    stated, found = (values.pop(SEAL, None), sha256_of(values)) if isinstance(values, dict) else (None, None)
+    if stated != found:
+        raise TurngymError(
+            f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
+            "changed after it was written; take the file that `turngym study` has written"
+        )
+    study = decoded(values, Records, str(path))
+    runs: dict[str, Record] = {}
+    cells = Counter(map(_name, study.records))
+    for number, one in enumerate(study.records):
+        _check(one, f"{path}: records[{number}]")
+        if cells[_name(one)] > 1:
+            raise TurngymError(f"{path} has {_name(one)} {cells[_name(one)]} times; valid: once")
+        # what a run cost, to a millisecond, is no other run's
+        same = runs.setdefault(repr((one.world, one.method, one.evaluations, one.total)), one) if one.trained else one
+        if same is not one:
+            raise TurngymError(f"{path}: {_name(same)} and {_name(one)} are one run: their evaluations are equal")
+    return study
 
 
 PATHS = ("models.student", "method.teacher.teacher", "method.lm_loss.files", "agent.folder")
@@ -633,7 +507,7 @@ def merge_records(files: Mapping[str, Records]) -> Records:
                 _compare(heats.setdefault(record.world, one), one, lambda of: {"temperature": of.game["temperature"]})
             _compare(rows.setdefault(row, one), one, row_settings)
             place, other = cells.setdefault((*row, record.seed), one)
-            if other != record and not alike(to_json(other), to_json(record)):
+            if other != record and not alike(asdict(other), asdict(record)):
                 raise TurngymError(f"{place} and {file} both have {_name(record)}, with other numbers: leave one out")
     made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
     order = {name: place for place, name in enumerate(_names(files.values()))}

@@ -39,12 +39,12 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
     Where runs have no evaluation in common there is no such step, and nothing to say of them. The one before training
     does not count, unless there is no other.
     """
-    step, maps = _same_step_maps(rows)
+    step, maps = same_step_maps(rows)
     known = {task: name for seeds in rows.values() for one in seeds.values() for task, name in one.clusters.items()}
     return step, _estimates(maps, rows, baseline, known)
 
 
-def _same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
+def same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
     """The step of `same_step`, and method -> seed -> task -> mean success there."""
     records = [record for seeds in rows.values() for record in seeds.values()]
     grids = [{point.step for point in record.evaluations} for record in records if record.trained]
@@ -76,7 +76,7 @@ class SeedApart:
 def seeds_apart(rows: Rows, baseline: str) -> dict[str, SeedApart]:
     """Method -> its seed that lies apart at Same-Step. The intervals hold for seeds that vary normally, and not where
     a run in five or so collapses: then both readings belong beside each other."""
-    maps, found = _same_step_maps(rows)[1], dict[str, SeedApart]()
+    maps, found = same_step_maps(rows)[1], dict[str, SeedApart]()
     base = maps.get(baseline, {})
     for name, seeds in maps.items():
         far = None if fixed(rows[name]) else seed_apart([*seeds.values()])
@@ -118,7 +118,6 @@ def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: 
     mean over this last part of it.
 
     Args:
-        rows: records by method and seed.
         baseline: method with which the others are compared.
         measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
@@ -135,7 +134,6 @@ def maps_at(
     (`EVALUATED`).
 
     Args:
-        rows: records by method and seed.
         limit: the budget by seed, in the unit of `measure`.
         measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
@@ -301,7 +299,6 @@ def difference(
 
     Args:
         base: seed -> task -> mean success of the one.
-        other: the same of the other.
         fixed: whether each has no training seeds; such a player is set against all runs of the other.
         clusters: task -> cluster, for an interval for new ones; None: tasks are independent.
     """

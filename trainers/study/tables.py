@@ -11,6 +11,7 @@ from statistics import fmean, median, stdev
 
 from turngym.agents.evaluation.seeds import (
     Difference,
+    TaskMeans,
     crossed_difference,
     crossed_error,
     differences,
@@ -21,7 +22,7 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.evaluation.statistics import t_quantile
 from turngym.core.tables import Table
-from turngym.trainers.study.records import PHASES, WINDOWS, Cost, Records, pooled_sums
+from turngym.trainers.study.records import PHASES, WHOLE, WINDOWS, Cost, Records, pooled_sums
 from turngym.trainers.study.results import (
     EVALUATED,
     MEASURES,
@@ -78,13 +79,31 @@ class NamedTable:
     """What its columns say."""
 
 
-def caption(name: str, study: Records) -> str:
-    """What the columns of a table of `study` say, with the number of evaluations that a mean is over."""
-    counts = {averaged_evaluations(rows) for rows in study.worlds.values()}
-    least, most = (("no", "one", "two", "three", "four")[end(counts, default=0)] for end in (min, max))
-    many = least if least == most else f"{least} to {most}"
-    said = "mean of the last evaluation" if many == "one" else f"mean of the last {many} evaluations"
-    return TABLES[name].about.replace("LAST EVALUATIONS", said)
+def caption(name: str, rows: Rows) -> str:
+    """What the columns of a table of one world say, with the number of evaluations that a mean is over, and n."""
+    return f"{TABLES[name].about.replace('LAST EVALUATIONS', last_evaluations(rows))} {sizes(rows)}"
+
+
+def last_evaluations(rows: Rows) -> str:
+    """What Same-Step is in these rows, as `mean of the last 4 evaluations`."""
+    many = averaged_evaluations(rows)
+    return "the last evaluation" if many == 1 else f"mean of the last {many} evaluations"
+
+
+def sizes(rows: Rows) -> str:
+    """`n: 3 to 5 seeds, 100 tasks, 4 samples.`; tasks and samples where they are known."""
+    records = [record for seeds in rows.values() for record in seeds.values()]
+    counts = {
+        "seed": [len(seeds) for seeds in rows.values()],
+        "task": [len(one.evaluations[-1].tasks) for one in records if WHOLE not in one.evaluations[-1].tasks],
+        "sample": [one.samples for one in records if one.samples],
+    }
+    said = []
+    for what, values in counts.items():
+        if values:
+            ends = dict.fromkeys((min(values), max(values)))
+            said.append(f"{' to '.join(map(str, ends))} {what}{'' if [*ends] == [1] else 's'}")
+    return f"n: {', '.join(said)}."
 
 
 def tables_of(study: Records) -> dict[str, Table]:
@@ -173,6 +192,30 @@ def _numbers(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(seeds)))
 
 
+def starts(rows: Rows) -> dict[str, TaskMeans]:
+    """Rows `start`: task -> mean success before step 1. Methods that began alike (equal in the seeds that they share)
+    have one row; those that began otherwise than most have their own, `start of NAME`."""
+    groups: list[dict[str, dict[int, TaskMeans]]] = []
+    for name, seeds in rows.items():
+        first = {seed: one.evaluations[0] for seed, one in seeds.items() if one.trained}
+        own = {seed: point.tasks for seed, point in first.items() if point.step == 0}
+        if not own:
+            continue
+        for group in groups:
+            other = next(iter(group.values()))
+            if (both := own.keys() & other.keys()) and all(own[seed] == other[seed] for seed in both):
+                group[name] = own
+                break
+        else:
+            groups.append({name: own})
+    found = {}
+    for place, group in enumerate(sorted(groups, key=len, reverse=True)):
+        every = {seed: tasks for seeds in group.values() for seed, tasks in seeds.items()}
+        label = f"start of {', '.join(group)}" if place else "start"
+        found[label] = {task: fmean(tasks[task] for tasks in every.values()) for task in next(iter(every.values()))}
+    return found
+
+
 # The tables, from the question that is asked first.
 
 
@@ -181,7 +224,8 @@ def overview(view: View) -> Table:
     base = view.baseline
     steps, cpus = same_step(view.rows, base)[1], least_time(view.rows, base, "cpu")
     header = ["method", "seeds", "success", *([f"minus {base} [95 %]", "at equal CPU [95 %]"] if base else []), "turns"]
-    lines = []
+    before = starts(view.rows).items()
+    lines = [[name, "-", f"{100 * _mean(tasks):.1f}", *(["-", "-"] if base else []), "0"] for name, tasks in before]
     for name, seeds in view.rows.items():
         at = [found.get(name) for found in (steps, cpus)]
         cells = [name, str(len(seeds)), "-" if at[0] is None else f"{100 * at[0].value.mean:.1f}"]
@@ -239,7 +283,8 @@ def accuracy(view: View) -> Table:
     header = ["method", "seeds"]
     for name, found in ways.items():
         header += [f"{name} [95 %]", *([f"minus {base} (family of {family_size(found)})"] if base else [])]
-    lines = []
+    before = starts(rows).items()
+    lines = [[name, "-", str(over_seeds([tasks])), *["-"] * (len(header) - 3)] for name, tasks in before]
     for name, seeds in rows.items():
         at = [found.get(name) for found in ways.values()]
         cells = [
@@ -311,7 +356,8 @@ def averages(view: View) -> Table:
             mean = f"{100 * fmean(fmean(run.values()) for run in runs):.1f}" if runs else "-"
             cells.append(mean + _plus_minus(spread))
         lines.append([name, str(len(rows[name])), *cells])
-    total = [f"± {100 * fmean(apart[way]):.1f} ({len(apart[way])} methods)" if apart[way] else "-" for way in columns]
+    means = [_plus_minus(fmean(apart[way]) if apart[way] else None).strip() for way in columns]
+    total = [f"{mean} ({len(apart[way])} methods)" if mean else "-" for mean, way in zip(means, columns, strict=True)]
     return ["method", "seeds", *columns], [*lines, ["mean of methods", "", *total]]
 
 
@@ -476,7 +522,8 @@ def points(error: float | None) -> str:
 
 
 def _plus_minus(spread: float | None) -> str:
-    return "" if spread is None else f" ± {100 * spread:.1f}"
+    """Nothing where seeds lie no further apart than chance alone puts them: they are not known to be equal."""
+    return "" if spread is None or 100 * spread < 0.05 else f" ± {100 * spread:.1f}"
 
 
 def _times(found: Sequence[float]) -> str:
@@ -501,7 +548,8 @@ def _average(values: Sequence[float | None], digits: int = 1, unit: str = "") ->
 TABLES: Mapping[str, NamedTable] = {
     "overview": NamedTable(
         make=overview,
-        about="Success in percent: LAST EVALUATIONS after the same number of steps, and what it is more than the "
+        about="Success in percent at Same-Step: LAST EVALUATIONS after the same number of steps, and what it is more "
+        "than the "
         "baseline's, 95 % for new seeds and tasks. At equal CPU: the difference at the least CPU time that any main "
         "method needed, if runs had a machine to themselves. Turns: played in training. `*`: clear of zero among all "
         "of its column (Holm). "
@@ -534,9 +582,9 @@ TABLES: Mapping[str, NamedTable] = {
     ),
     "averages": NamedTable(
         make=averages,
-        about="Percent, mean ± standard deviation of training seeds, less what chance alone gives: at their last "
-        "evaluation, in the LAST EVALUATIONS, and with the averaged weights of their last checkpoints "
-        "(`evaluate.average`). Below: mean of the deviations.",
+        about="Percent, mean ± standard deviation of training seeds, less what chance alone gives (without ±: no more "
+        "than that, or one run): at their last evaluation, in the mean of the last four at most, and with the averaged "
+        "weights of their last checkpoints (`evaluate.average`). Below: mean of the deviations.",
     ),
     "cost": NamedTable(
         make=cost,
