@@ -90,11 +90,12 @@ def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
         one.name: one.value for one in numbers(scores_of(result))
     }
     assert len(log.samples) == 400
-    for sample, episode in zip(log.samples, result.episodes, strict=True):
+    samples = {(sample.id, sample.epoch): sample for sample in log.samples}
+    for episode in result.episodes:
+        sample = samples[episode.task.task_id, episode.sample + 1]
         answers = [message for message in sample.messages if message.role == "assistant"]
         assert [one.text for one in answers] == [turn.response for turn in episode.turns]
         assert [one.metadata["verdict"] for one in answers] == [turn.verdict.value for turn in episode.turns]
-        assert (sample.id, sample.epoch) == (episode.task.task_id, episode.sample + 1)
         assert sample.scores["success"].value == float(episode.success)
 
 
