@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import Environment, OnPanel
+from turngym.core.tables import atomic_write
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -30,16 +32,18 @@ class Number:
     """The k of pass@k and pass^k."""
 
 
-def scores_of(result: PackedResult) -> Scores:
-    """The table of a result, of its episodes and not of its file. Raises EvaluationError where all were errors."""
+def numbers_of(result: PackedResult) -> list[Number]:
+    """The numbers of a result, of its episodes and not of its file, the main one (mean success) first.
+
+    Raises EvaluationError where all episodes ended in an error.
+    """
     try:
-        return score(result.episodes, result.spec.play)
+        return list(_numbers(score(result.episodes, result.spec.play)))
     except ScoreError as error:
         raise EvaluationError(f"the result cannot be exported: {error}") from error
 
 
-def numbers(scores: Scores) -> Iterator[Number]:
-    """The numbers of a table, the main one (mean success) first."""
+def _numbers(scores: Scores) -> Iterator[Number]:
     row = scores.overall
     about = f"Success: mean over tasks of the mean over {row.samples} samples."
     yield Number(name=f"avg-{row.samples}", about=about, value=row.avg.mean, interval=row.avg)
@@ -70,6 +74,15 @@ def hub_id(option: str, value: str) -> str:
     if not _HUB_ID.fullmatch(value):
         raise EvaluationError(f"{option} is {value!r}; valid: an id as on the Hub, ORGANIZATION/NAME")
     return value
+
+
+def write_texts(files: Mapping[Path, str]) -> list[Path]:
+    """Writes every text into its file, whole or not at all, in folders that are made, and returns the paths."""
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(text)
+    return [*files]
 
 
 def rules_of(env: Environment) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.adapters.exported_numbers import numbers, scores_of
+from turngym.agents.adapters.exported_numbers import numbers_of
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.envs.panels import load_panel
 from turngym.scripts.main import main
@@ -86,9 +86,7 @@ def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
     log = read_eval_log(str(tmp_path / f"{PANEL}.eval"))
     assert (log.status, log.eval.task, log.eval.config.epochs) == ("success", PANEL, 4)
     metrics = log.results.scores[0].metrics
-    assert {name: one.value for name, one in metrics.items()} == {
-        one.name: one.value for one in numbers(scores_of(result))
-    }
+    assert {name: one.value for name, one in metrics.items()} == {one.name: one.value for one in numbers_of(result)}
     assert len(log.samples) == 400
     samples = {(sample.id, sample.epoch): sample for sample in log.samples}
     for episode in result.episodes:
