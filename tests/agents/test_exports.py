@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from turngym.agents import evaluate
 from turngym.agents.adapters.exported_numbers import numbers_of
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.envs.panels import load_panel
@@ -76,6 +77,15 @@ def test_the_hub_reads_its_entries(tmp_path: Path, result: PackedResult) -> None
     assert (first.dataset_id, first.task_id, first.value) == ("turngym/panels", f"{PANEL}-avg-4", 31.0)
     assert first.date == result.date
     assert "25.1 to 37.7" in first.notes
+
+
+def test_an_evaluation_s_folder_is_exported_as_it_is(tmp_path: Path) -> None:
+    evaluate("alfworld-quickstart", "random", samples=1, limit=2, max_turns=2, out=tmp_path / "run", progress=False)
+    words = ["--to", "hf-eval-results", "--dataset", "me/panels", "--out", str(tmp_path / "out")]
+    assert main(["result", "export", str(tmp_path / "run"), *words]) == 0
+    written = (tmp_path / "out" / ".eval_results" / f"{PANEL}.yaml").read_text(encoding="utf-8")
+    assert f"{PANEL}-avg-1" in written
+    assert "at most 2 turns" in written
 
 
 def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
