@@ -93,7 +93,7 @@ def _number(result: PackedResult, one: Number) -> dict[str, Any]:
             "additional_details": {"sha256": panel.sha256, "tasks": str(panel.size), "env_id": play.env.id},
         },
         "metric_config": {
-            "evaluation_description": f"{one.about} Rules: {rules_of(play.env)}.",
+            "evaluation_description": f"{one.about} Rules: {rules_of(result)}.",
             "metric_id": one.name.partition(".")[0],
             "lower_is_better": one.name == "invalid",
             "metric_unit": "proportion",

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError
-from turngym.agents.play_spec import Environment, OnPanel
+from turngym.agents.play_spec import OnPanel
 from turngym.core.tables import atomic_write
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -85,7 +86,9 @@ def write_texts(files: Mapping[Path, str]) -> list[Path]:
     return [*files]
 
 
-def rules_of(env: Environment) -> str:
-    """What an episode's rules are, in a line."""
+def rules_of(result: PackedResult) -> str:
+    """What an episode's rules are, and what was done otherwise than the panel says, in a line."""
+    env = result.spec.play.env
     limit = "any number of turns" if env.max_turns is None else f"at most {env.max_turns} turns"
-    return f"{limit}, an invalid action is answered by {env.on_invalid}"
+    apart, others = deviations(result.spec)
+    return "; ".join([f"{limit}, an invalid action is answered by {env.on_invalid}", *apart, *others])

@@ -31,7 +31,7 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     short = panel.panel.rpartition(":")[2]
     entries, tasks = "", ""
     for one in found:
-        notes = f"{one.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(play.env)}."
+        notes = f"{one.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(result)}."
         if one.interval is not None:
             notes += f" 95 % interval over tasks {100 * one.interval.low:.1f} to {100 * one.interval.high:.1f}."
         entries += (

@@ -86,6 +86,7 @@ def test_an_evaluation_s_folder_is_exported_as_it_is(tmp_path: Path) -> None:
     written = (tmp_path / "out" / ".eval_results" / f"{PANEL}.yaml").read_text(encoding="utf-8")
     assert f"{PANEL}-avg-1" in written
     assert "at most 2 turns" in written
+    assert "2 of 100 tasks" in written
 
 
 def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
