@@ -21,11 +21,11 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.precision import cast_parameters
 from turngym.core.spec import Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
+from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
 from turngym.scripts.train_argv import sft_argv

@@ -70,9 +70,7 @@ def played_source(
         source = ExpertSource(
             renderer=student.actor.renderer,
             settings=student.actor.settings,
-            make_env=_told_while_played(student, how, config.part("expert"))
-            if how.hints or how.told
-            else student.make_env,
+            make_env=_told_while_played(student, how, config.part("expert")),
             noise=how.noise,
             mistakes=how.mistakes,
             max_context=student.actor.engine.max_length,
@@ -87,9 +85,11 @@ def played_source(
 
 def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> MakeEnv:
     """Makes environments that say what a student is to learn to read."""
+    make_env = student.make_env
+    if not (how.hints or how.told):
+        return make_env
     from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
 
-    make_env = student.make_env
     if how.hints:
         make_env = HintedEnv(make_env, how.hints, named_player(expert))
     if how.told:

@@ -357,7 +357,7 @@ def test_a_panel_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_two_that_write_the_same_panel_give_one(tmp_path: Path) -> None:
-    panel = make_panel("toy", 1, TOY, {}, [task(f"corridor/{number}", f"{number:064x}") for number in range(3000)])
+    panel = make_panel("toy", 1, TOY, {}, [task(f"corridor/{number}", f"{number:064x}") for number in range(300)])
 
     def written() -> str:
         try:

@@ -138,24 +138,6 @@ def test_an_unknown_argument_of_an_environment_is_one_line() -> None:
     failed_in_one_line(done, "turngym/ALFWorld-v0 takes no argument 'spilt'. Did you mean 'split'")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("play --seed -1", "--seed is -1; valid: at least 0"),
-        ("serve play --seed -1", "--seed is -1; valid: at least 0"),
-        ("serve webshop --seed -1 --out none", "--seed is -1; valid: at least 0"),
-        ("pretrain --steps 0", "--steps is 0; valid: at least 1"),
-        ("quickstart --limit 0", "--limit is 0; valid: at least 1"),
-        ("study run --parallel 0 bench", "--parallel is 0; valid: at least 1"),
-        ("bench rollout --threads 0", "--threads is 0; valid: at least 1"),
-        ("bench gpu --turns 0", "--turns is 0; valid: at least 1"),
-    ],
-)
-def test_a_number_that_makes_no_sense_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(words.split()) == 2
-    assert capsys.readouterr().err.strip() == f"turngym {words.partition(' --')[0]}: {said}"
-
-
 def test_a_model_without_torch_names_the_extra() -> None:
     code = f"""if True:
         import sys

@@ -127,7 +127,7 @@ LINES = [
     (["eval", "--panel", "alfworld-quickstart", "--noise", "1.5"], "noise is '1.5'; valid: a number of at most 1"),
     (
         ["eval", "--panel", "alfworld-quickstart", "--workers", "5000"],
-        "workers is 5000; valid: a whole number",
+        "workers is '5000'; valid: a whole number of at most",
     ),
     (["rollout", "--seed", "-1"], "--seed is '-1'; valid: a whole number of at least 0"),
     (["rollout", "--tasks", "99999999999"], "count is 99999999999; valid: a whole number of at most 1000000000"),
