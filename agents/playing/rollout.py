@@ -92,6 +92,8 @@ class EpisodeRunner:
     score: float = 0.0
     goal_rate: float | None = None
     """Share of goal conditions met, if the environment reports it."""
+    answer_f1: float | None = None
+    """F1 of the answer, if the environment asks for one."""
     status: Status | None = None
     """None while the episode runs."""
     error: str = ""
@@ -153,6 +155,7 @@ class EpisodeRunner:
         self.turns.append(turn)
         self.episode_return = total
         self.success, self.score, self.goal_rate = stepped.success, stepped.score, stepped.goal_rate
+        self.answer_f1 = stepped.answer_f1
         if stepped.reading == "lenient":
             conversation.notes[LENIENT] = conversation.notes.get(LENIENT, 0) + 1
         channel = conversation.channel
@@ -178,6 +181,8 @@ class EpisodeRunner:
         extra: dict[str, Any] = {"error": self.error} if self.error else {}
         if self.goal_rate is not None:
             extra["goal_rate"] = self.goal_rate
+        if self.answer_f1 is not None:
+            extra["answer_f1"] = self.answer_f1
         if self.left_loop or job.max_turns is not None:
             extra[SHORT] = len(self.turns) if self.left_loop else job.max_turns
         if job.states:

@@ -287,7 +287,7 @@ def test_runs_that_differ_in_the_seed_alone_need_no_name(tmp_path: Path, capsys:
     assert main(["report", *map(str, runs), str(other[0]), "--no-diagnostics"]) == 0
     text = capsys.readouterr().out
     assert list(rows_of(text, "| comparison |")) == ["b-0 minus opd"]
-    assert rows_of(text, "| comparison |")["b-0 minus opd"][-1] == "one run each"
+    assert rows_of(text, "| comparison |")["b-0 minus opd"][-2] == "one run each"
     assert list(rows_of(text, "| setting | opd | b-0 |")) == ["steps"]
     # an evaluation has no settings of training to differ in
     assert main(["report", f"start={runs[0] / 'eval' / 'step_000000.jsonl'}", str(runs[1]), "--no-diagnostics"]) == 0
