@@ -38,9 +38,9 @@ MANY = "(messages|length * 99999999)"
 # what holds constants alone is computed when the template is read
 HOSTILE = [
     pytest.param(LOOP, "took too much time", id="loop"),
-    pytest.param(POWER, "took too much time", id="power"),
+    pytest.param(POWER, "took too much time", id="power", marks=pytest.mark.long),
     pytest.param(DOUBLING, "took too much memory", id="doubling"),
-    pytest.param("{%- set s = 'a' * MANY -%}", "took too much memory", id="text"),
+    pytest.param("{%- set s = 'a' * MANY -%}", "took too much memory", id="text", marks=pytest.mark.long),
     pytest.param("{%- set s = [1] * MANY -%}", "took too much memory", id="list", marks=pytest.mark.long),
     pytest.param("{%- set s = 'a'|center(MANY) -%}", "took too much memory", id="center", marks=pytest.mark.long),
     pytest.param("{%- set s = 'a'.ljust(MANY) -%}", "took too much memory", id="method", marks=pytest.mark.long),
@@ -115,7 +115,7 @@ def test_a_refusal_is_one_that_another_form_may_avoid(make_tokenizer: Any) -> No
         ChatTemplate(make_tokenizer("{% nothing %}"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_process_that_somebody_ended_or_stopped_is_replaced(
     number: signal.Signals, make_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
