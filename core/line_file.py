@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from typing import Any
 def refuse_link(path: Path) -> None:
     """Raises OSError where a link, a pipe or a device is at `path`: what is written in a folder that came from somebody
     else stays in it."""
-    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+    try:
+        # asked once: whoever held a lock may remove it at any time
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "a link, a pipe or a device is in its place", os.fspath(path))
 
 
