@@ -154,10 +154,10 @@ def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
     its function; those of ours fail as they do."""
     try:
         yield
-    except TurngymError:
+    except (TurngymError, KeyboardInterrupt):
         raise
-    # sys.exit would end the run without a word
-    except (Exception, SystemExit) as reason:
+    # sys.exit would end the run without a word, and a panic of Rust is no Exception
+    except BaseException as reason:
         module = getattr(code, "__module__", "") or ""
         if module.partition(".")[0] == "turngym":
             raise

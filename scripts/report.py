@@ -50,6 +50,7 @@ from turngym.scripts.report_data import (
     short,
     trace_curves_of,
     unlike,
+    worlds_of,
 )
 from turngym.scripts.report_figures import Figure, write_figure, write_page, write_table
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, depth_of, draw_summary
@@ -106,13 +107,14 @@ class Paired:
     def table(self) -> Table | None:
         """A row for each comparison; None without one."""
         wider = self.wider
-        rows = [[name, "-", *(["-"] if wider else []), *["-"] * 4, said] for name, said in self.refused.items()]
+        rows = [[name, "-", *(["-"] if wider else []), *["-"] * 3, said, "-"] for name, said in self.refused.items()]
         for name, one in self.found.items():
-            cells = [self.what[name], str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
+            cells = [str(one), *([str(wider.get(name, "-"))] if wider else []), str(one.tasks)]
             rows.append([name, *cells, "{} and {}".format(*reversed(one.seeds)), f"{100 * one.better:.0f}", one.told])
+            rows[-1].append(self.what[name])
         rows.sort(key=lambda row: list(self.order).index(row[0].removesuffix(", score")))
-        header = ["comparison", "of", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
-        return ([*header, "tasks", "seeds", "better %", "clear of zero"], rows) if rows else None
+        header = ["comparison", "points [95 %]", *(["for new scenes, worlds, products"] if wider else [])]
+        return ([*header, "tasks", "seeds", "better %", "clear of zero", "of"], rows) if rows else None
 
     @property
     def clearest(self) -> tuple[str, Difference] | None:
@@ -213,7 +215,7 @@ def _at_same_step(
     if first is not None and second is not None and (both := [seed for seed in first if seed in second]):
         return [[side[seed] for seed in both] for side in (first, second)], True
     out = {task for side, runs in zip(known, ends, strict=True) if side for task in runs[0].keys() - _tasks_in(side)}
-    found = [
+    found: list[Sequence[TaskMeans]] = [
         [{task: value for task, value in run.items() if task not in out} for run in runs]
         if side is None
         else [*side.values()]
@@ -414,17 +416,17 @@ def _training(methods: Sequence[Method]) -> list[Part]:
         "Percent, means over seeds. The highest of k evaluations was chosen on the tasks that it is measured on, and "
         "is too high by chance: by 2 points of 5, by 3.5 of 20, where nothing but chance differs.",
     ]
-    study, notes = records_of(methods)
+    studies, notes = records_of(methods)
     # brings what only training needs
     from turngym.trainers.study.tables import caption, notes_of, tables_of
 
-    worlds = study.worlds
-    for title, table in tables_of(study).items():
+    worlds = worlds_of(studies)
+    for title, table in [item for study in studies for item in tables_of(study).items()]:
         world, _, name = title.rpartition(": ")
         # as the files of a study are called
         parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
         parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {caption(name, worlds[world])}"]
-    notes = [*notes, *notes_of(study)]
+    notes = [*notes, *(note for study in studies for note in notes_of(study))]
     parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
     places = {method.name: method.place for method in methods}
     return [*parts, *(accuracy_figure(world, rows, places) for world, rows in worlds.items())]
@@ -691,7 +693,7 @@ def main(argv: Sequence[str]) -> int:
     summary = options.figure
     if options.figure:
         try:
-            summary = draw_summary(methods, records_of(methods)[0], scores, options.out / "report.png")
+            summary = draw_summary(methods, worlds_of(records_of(methods)[0]), scores, options.out / "report.png")
         except TurngymError as error:
             summary = False
             failed.append(str(error))

@@ -33,6 +33,7 @@ from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_t
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
     from turngym.trainers.diagnostics.trace_curves import TraceCurves
+    from turngym.trainers.study.results import Rows
 TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
 """Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
 
@@ -401,13 +402,14 @@ def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
 
 
 TRAINING = "training"
-"""The one world of a report's study, where all methods were evaluated on the same tasks."""
+"""The one world of a report's studies, where all methods were evaluated on the same tasks."""
 
 
-def records_of(methods: Sequence[Method]) -> tuple[Records, list[str]]:
-    """The training runs as a study, of which methods that were evaluated on the same tasks are one world; and notes.
+def records_of(methods: Sequence[Method]) -> tuple[list[Records], list[str]]:
+    """The training runs as studies of one world each, which are methods that were evaluated on the same tasks; and
+    notes.
 
-    Tasks count that all evaluations of a world have episodes of.
+    Tasks count that all evaluations of a world have episodes of. The first method of a world is its baseline.
     """
     known = [method for method in methods if method.records and all(one.evaluations for one in method.records)]
     worlds: list[tuple[set[str], list[Method]]] = []
@@ -428,16 +430,22 @@ def records_of(methods: Sequence[Method]) -> tuple[Records, list[str]]:
                 break
         else:
             worlds.append((tasks, [method]))
-    found = []
+    studies = []
     for number, (tasks, group) in enumerate(worlds, 1):
         world = TRAINING if len(worlds) == 1 else f"tasks {number}: {', '.join(method.name for method in group)}"
-        found += [cut_to(replace(record, world=world), tasks) for method in group for record in method.records]
-    several = any(len(method.records) > 1 or method.records[0].averaged for method in known)
-    tables = ["overview", "accuracy", *(["averages"] if several else []), "cost"]
-    tables += ["categories"] if any(record.categories for record in found) else []
-    # a single method is compared with nobody
-    base = found[0].method if len(known) > 1 else None
-    return Records(title="", records=found, baseline=base, tables=tuple(tables)), notes
+        found = [cut_to(replace(record, world=world), tasks) for method in group for record in method.records]
+        several = any(len(method.records) > 1 or method.records[0].averaged for method in group)
+        tables = ["overview", "accuracy", *(["averages"] if several else []), "cost"]
+        tables += ["categories"] if any(record.categories for record in found) else []
+        # a single method is compared with nobody
+        base = group[0].name if len(group) > 1 else None
+        studies.append(Records(title="", records=found, baseline=base, tables=tuple(tables)))
+    return studies, notes
+
+
+def worlds_of(studies: Sequence[Records]) -> dict[str, Rows]:
+    """World -> method -> seed -> record."""
+    return {world: rows for study in studies for world, rows in study.worlds.items()}
 
 
 SameStep = Mapping[str, Mapping[int, TaskMeans]]
@@ -460,7 +468,7 @@ def same_step_of(methods: Sequence[Method]) -> tuple[SameStep, dict[str, str]]:
     from turngym.trainers.study.tables import last_evaluations
 
     during = {one.name for one in methods if all(run.trace and run.trace.match("step_*.jsonl") for run in one.runs)}
-    for rows in records_of(methods)[0].worlds.values():
+    for rows in worlds_of(records_of(methods)[0]).values():
         for name, seeds in same_step_maps(rows)[1].items():
             if name in during and not any(WHOLE in tasks for tasks in seeds.values()):
                 found[name], said[name] = seeds, last_evaluations(rows)

@@ -28,7 +28,6 @@ from turngym.scripts.report_figures import (
     save_panels,
 )
 from turngym.trainers.diagnostics.curves import smooth
-from turngym.trainers.study.records import Records
 from turngym.trainers.study.results import Rows, curve
 
 CONTROLS = {"depth/cap": "cap", "depth/hbar": "smoothed horizon", "depth/h_eff": "H_eff", "depth/h_cov": "H_cov"}
@@ -381,19 +380,21 @@ def _gap_panel(axis: Any, runs: Sequence[Diagnosed]) -> None:
 # One image of the most important panels.
 
 
-def draw_summary(methods: Sequence[Method], study: Records, scores: Mapping[str, Scores], path: Path) -> bool:
+def draw_summary(
+    methods: Sequence[Method], worlds: Mapping[str, Rows], scores: Mapping[str, Scores], path: Path
+) -> bool:
     """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data.
 
     Returns whether there are any: a run without evaluations has none.
 
     Args:
         methods: the rows of the report; a method's runs differ in their seed alone.
-        study: the training runs as a study, which `records_of` makes.
+        worlds: the training runs, those that were evaluated on the same tasks together (`worlds_of`).
         scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
         path: file of the image.
     """
     places = {method.name: method.place for method in methods}
-    panels = [panel for rows in study.worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
+    panels = [panel for rows in worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
     if controlled := [method for method in methods if depth_of(method)]:
         panels.append(Panel("rollout depth", partial(_depth, methods=controlled)))
     if scores:

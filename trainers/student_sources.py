@@ -12,6 +12,7 @@ from turngym.agents.rendering.skills import PREFIX, read_skills
 from turngym.agents.rollout_sources import DemonstrationSource, ExpertSource, KeptSource, LiveSource
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import RolloutSource
+from turngym.envs.base import tasks_of
 from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 
@@ -38,7 +39,7 @@ def played_source(
     """
     config, run, student = env.config, env.info, env.student
     play, slots, how = config.play, config.play.slots, run.imitates
-    known: Sequence[str] = student.env.task_ids()
+    known: Sequence[str] = tasks_of(student.env)
     if config.part("demonstrations").demonstrated_tasks and demonstrations is not None:
         known = demonstrations.tasks(known)
     tasks: dict[str, Any] = {"task_ids": known, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}

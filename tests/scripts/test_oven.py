@@ -50,6 +50,25 @@ def test_readings_forgive_calls_as_they_forgive_words(reading: str, response: st
     assert env.step(response)[4]["verdict"] == verdict
 
 
+def test_each_right_step_pays_once() -> None:
+    """A beginner who never bakes right is told which of his attempts came further; nothing pays twice."""
+    env = make_env(OvenEnv)
+    env.reset(options={"task": "cake/200/fan"})
+    right = tool_call("heat", degrees=200, fan=True)
+    steps = (
+        (tool_call("read_recipe", dish="pizza"), 0.0),
+        (tool_call("read_recipe", dish="cake"), 0.25),
+        (tool_call("read_recipe", dish="cake"), 0.0),
+        (tool_call("heat", degrees=180, fan=True), 0.0),
+        (right, 0.25),
+        (tool_call("heat", degrees=180), 0.0),
+        (right, 0.0),
+        (BAKE, 0.5),
+    )
+    assert [env.step(action)[1] for action, _ in steps] == [reward for _, reward in steps]
+    assert env.unwrapped.score == 1.0  # type: ignore[attr-defined]
+
+
 def test_what_asks_for_one_text_is_refused() -> None:
     for options in ({"tool_name": "oven"}, {"tool_argument": "action"}, {"channel": "text:verl-agent"}):
         with pytest.raises(TurngymError, match=r"read_recipe, heat, bake|text:verl-agent"):

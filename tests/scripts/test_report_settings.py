@@ -41,7 +41,7 @@ def test_other_settings_are_said_and_the_pair_is_refused(
     text = report(runs, capsys, "own", other)
     assert "## Settings that differ" in text
     assert f"not compared, played otherwise: {said}" in text
-    assert "| clear of zero |\n" in text
+    assert "| clear of zero | of |\n" in text
     asked = report(runs, capsys, "own", other, "--different-settings")
     assert "not compared" not in asked
     assert "## Settings that differ" in asked

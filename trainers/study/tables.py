@@ -110,7 +110,8 @@ def tables_of(study: Records) -> dict[str, Table]:
     """Title (`WORLD: TABLE`) -> table, for the tables that `study` asks for; those without a row are left out."""
     found: dict[str, Table] = {}
     for world, rows in study.worlds.items():
-        view = View(world=world, rows=rows, baseline=study.baseline or "", against=study.against)
+        base = study.baseline if study.baseline in rows else None
+        view = View(world=world, rows=rows, baseline=base or "", against=study.against)
         for name in study.tables:
             table = TABLES[name].make(view)
             if table[1]:
@@ -208,7 +209,7 @@ def starts(rows: Rows) -> dict[str, TaskMeans]:
                 break
         else:
             groups.append({name: own})
-    found = {}
+    found: dict[str, Mapping[str, float]] = {}
     for place, group in enumerate(sorted(groups, key=len, reverse=True)):
         every = {seed: tasks for seeds in group.values() for seed, tasks in seeds.items()}
         label = f"start of {', '.join(group)}" if place else "start"
@@ -397,6 +398,8 @@ def categories(view: View) -> Table:
     rows = view.rows
     every = [record.categories.values() for seeds in rows.values() for record in seeds.values()]
     names = sorted({kind for kinds in every for kind in kinds})
+    if not names:
+        return ["method"], []
     found = maps_at(rows, budgets(rows), "seconds")
     lines = [
         [name, *(str(at_category(found[name], seeds, kind)) for kind in names)]
