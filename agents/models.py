@@ -15,11 +15,11 @@ from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
-from turngym.core.precision import cast_parameters
 from turngym.core.provenance import FILE
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at
 from turngym.core.user_files import library_path, user_path
+from turngym.retrieval.precision import cast_parameters
 
 DTYPES = ("float32", "bfloat16", "float16")
 TORCH_VARIABLES = {

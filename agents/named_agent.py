@@ -47,6 +47,7 @@ from turngym.core.errors import nearest
 from turngym.core.hub import pinned
 from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find, installed, need
+from turngym.core.redaction import brief
 from turngym.core.spec import kind_of
 from turngym.core.task import content_hash
 from turngym.core.trace import read_episodes
@@ -119,14 +120,18 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
 def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
     """An agent object, for which `spec` says how it is spoken to.
 
-    A `ModelAgent` brings its channel and temperature, an `OpenedAgent` everything.
+    A `ModelAgent` brings its channel and temperature, an `OpenedAgent` everything. Raises AgentError for what is none.
     """
     from turngym.agents.endpoint.agent import EndpointAgent
 
-    name = f"{type(agent).__module__}:{type(agent).__qualname__}"
+    own = agent.agent if isinstance(agent, OpenedAgent) else agent
+    name = f"{type(own).__module__}:{type(own).__qualname__}"
+    with failures_of(f"the agent {name}", own, AgentError):
+        lacks = [member for member in ("name", "writer", "respond", "release") if not hasattr(own, member)]
+    if lacks:
+        where = f"--agent {spec.name}: " if spec.name else ""
+        raise AgentError(f"{where}{brief(own, 80)} has no {', '.join(lacks)}; valid: an Agent")
     if isinstance(agent, OpenedAgent):
-        own = agent.agent
-        name = f"{type(own).__module__}:{type(own).__qualname__}"
         opened = agent
     elif isinstance(agent, ModelAgent):
         channel = None if agent.channel is None else agent.channel.name
@@ -148,8 +153,6 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     make: MakeAgent = find(AGENTS, spec.name, {}, known=(*KINDS, *env.players))
     with failures_of(f"--agent {spec.name}", make, AgentError):
         made = make(env, spec)
-    if made is None:
-        raise AgentError(f"--agent {spec.name}: its function returned None; valid: an Agent")
     opened = opened_object(made, spec)
     return replace(opened, spec=msgspec.structs.replace(opened.spec, name=spec.name))
 

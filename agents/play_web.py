@@ -25,6 +25,7 @@ from turngym.agents.resolve_play import resolve_agent
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.redaction import excerpt
+from turngym.envs.base import tasks_of
 from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 
@@ -167,7 +168,7 @@ class Games(Visitors[Game]):
                 self._agents[world, agent] = opened
         env: Any = env_maker(env_id, **kwargs, channel=opened.channel)()
         try:
-            ids = env.unwrapped.task_ids()
+            ids = tasks_of(env.unwrapped)
             with self._lock:
                 self._count += 1
                 number, drawn = self._count, int(self._rng.integers(len(ids)))

@@ -123,17 +123,23 @@ def require_named(preset: Preset | str, agent: Any) -> None:
 def presets() -> tuple[Preset, ...]:
     """The set-ups that come along, then those of installed packages (group `turngym.packages`)."""
     folders = [Path(__file__).parent, *installed_folders().values()]
-    return tuple(preset for folder in folders for preset in _in_file(folder / "presets.toml"))
+    return tuple(preset for folder in folders for preset in in_file(folder / "presets.toml"))
 
 
-def _in_file(path: Path) -> list[Preset]:
+def in_file(path: Path) -> list[Preset]:
     """The set-ups of a file, none where there is none. Raises TurngymError for one that lacks something."""
     if not path.is_file():
         return []
     try:
-        return [_preset(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["preset"]]
-    except (ValueError, TypeError, LookupError) as error:
-        raise TurngymError(f"{path} is no file of presets: {type(error).__name__} {error}") from error
+        found = [_preset(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["preset"]]
+        # which reads all that every preset sets
+        for preset in found:
+            _row(preset)
+    except KeyError as error:
+        raise TurngymError(f"{path} is no file of presets: it lacks {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TurngymError(f"{path} is no file of presets: {error}") from error
+    return found
 
 
 def _preset(row: Mapping[str, Any]) -> Preset:

@@ -94,6 +94,8 @@ class Stepped:
     goal_rate: float | None
     """Share of goals met, in [0, 1]; None where the environment does not say."""
     reading: str | None
+    answer_f1: float | None = None
+    """F1 of the answer, in [0, 1]; None where the environment asks for none."""
 
     @classmethod
     def of(cls, step: object) -> Stepped:
@@ -110,6 +112,7 @@ class Stepped:
         if missing := [name for name in names if name not in info]:
             raise EnvBackendError(f"the environment's info lacks {', '.join(missing)}")
         action, goal_rate, verdict = info["action"], info.get("goal_rate"), info["verdict"]
+        answered = info.get("answer_f1")
         if verdict not in list(Verdict):
             raise EnvBackendError(f"the verdict is {brief(verdict, 80)}; valid: {', '.join(Verdict)}")
         return cls(
@@ -124,6 +127,7 @@ class Stepped:
             score=checked_number("the score", info["score"], least=0.0, most=1.0),
             goal_rate=None if goal_rate is None else checked_number("the goal rate", goal_rate, least=0.0, most=1.0),
             reading=info.get("reading"),
+            answer_f1=None if answered is None else checked_number("the answer's F1", answered, least=0.0, most=1.0),
         )
 
 
@@ -150,10 +154,10 @@ def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
     its function; those of ours fail as they do."""
     try:
         yield
-    except TurngymError:
+    except (TurngymError, KeyboardInterrupt):
         raise
-    # sys.exit would end the run without a word
-    except (Exception, SystemExit) as reason:
+    # sys.exit would end the run without a word, and a panic of Rust is no Exception
+    except BaseException as reason:
         module = getattr(code, "__module__", "") or ""
         if module.partition(".")[0] == "turngym":
             raise

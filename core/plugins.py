@@ -95,7 +95,7 @@ def package_folder(package: str) -> Path | None:
 def installed_folders() -> dict[str, Path]:
     """Folders of the packages that entry points of `turngym.packages` name, by package: `presets.toml` is read there,
     and `panel_data` is listed."""
-    packages = sorted({point.value for point in entry_points(group="turngym.packages")})
+    packages = sorted({point.module for point in entry_points(group="turngym.packages")})
     folders = {package: package_folder(package) for package in packages}
     return {package: folder for package, folder in folders.items() if folder is not None}
 

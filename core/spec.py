@@ -157,9 +157,14 @@ class _Field:
     default: Any
 
 
-@cache
 def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table: a `Spec`, or a dataclass."""
+    # by itself: to type checkers the class of an object cannot be hashed
+    return _fields_of(cls)
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
     if issubclass(cls, Struct):
         return tuple(
             _Field(
@@ -540,11 +545,13 @@ def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
 
 def _without(layer: Layer, paths: Collection[str]) -> Layer:
     def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
-        return {
-            name: kept(value, f"{above}{name}.") if isinstance(value, Mapping) else value
-            for name, value in table.items()
-            if f"{above}{name}" not in paths
-        }
+        found = dict[str, Any]()
+        for name, value in table.items():
+            inner = kept(value, f"{above}{name}.") if isinstance(value, Mapping) else value
+            # a table of which nothing is left is none: it may need what was left out
+            if f"{above}{name}" not in paths and (inner or not value):
+                found[name] = inner
+        return found
 
     return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
 

@@ -114,8 +114,9 @@ def episode_from_json(line: str) -> Episode:
     # another type; contradictions; a number that no array can hold
     except (msgspec.ValidationError, EpisodeError, OverflowError) as error:
         raise ValueError(str(error)) from error
-    if (goals := episode.meta.get("goal_rate")) is not None:
-        checked_number("goal_rate in its meta", goals, least=0.0, most=1.0, error=ValueError)
+    for name in ("goal_rate", "answer_f1"):
+        if (share := episode.meta.get(name)) is not None:
+            checked_number(f"{name} in its meta", share, least=0.0, most=1.0, error=ValueError)
     return episode
 
 

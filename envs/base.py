@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import gymnasium as gym
 import numpy as np
 
-from turngym.core.errors import TaskError, TurngymError, checked_choice, did_you_mean, nearest
-from turngym.core.plugin_values import unique
+from turngym.core.errors import EnvBackendError, TaskError, TurngymError, checked_choice, did_you_mean, nearest
+from turngym.core.plugin_values import failures_of, unique
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools, ToolSpec
@@ -270,7 +270,7 @@ class TextEnv(gym.Env[str, str], ABC):
                 hint = did_you_mean(str(name), ["task"])
                 raise TurngymError(f"{self.env_id}: reset() has no option {name!r}; options are: 'task'.{hint}")
         chosen = (options or {}).get("task")
-        ids = self.task_ids()
+        ids = tasks_of(self)
         if chosen is None and not len(ids):
             raise TaskError(f"{self.env_id}: there is no task to draw from")
         task_id = ids[int(self.np_random.integers(len(ids)))] if chosen is None else self.__require_task(chosen)
@@ -420,7 +420,7 @@ class TextEnv(gym.Env[str, str], ABC):
             self.close()
 
     def __require_task(self, task_id: str) -> str:
-        ids = self.task_ids()
+        ids = tasks_of(self)
         known: Collection[str] = ids
         # `in` walks through a tuple; a lazy sequence has a quick one of its own and is never walked through
         if isinstance(ids, (tuple, list)):
@@ -434,6 +434,15 @@ class TextEnv(gym.Env[str, str], ABC):
         raise TaskError(
             f"{self.env_id}: unknown task {task_id!r} ({len(ids)} are known).{did_you_mean(str(task_id), ids)}"
         )
+
+
+def tasks_of(env: TextEnv) -> Sequence[str]:
+    """Every task of an environment. Raises EnvBackendError, in a line, where it fails to say or says no list."""
+    with failures_of(f"{type(env).__name__}.task_ids()", env, EnvBackendError):
+        ids = env.task_ids()
+    if isinstance(ids, str) or not (hasattr(ids, "__len__") and hasattr(ids, "__getitem__")):
+        raise EnvBackendError(f"{type(env).__name__}.task_ids() gave {brief(ids, 80)}; it must be a list of texts")
+    return ids
 
 
 _BLANKS = re.compile(r"[ \t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")

@@ -14,7 +14,7 @@ from turngym.core.plugin_values import checked_number
 from turngym.core.redaction import said_by
 from turngym.core.task import MAX_TURNS, Task, Verdict
 from turngym.core.tools import Tools
-from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote
+from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote, tasks_of
 from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.lookalikes import alike
 from turngym.envs.reading import Reading, read_action, refusal
@@ -181,7 +181,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         return self._noted(self.base.describe() | {"turn": self._turn}, None)
 
     def task_ids(self) -> Sequence[str]:
-        return self.base.task_ids()
+        return tasks_of(self.base)
 
     def admissible(self) -> tuple[str, ...] | None:
         return self.base.admissible()

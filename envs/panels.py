@@ -27,7 +27,7 @@ from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, content_hash, plain_id
 from turngym.core.user_files import json_of, read_text, user_path
-from turngym.envs.base import TextEnv
+from turngym.envs.base import TextEnv, tasks_of
 from turngym.envs.registration import NOT_GIVEN, make
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
@@ -155,7 +155,7 @@ def panel_of_env(
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
     """The tasks with these ids, by default all of the environment."""
     base = _text_env(env)
-    return tuple(checked_task(base.task_of(one)) for one in (base.task_ids() if task_ids is None else task_ids))
+    return tuple(checked_task(base.task_of(one)) for one in (tasks_of(base) if task_ids is None else task_ids))
 
 
 def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:

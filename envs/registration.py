@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.named_module import import_named
-from turngym.core.redaction import brief
+from turngym.core.redaction import brief, said_by
 from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import type_name
 from turngym.core.task import MAX_TURNS, plain_id
@@ -248,8 +248,9 @@ def make(env_id: str, given: Mapping[str, Any]) -> gym.Env[Any, Any]:
     # these have words of their own at the end of a command
     except (TurngymError, gym.error.Error, ImportError, OSError):
         raise
-    except Exception as error:
-        raise TurngymError(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+    # sys.exit in the code of others would end the command without a word
+    except (Exception, SystemExit) as error:
+        raise TurngymError(f"{env_id} cannot be made: {type(error).__name__}: {said_by(error)}") from error
 
 
 def require_env(env_id: str) -> str:

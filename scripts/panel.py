@@ -29,6 +29,7 @@ from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, read_text
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
+from turngym.envs.base import tasks_of
 from turngym.envs.panels import (
     Panel,
     find_panel,
@@ -116,7 +117,7 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
     given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
     env: Any = env_maker(command.env, **given, channel=command.channel)()
-    return env, env.unwrapped.task_ids(), {}
+    return env, tasks_of(env.unwrapped), {}
 
 
 def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) -> Iterator[dict[str, Any]]:
@@ -301,7 +302,7 @@ def _export_games(command: ExportGames) -> int:
     env = make(ALFWorldEnv.env_id, given) if panel is None else panel.make_env()
     try:
         base: Any = env.unwrapped
-        ids = base.task_ids() if panel is None else panel.task_ids
+        ids = tasks_of(base) if panel is None else panel.task_ids
         games = export_games(base.source, ids[: command.limit], command.out)
     finally:
         env.close()

@@ -20,6 +20,7 @@ from turngym.core.episode import Episode, Status
 from turngym.core.files import locked_file
 from turngym.core.numbers import Seed
 from turngym.core.trace import TraceWriter
+from turngym.envs.base import tasks_of
 from turngym.scripts.options import read_options
 
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
 def _draw(make: Callable[..., object], seed: int) -> str:
     env = make()
     try:
-        ids = env.unwrapped.task_ids()  # type: ignore[attr-defined]
+        ids = tasks_of(env.unwrapped)  # type: ignore[attr-defined]
         return str(ids[int(np.random.default_rng(seed).integers(len(ids)))])
     finally:
         env.close()  # type: ignore[attr-defined]

@@ -21,11 +21,12 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.precision import cast_parameters
 from turngym.core.spec import Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
+from turngym.envs.base import tasks_of
+from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
 from turngym.scripts.train_argv import sft_argv
@@ -75,7 +76,7 @@ class AnyOptions:
         kwargs = {**asked.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
         base = probe(asked.env_id, kwargs)
         agents = {name: f"model:{folder}" for name, folder in models.items()} | {"expert": self.expert}
-        found = {name: self._played(asked, agent, kwargs, len(base.task_ids())) for name, agent in agents.items()}
+        found = {name: self._played(asked, agent, kwargs, len(tasks_of(base))) for name, agent in agents.items()}
         numbers = {name: scores.overall for name, scores in found.items()}
         table = {
             name: {"avg": row.avg.mean, "low": row.avg.low, "high": row.avg.high, "episodes": row.episodes}

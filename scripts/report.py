@@ -215,7 +215,7 @@ def _at_same_step(
     if first is not None and second is not None and (both := [seed for seed in first if seed in second]):
         return [[side[seed] for seed in both] for side in (first, second)], True
     out = {task for side, runs in zip(known, ends, strict=True) if side for task in runs[0].keys() - _tasks_in(side)}
-    found = [
+    found: list[Sequence[TaskMeans]] = [
         [{task: value for task, value in run.items() if task not in out} for run in runs]
         if side is None
         else [*side.values()]

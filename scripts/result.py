@@ -180,8 +180,14 @@ def export(options: Export) -> int:
     else:
         if not options.organization.strip():
             raise TurngymError("--organization is missing: the format asks who evaluated")
-        named = {"model": options.model, "organization": options.organization, "relationship": options.relationship}
-        written, lacks = every_eval_ever.write(result, options.out, **named), every_eval_ever.LACKS
+        written = every_eval_ever.write(
+            result,
+            options.out,
+            model=options.model,
+            organization=options.organization,
+            relationship=options.relationship,
+        )
+        lacks = every_eval_ever.LACKS
     print("\n".join(map(str, written)))
     print(f"the format cannot hold everything: {lacks}")
     return 0

@@ -26,6 +26,7 @@ from turngym.core.spec import flat, to_table
 from turngym.core.task import Task
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
+from turngym.envs.base import tasks_of
 from turngym.envs.panels import assert_disjoint
 from turngym.trainers.student_player import RunEnv, text_writer
 
@@ -58,7 +59,7 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
     # recorded episodes; they are filtered as they are read
     if isinstance(asked, Replay):
         path = user_path(asked.trace)
-        recorded = _recorded(path, keep, base.task_ids(), env.held_out)
+        recorded = _recorded(path, keep, tasks_of(base), env.held_out)
         # by name alone, for folders may have moved
         return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
 

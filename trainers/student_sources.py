@@ -12,6 +12,7 @@ from turngym.agents.rendering.skills import PREFIX, read_skills
 from turngym.agents.rollout_sources import DemonstrationSource, ExpertSource, KeptSource, LiveSource
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import RolloutSource
+from turngym.envs.base import tasks_of
 from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 
@@ -38,7 +39,7 @@ def played_source(
     """
     config, run, student = env.config, env.info, env.student
     play, slots, how = config.play, config.play.slots, run.imitates
-    known: Sequence[str] = student.env.task_ids()
+    known: Sequence[str] = tasks_of(student.env)
     if config.part("demonstrations").demonstrated_tasks and demonstrations is not None:
         known = demonstrations.tasks(known)
     tasks: dict[str, Any] = {"task_ids": known, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}
@@ -70,9 +71,7 @@ def played_source(
         source = ExpertSource(
             renderer=student.actor.renderer,
             settings=student.actor.settings,
-            make_env=_told_while_played(student, how, config.part("expert"))
-            if how.hints or how.told
-            else student.make_env,
+            make_env=_told_while_played(student, how, config.part("expert")),
             noise=how.noise,
             mistakes=how.mistakes,
             max_context=student.actor.engine.max_length,
@@ -87,9 +86,11 @@ def played_source(
 
 def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> MakeEnv:
     """Makes environments that say what a student is to learn to read."""
+    make_env = student.make_env
+    if not (how.hints or how.told):
+        return make_env
     from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
 
-    make_env = student.make_env
     if how.hints:
         make_env = HintedEnv(make_env, how.hints, named_player(expert))
     if how.told:

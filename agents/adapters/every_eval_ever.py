@@ -16,11 +16,10 @@ from time import time
 from typing import Any, Literal
 from uuid import UUID
 
-from turngym.agents.adapters.exported_numbers import Number, hub_id, numbers, panel_of_result, rules_of, scores_of
+from turngym.agents.adapters.exported_numbers import Number, hub_id, numbers_of, panel_of_result, rules_of, write_texts
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.core.episode import Episode
 from turngym.core.spec import to_table
-from turngym.core.tables import atomic_write
 
 SCHEMA = "0.3.0"
 Relationship = Literal["first_party", "third_party", "collaborative", "other"]
@@ -42,18 +41,20 @@ def write(
     Raises EvaluationError for another id of a model, and for a result without episodes that ended well.
     """
     developer, _, name = hub_id("--model", model).partition("/")
-    panel, found = panel_of_result(result), list(numbers(scores_of(result)))
-    # their files are named by random ids; this one is of the content, so that an export twice is the same file
+    panel, found = panel_of_result(result), numbers_of(result)
+    # their files are named by random ids; this one is of the content, so that an export twice has one name
     digest = sha256(json.dumps([panel.panel, model, result.lines()]).encode()).digest()
     stem = str(UUID(bytes=digest[:16], version=4))
     run = f"{panel.panel}/{model}/{stem}"
     folder = Path("data", panel.panel.replace(":", "-"), developer, name)
     rows = "".join(json.dumps(row) + "\n" for row in _rows(result, run, model, found[0]))
     samples = folder / f"{stem}_samples.jsonl"
+    unknown = {"deployment_type": "unknown", "model_availability": "unknown"}
     whole = {
         "schema_version": SCHEMA,
         "evaluation_id": run,
         "retrieved_timestamp": f"{time():.0f}",
+        **({"evaluation_timestamp": f"{datetime.fromisoformat(result.date).timestamp():.0f}"} if result.date else {}),
         "source_metadata": {
             "source_name": "turngym",
             "source_type": "evaluation_run",
@@ -61,12 +62,7 @@ def write(
             "evaluator_relationship": relationship,
         },
         "eval_library": {"name": "turngym", "version": result.versions.get("turngym", "unknown")},
-        "model_info": {
-            "name": result.agent,
-            "id": model,
-            "developer": developer,
-            "additional_details": {"deployment_type": "unknown", "model_availability": "unknown"},
-        },
+        "model_info": {"name": result.agent, "id": model, "developer": developer, "additional_details": unknown},
         "evaluation_results": [_number(result, one) for one in found],
         "detailed_evaluation_results": {
             "format": "jsonl",
@@ -76,14 +72,7 @@ def write(
             "total_rows": len(result.episodes),
         },
     }
-    if result.date:
-        whole["evaluation_timestamp"] = f"{datetime.fromisoformat(result.date).timestamp():.0f}"
-    written = [out / folder / f"{stem}.json", out / samples]
-    for path, text in zip(written, (json.dumps(whole, indent=1) + "\n", rows), strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(text)
-    return written
+    return write_texts({out / folder / f"{stem}.json": json.dumps(whole, indent=1) + "\n", out / samples: rows})
 
 
 def _number(result: PackedResult, one: Number) -> dict[str, Any]:
@@ -93,8 +82,7 @@ def _number(result: PackedResult, one: Number) -> dict[str, Any]:
         generation["generation_args"] = {"temperature": temperature}
     details: dict[str, Any] = {"score": one.value}
     if one.interval is not None:
-        low, high = one.interval.low, one.interval.high
-        interval = {"lower": low, "upper": high, "confidence_level": 0.95, "method": "over tasks"}
+        interval = {"lower": one.interval.low, "upper": one.interval.high, "confidence_level": 0.95}
         details["uncertainty"] = {"confidence_interval": interval, "num_samples": one.interval.tasks}
     return {
         "evaluation_result_id": one.name,
@@ -105,14 +93,14 @@ def _number(result: PackedResult, one: Number) -> dict[str, Any]:
             "additional_details": {"sha256": panel.sha256, "tasks": str(panel.size), "env_id": play.env.id},
         },
         "metric_config": {
-            "evaluation_description": f"{one.about} Rules: {rules_of(play.env)}.",
+            "evaluation_description": f"{one.about} Rules: {rules_of(result)}.",
             "metric_id": one.name.partition(".")[0],
-            "metric_unit": "proportion",
-            **({"metric_parameters": {"k": one.k}} if one.k else {}),
             "lower_is_better": one.name == "invalid",
+            "metric_unit": "proportion",
             "score_type": "continuous",
             "min_score": 0.0,
             "max_score": 1.0,
+            **({"metric_parameters": {"k": one.k}} if one.k else {}),
         },
         "score_details": details,
         "generation_config": generation,
@@ -123,16 +111,11 @@ def _rows(result: PackedResult, run: str, model: str, main: Number) -> Iterator[
     for episode in result.episodes:
         messages = list(_messages(episode))
         said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        answers = [
-            {
-                "turn_idx": place,
-                "source": f"messages[{place}].content",
-                "extracted_value": turn.action or "",
-                "extraction_method": "custom",
-                "is_terminal": place == said[-1],
-            }
-            for place, turn in zip(said, episode.turns, strict=True)
-        ]
+        answers = []
+        for place, turn in zip(said, episode.turns, strict=True):
+            found = {"source": f"messages[{place}].content", "extracted_value": turn.action or ""}
+            how = {"extraction_method": "custom", "is_terminal": place == said[-1]}
+            answers.append({"turn_idx": place, **found, **how})
         asked = episode.turns[0].observation if episode.turns else ""
         yield {
             "schema_version": SCHEMA,
@@ -141,7 +124,6 @@ def _rows(result: PackedResult, run: str, model: str, main: Number) -> Iterator[
             "evaluation_name": panel_of_result(result).panel,
             "evaluation_result_id": main.name,
             "sample_id": f"{episode.task.task_id}#{episode.sample}",
-            "sample_hash": sha256(asked.encode()).hexdigest(),
             "interaction_type": "agentic",
             "input": {"raw": asked, "reference": []},
             "output": None,
@@ -155,7 +137,7 @@ def _rows(result: PackedResult, run: str, model: str, main: Number) -> Iterator[
                 "seed": str(episode.seed),
                 "status": episode.status.value,
                 "verdicts": " ".join(turn.verdict.value for turn in episode.turns),
-                "rewards": " ".join(f"{turn.reward:g}" for turn in episode.turns),
+                "rewards": " ".join(f"{turn.reward!r}" for turn in episode.turns),
             },
         }
 

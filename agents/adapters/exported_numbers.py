@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from turngym.agents.evaluation.packed_file import PackedResult
+from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError
-from turngym.agents.play_spec import Environment, OnPanel
+from turngym.agents.play_spec import OnPanel
+from turngym.core.tables import atomic_write
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -27,19 +30,21 @@ class Number:
     interval: Interval | None = None
     """Its 95 % interval over tasks."""
     k: int | None = None
-    """The k of pass@k."""
+    """The k of pass@k and pass^k."""
 
 
-def scores_of(result: PackedResult) -> Scores:
-    """The table of a result, of its episodes and not of its file. Raises EvaluationError where all were errors."""
+def numbers_of(result: PackedResult) -> list[Number]:
+    """The numbers of a result, of its episodes and not of its file, the main one (mean success) first.
+
+    Raises EvaluationError where all episodes ended in an error.
+    """
     try:
-        return score(result.episodes, result.spec.play)
+        return list(_numbers(score(result.episodes, result.spec.play)))
     except ScoreError as error:
         raise EvaluationError(f"the result cannot be exported: {error}") from error
 
 
-def numbers(scores: Scores) -> Iterator[Number]:
-    """The numbers of a table, the main one (mean success) first."""
+def _numbers(scores: Scores) -> Iterator[Number]:
     row = scores.overall
     about = f"Success: mean over tasks of the mean over {row.samples} samples."
     yield Number(name=f"avg-{row.samples}", about=about, value=row.avg.mean, interval=row.avg)
@@ -47,6 +52,9 @@ def numbers(scores: Scores) -> Iterator[Number]:
         if k > 1:
             about = f"At least one of {k} samples of a task succeeds (unbiased estimate)."
             yield Number(name=f"pass-at-{k}", about=about, value=value, interval=row.pass_intervals[k], k=k)
+    for k, interval in row.pass_all.items():
+        about = f"All of {k} samples of a task succeed (unbiased estimate)."
+        yield Number(name=f"pass-all-{k}", about=about, value=interval.mean, interval=interval, k=k)
     yield Number(name="score", about="Graded score at the end.", value=scores.score, interval=scores.graded)
     yield Number(name="invalid", about="Share of turns whose action was invalid.", value=scores.invalid_rate)
     for one in scores.categories:
@@ -69,7 +77,18 @@ def hub_id(option: str, value: str) -> str:
     return value
 
 
-def rules_of(env: Environment) -> str:
-    """What an episode's rules are, in a line."""
+def write_texts(files: Mapping[Path, str]) -> list[Path]:
+    """Writes every text into its file, whole or not at all, in folders that are made, and returns the paths."""
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(text)
+    return [*files]
+
+
+def rules_of(result: PackedResult) -> str:
+    """What an episode's rules are, and what was done otherwise than the panel says, in a line."""
+    env = result.spec.play.env
     limit = "any number of turns" if env.max_turns is None else f"at most {env.max_turns} turns"
-    return f"{limit}, an invalid action is answered by {env.on_invalid}"
+    apart, others = deviations(result.spec)
+    return "; ".join([f"{limit}, an invalid action is answered by {env.on_invalid}", *apart, *others])

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from turngym.agents.adapters.exported_numbers import hub_id, numbers, panel_of_result, rules_of, scores_of
+from turngym.agents.adapters.exported_numbers import hub_id, numbers_of, panel_of_result, rules_of, write_texts
 from turngym.agents.evaluation.packed_file import PackedResult
-from turngym.core.tables import atomic_write
 
 LACKS = "no episodes, and intervals, hashes and rules only as a note"
-SHOWN = ("avg-", "pass-at-", "score")
+SHOWN = ("avg-", "pass-at-", "pass-all-", "score")
 
 
 def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
@@ -28,11 +27,11 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     """
     hub_id("--dataset", dataset)
     panel, play = panel_of_result(result), result.spec.play
-    found = [one for one in numbers(scores_of(result)) if one.name.startswith(SHOWN) and "." not in one.name]
+    found = [one for one in numbers_of(result) if one.name.startswith(SHOWN) and "." not in one.name]
     short = panel.panel.rpartition(":")[2]
     entries, tasks = "", ""
     for one in found:
-        notes = f"{one.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(play.env)}."
+        notes = f"{one.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(result)}."
         if one.interval is not None:
             notes += f" 95 % interval over tasks {100 * one.interval.low:.1f} to {100 * one.interval.high:.1f}."
         entries += (
@@ -43,12 +42,7 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
         tasks += f"  - id: {_text(f'{short}-{one.name}')}\n    config: {_text(short)}\n    split: test\n"
     about = f"{panel.size} tasks of {play.env.id}, played by turns in text; a task is known by its hash. Percent."
     benchmark = f"name: {_text(short)}\ndescription: {_text(about)}\nevaluation_framework: turngym\n\ntasks:\n{tasks}"
-    written = [out / ".eval_results" / f"{short}.yaml", out / "eval.yaml"]
-    for path, text in zip(written, (entries, benchmark), strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(text)
-    return written
+    return write_texts({out / ".eval_results" / f"{short}.yaml": entries, out / "eval.yaml": benchmark})
 
 
 def _text(value: str) -> str:

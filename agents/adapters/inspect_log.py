@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.adapters.exported_numbers import numbers, panel_of_result, scores_of
+from turngym.agents.adapters.exported_numbers import numbers_of, panel_of_result
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.core.episode import Episode
 from turngym.core.plugins import need
@@ -25,9 +25,9 @@ def write(result: PackedResult, out: Path) -> list[Path]:
     Raises MissingExtra without it, EvaluationError for a result without episodes that ended well.
     """
     log: Any = need("inspect_ai.log", "the export to Inspect", "inspect")
-    panel, scores = panel_of_result(result), scores_of(result)
+    panel = panel_of_result(result)
     metrics = {}
-    for one in numbers(scores):
+    for one in numbers_of(result):
         around = {} if one.interval is None else {"low": one.interval.low, "high": one.interval.high}
         metrics[one.name] = log.EvalMetric(name=one.name, value=one.value, metadata={"about": one.about, **around})
     ids = list(dict.fromkeys(episode.task.task_id for episode in result.episodes))

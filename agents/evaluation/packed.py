@@ -313,6 +313,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         yield _said("cluster", episode.task.cluster, task.cluster)
     success, total, final, end = False, 0.0, 0.0, None
     goals: float | None = None
+    f1: float | None = None
     progress, lenient = 0.0, 0
     for turn in episode.turns:
         if end is not None:
@@ -331,7 +332,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         observation, reward, terminated, truncated, info = env.step(turn.response)
         goals = None if info.get("goal_rate") is None else float(info["goal_rate"])
         success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
-        lenient += info.get("reading") == "lenient"
+        lenient, f1 = lenient + (info.get("reading") == "lenient"), info.get("answer_f1")
         progress = final if goals is None else goals
         before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
         after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
@@ -340,6 +341,8 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
+    # older files do not state it
+    recorded_f1 = episode.meta.get("answer_f1")
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
         yield _said("status", episode.status.value, "unfinished" if end is None else end.value)
@@ -348,6 +351,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         ("score", episode.score, final),
         ("return", episode.episode_return, total),
         ("goal_rate", episode.meta.get("goal_rate"), goals),
+        ("answer_f1", recorded_f1, None if recorded_f1 is None else f1),
         (LENIENT, episode.meta.get(LENIENT, 0), lenient),
         ("final observation", episode.final_observation, observation),
     ):
@@ -370,6 +374,9 @@ def _table(result: PackedResult) -> Iterator[str]:
     now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
     recorded = dict(flat("", result.scores))
     for name in sorted(recorded.keys() | now.keys()):
+        # older files do not state pass^k
+        if ".pass_all." in name and name not in recorded:
+            continue
         if not alike(recorded.get(name), now.get(name)):
             yield f"table: {name} is {recorded.get(name)!r} in the file, {now.get(name)!r} of its episodes"
 

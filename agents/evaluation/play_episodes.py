@@ -31,6 +31,7 @@ from turngym.core.redaction import brief
 from turngym.core.spec import Resolved, differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes, read_specs
+from turngym.envs.base import tasks_of
 
 USUAL: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
 """What holds for a rollout where nobody says otherwise."""
@@ -218,7 +219,7 @@ def _choose(ready: OpenPlay) -> list[str]:
         raise TurngymError("a rollout plays an environment's own tasks; `turngym eval` plays a panel")
     env: Any = ready.make_env()
     try:
-        ids = env.unwrapped.task_ids()
+        ids = tasks_of(env.unwrapped)
     finally:
         env.close()
     count = play.tasks.count

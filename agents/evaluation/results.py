@@ -24,7 +24,7 @@ from turngym.core.user_files import json_file
 FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"
 """Folder of a training run that holds its averaged weights and their evaluation (`turngym model average`)."""
-EACH = ("error", "goal_rate", "usage", SHORT, LENIENT)
+EACH = ("error", "goal_rate", "answer_f1", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
 
 

@@ -92,17 +92,18 @@ def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
     A preset's own values are no deviation from it, as far as this turngym knows the preset.
     """
     panel, tasks = panel_of(spec.play), spec.play.tasks
-    if panel is None or not isinstance(tasks, OnPanel):
-        named = tasks.sha256[:12] if isinstance(tasks, OnPanel) else "none"
-        return [f"a panel that does not come with turngym, {named}"], []
+    if not isinstance(tasks, OnPanel):
+        return ["a panel that does not come with turngym, none"], []
+    size, some = tasks.size if panel is None else len(panel.tasks), []
+    if isinstance(tasks.sampling, Part) and tasks.sampling.limit < size:
+        some.append(tasks.sampling.said_of(size))
+    if panel is None:
+        return [f"a panel that does not come with turngym, {tasks.sha256[:12]}"], some
     try:
         preset = find_preset(spec.preset, panel.env_id)
     except TurngymError:
         preset = None
     found = stated(spec.play, panel, preset=preset)
-    some = []
-    if isinstance(tasks.sampling, Part) and tasks.sampling.limit < len(panel.tasks):
-        some.append(tasks.sampling.said_of(len(panel.tasks)))
     apart = {**found.scored, **found.refused}
     return [_line(*item) for item in apart.items()], [*some, *(_line(*item) for item in found.told.items())]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from turngym.agents.evaluation.seeds import over_seeds
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_at_k
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_all_k, pass_at_k
 from turngym.agents.play_spec import EvalSpec, PlaySpec, drawn
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
@@ -49,6 +49,8 @@ class EpisodeOutcome:
     """Number of sampled ids; None for text-only agents."""
     cut: int
     """Number of answers that ended at the limit on new tokens."""
+    answer_f1: float | None = None
+    """F1 of the answer; None where the environment asks for none, and in files that do not say."""
 
     @classmethod
     def of(cls, episode: Episode, task: Task | None = None) -> EpisodeOutcome:
@@ -69,6 +71,7 @@ class EpisodeOutcome:
             goal_rate=None if goal is None else float(goal),
             prompt_tokens=ids - response if episode.segments else None,
             response_tokens=response if episode.segments else None,
+            answer_f1=episode.meta.get("answer_f1"),
             cut=sum(turn.finish == "length" for turn in episode.turns),
         )
 
@@ -119,6 +122,8 @@ class ScoreRow:
     """k to pass@k, for k = 1, 2, 4, ... up to n."""
     pass_intervals: Mapping[int, Interval]
     """k to pass@k with its interval over tasks."""
+    pass_all: Mapping[int, Interval] = field(default_factory=dict)
+    """k to pass^k, that all of k samples succeed, with its interval over tasks, for k = 2, 4, ... up to n."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +153,8 @@ class Scores:
     approximate: str | None = None
     """Why success and score are only about those of the benchmark; None where they are exact."""
 
+    answer_f1: Interval | None = None
+    """F1 of the answers (SQuAD's) with its 95 % interval over tasks; None where nothing is answered."""
     graded: Interval | None = None
     """`score` with its 95 % interval over tasks; None where it is success, or not within [0, 1]."""
     bounds: tuple[float, float] | None = None
@@ -163,8 +170,8 @@ class Scores:
         return "~" if self.approximate else ""
 
     def to_json(self) -> dict[str, Any]:
-        """The last four only where there is something to say."""
-        some = ("graded", "bounds", "new_clusters", "clusters")
+        """The last five only where there is something to say."""
+        some = ("answer_f1", "graded", "bounds", "new_clusters", "clusters")
         return {name: value for name, value in asdict(self).items() if value is not None or name not in some}
 
 
@@ -207,6 +214,7 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.is_cut},
         goal_rate=fmean(goals) if goals else None,
         approximate=None if play is None else play.scoring.get(APPROXIMATE),
+        answer_f1=_graded(f1_means(units), tasks if apart else None),
         graded=_graded(graded, tasks if apart else None),
         bounds=_bounds(every, apart) if len(counted) < len(every) else None,
         new_clusters=clustered(list(means.values()), clusters=clusters) if together else None,
@@ -246,7 +254,7 @@ def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
         return score(every[0], play)
     each, whole = [score(run, play) for run in every], score([one for run in every for one in run], play)
     counted = [[one for one in run if not one.status.is_error] for run in every]
-    graded = [score_means(run) for run in counted]
+    graded, answered = [score_means(run) for run in counted], [f1_means(run) for run in counted]
     shared = {one.task.task_id: one.task.cluster or one.task.task_id for run in counted for one in run}
     return replace(
         whole,
@@ -255,6 +263,7 @@ def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
             _row_of_seeds(row.name, [[one for one in run if one.task.category == row.name] for run in counted])
             for row in whole.categories
         ),
+        answer_f1=over_seeds(answered) if all(answered) else None,
         graded=over_seeds(graded) if all(graded) else None,
         new_clusters=over_seeds([task_means(run) for run in counted], clusters=shared)
         if each[0].new_clusters
@@ -275,12 +284,27 @@ def _row_of_seeds(name: str, runs: Sequence[Sequence[EpisodeOutcome]]) -> ScoreR
         avg=over_seeds([task_means(run) for run in runs]),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
+        pass_all={
+            k: over_seeds([{task: pass_all_k(n, wins, k) for task, (wins, n) in run.items()} for run in tasks])
+            for k in best
+            if k > 1
+        },
     )
 
 
 def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
     """Task id to its mean score; {} where the score is success."""
     return graded_means((one.task.task_id, one.success, one.score) for one in counted)
+
+
+def f1_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
+    """Task id to the mean F1 of its answers; {} where no episode has one. One that came to no turn has no answer: 0."""
+    if all(one.answer_f1 is None for one in counted):
+        return {}
+    found: dict[str, list[float]] = {}
+    for one in counted:
+        found.setdefault(one.task.task_id, []).append(one.answer_f1 or 0.0)
+    return {task_id: fmean(found[task_id]) for task_id in sorted(found)}
 
 
 def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
@@ -342,6 +366,7 @@ def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> S
         avg=clustered([wins / samples for wins, samples in tasks]),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
+        pass_all={k: clustered([pass_all_k(samples, wins, k) for wins, samples in tasks]) for k in ks if k > 1},
     )
 
 
@@ -362,18 +387,21 @@ def category_rank(category: str) -> tuple[int, str]:
 
 
 def success_table(runs: Mapping[str, Scores]) -> Table:
-    """One row per run: Avg@n by category and overall and pass@n with 95 % intervals; percent.
+    """One row per run: Avg@n by category and overall, pass@n and pass^n with 95 % intervals; percent.
 
     Runs with different numbers of samples per task get columns of their own, since Avg@1 and Avg@4 differ in meaning.
     """
     names = list(dict.fromkeys(row.name for scores in runs.values() for row in scores.categories))
     samples = sorted({scores.overall.samples for scores in runs.values()}, reverse=True)
-    header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples), "tasks"]
+    header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples)]
+    header += [*(f"pass^{n} [95 %]" for n in samples if n > 1), "tasks"]
     more: dict[str, list[str]] = {}
     if any(scores.clusters for scores in runs.values()):
         more["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
     if any(scores.graded for scores in runs.values()):
         more["score [95 %]"] = [str(scores.graded or "-") for scores in runs.values()]
+    if any(scores.answer_f1 for scores in runs.values()):
+        more["F1 [95 %]"] = [str(scores.answer_f1 or "-") for scores in runs.values()]
     if any(scores.bounds for scores in runs.values()):
         more["errors lost, won %"] = [
             "-" if scores.bounds is None else ", ".join(map(_percent, scores.bounds)) for scores in runs.values()
@@ -412,6 +440,8 @@ def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Seque
     overall, best = scores.overall, scores.overall.pass_intervals[max(scores.overall.pass_at)]
     for own in (str(overall.avg), str(best)):
         cells += [f"{mark}{own}" if n == overall.samples else "-" for n in samples]
+    every = overall.pass_all.get(max(overall.pass_at))
+    cells += [f"{mark}{every}" if n == overall.samples else "-" for n in samples if n > 1]
     return [name, *cells, str(overall.avg.tasks)]
 
 

@@ -375,9 +375,22 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     Unbiased. Source: [humaneval] eq. 1; docs/algorithms.md#pass-at-k.
     Raises ScoreError unless 1 <= k <= n and 0 <= c <= n.
     """
+    _check_counts(samples, successes, k)
+    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def pass_all_k(samples: int, successes: int, k: int) -> float:
+    """pass^k, the probability that all of k samples drawn without replacement succeed: C(c, k) / C(n, k). Unbiased.
+
+    Source: docs/algorithms.md#pass-at-k. Raises ScoreError as `pass_at_k` does.
+    """
+    _check_counts(samples, successes, k)
+    return math.comb(successes, k) / math.comb(samples, k)
+
+
+def _check_counts(samples: int, successes: int, k: int) -> None:
     if not (1 <= k <= samples and 0 <= successes <= samples):
         raise ScoreError(f"pass@{k} needs 1 <= k <= samples and 0 <= successes <= samples; got {successes}/{samples}")
-    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
 # --- Training curves

@@ -22,7 +22,7 @@ from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
 from turngym.agents.local_engine.positions import position_limit, rope_types, sliding_window
 from turngym.core.errors import TurngymError
-from turngym.core.precision import parameter_dtypes
+from turngym.retrieval.precision import parameter_dtypes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

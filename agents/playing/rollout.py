@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -35,6 +36,7 @@ from turngym.core.plugin_values import (
     failures_of,
 )
 from turngym.core.progress import ACTIVITY
+from turngym.core.redaction import excerpt
 from turngym.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
 
@@ -90,6 +92,8 @@ class EpisodeRunner:
     score: float = 0.0
     goal_rate: float | None = None
     """Share of goal conditions met, if the environment reports it."""
+    answer_f1: float | None = None
+    """F1 of the answer, if the environment asks for one."""
     status: Status | None = None
     """None while the episode runs."""
     error: str = ""
@@ -151,6 +155,7 @@ class EpisodeRunner:
         self.turns.append(turn)
         self.episode_return = total
         self.success, self.score, self.goal_rate = stepped.success, stepped.score, stepped.goal_rate
+        self.answer_f1 = stepped.answer_f1
         if stepped.reading == "lenient":
             conversation.notes[LENIENT] = conversation.notes.get(LENIENT, 0) + 1
         channel = conversation.channel
@@ -176,6 +181,8 @@ class EpisodeRunner:
         extra: dict[str, Any] = {"error": self.error} if self.error else {}
         if self.goal_rate is not None:
             extra["goal_rate"] = self.goal_rate
+        if self.answer_f1 is not None:
+            extra["answer_f1"] = self.answer_f1
         if self.left_loop or job.max_turns is not None:
             extra[SHORT] = len(self.turns) if self.left_loop else job.max_turns
         if job.states:
@@ -400,12 +407,14 @@ class Rollout:
         self._make_env = make_env
         self._agent = agent
         self._submit = agent.submit if isinstance(agent, ConcurrentAgent) else None
-        self._whose = f"agent {agent.name!r}"
+        with failures_of("an agent's name", agent, AgentError):
+            name = checked_text("an agent's name", agent.name, error=AgentError)
+        self._whose = f"agent {excerpt(name, 80)!r}"
         self._slots = slots
         self._max_turns = max_turns
         self._on_episode = on_episode
         self._system = system
-        self._meta = {"agent": agent.name, **(meta or {})}
+        self._meta = {"agent": name, **(meta or {})}
         self._calls = TimedCalls(step_timeout, "the environment's step or reset")
         self._idle: list[Any] = []
         self._active: list[EpisodeRunner] = []
@@ -453,7 +462,8 @@ class Rollout:
         self._asked, self._arrived = {}, SimpleQueue()
         # it is unknown which environments already went back to the pool, so none may be used again
         for runner in self._active:
-            self._agent.release(runner.conversation)
+            with contextlib.suppress(AgentError):
+                self._release(runner)
         self._discard([runner.env for runner in self._active])
         self._active = []
         self.close()
@@ -512,7 +522,7 @@ class Rollout:
             runner.take(reply, outcome, self._max_turns)
             if runner.status is None:
                 continue
-            self._agent.release(runner.conversation)
+            self._release(runner)
             if runner.status is Status.ERROR_ENV:
                 self._discard([runner.env])
             # an environment that hangs is not touched again
@@ -549,7 +559,7 @@ class Rollout:
         """The agent's replies to all of `waiting`, by number."""
         start = time.perf_counter()
         found: object = []
-        with failures_of(self._whose, self._agent, AgentError):
+        with self._theirs():
             found = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
         found = answers(self._whose, found, len(waiting), Reply, AgentError)
         seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
@@ -562,7 +572,9 @@ class Rollout:
         `LISTEN` seconds have passed."""
         assert self._submit is not None
         start, arrived = time.perf_counter(), self._arrived
-        futures = self._submit([runner.conversation for runner in waiting]) if waiting else []
+        futures: Sequence[Future[Reply]] = []
+        with self._theirs():
+            futures = self._submit([runner.conversation for runner in waiting]) if waiting else []
         self._asked |= {runner.number: future for runner, future in zip(waiting, futures, strict=False)}
         answers(self._whose, futures, len(waiting), Future, AgentError)
         for number in [runner.number for runner in waiting]:
@@ -578,9 +590,19 @@ class Rollout:
         replies = {}
         for number, took in seconds.items():
             runners[number].timings["generate"] += took
-            # raises what the agent raised; ends: it has arrived
-            [replies[number]] = answers(self._whose, [self._asked.pop(number).result()], 1, Reply, AgentError)
+            with self._theirs():
+                # raises what the agent raised; ends: it has arrived
+                reply = self._asked.pop(number).result()
+            [replies[number]] = answers(self._whose, [reply], 1, Reply, AgentError)
         return replies
+
+    def _release(self, runner: EpisodeRunner) -> None:
+        with self._theirs():
+            self._agent.release(runner.conversation)
+
+    def _theirs(self) -> AbstractContextManager[None]:
+        """Inside, what an agent of another package raises is its failure."""
+        return failures_of(self._whose, self._agent, AgentError)
 
     def _finish(self, episode: Episode, done: list[tuple[int, Episode]], number: int) -> None:
         done.append((number, episode))

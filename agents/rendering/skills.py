@@ -27,6 +27,7 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError
 from turngym.core.task import content_hash
 from turngym.core.user_files import read_text, user_path
+from turngym.envs.base import tasks_of
 
 FILE = "skills.toml"
 PREFIX = "skills:"
@@ -90,7 +91,7 @@ class Skills:
 
     def check(self, env: Any) -> None:
         """Looks at tasks of a `TextEnv`. Raises AgentError for one without a text, or an entry that matches none."""
-        ids = env.task_ids()
+        ids = tasks_of(env)
         chosen = [ids[number] for number in range(0, len(ids), max(1, -(-len(ids) // LOOKED_AT)))]
         used: set[tuple[str, str]] = set()
         categories: set[str] = set()

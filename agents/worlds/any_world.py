@@ -19,6 +19,7 @@ from turngym.agents.worlds.phrase_tokenizer import END, ROLES, build_phrase_toke
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
+from turngym.envs.base import tasks_of
 
 NOISE = (0.0, 0.5)
 TEACHER_STEPS = 300
@@ -145,7 +146,7 @@ class AnyWorld:
         return found
 
     def _episodes(self, agent: Agent, first: int, count: int) -> list[Episode]:
-        tasks = probe(self.env_id, self._kwargs).task_ids()
+        tasks = tasks_of(probe(self.env_id, self._kwargs))
         places = range(first, first + max(count, 1))
         jobs = [Job(task_id=tasks[place % len(tasks)], sample=place, seed=self.seed) for place in places]
         return rollout(jobs, env_maker(self.env_id, **self._kwargs, channel="text"), agent)

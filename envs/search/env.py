@@ -17,7 +17,7 @@ from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render
 from turngym.envs.search.players import Scene
-from turngym.envs.search.questions import Question, RewardKind, RewardRule, assert_disjoint
+from turngym.envs.search.questions import Question, RewardKind, RewardRule, answer_f1, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
 from turngym.envs.search.sources import PROMPT, asked, open_source
 from turngym.retrieval.core import Hit, Passage, Retriever
@@ -245,6 +245,7 @@ class SearchEnv(TextEnv):
         info = super().describe(verdict, action)
         gold = self.question.gold_ids
         info["searches"] = len(self._queries)
+        info["answer_f1"] = answer_f1(self._answer, self.question.golden_answers)
         info["gold_found"] = len(self._seen.intersection(gold)) / len(set(gold)) if gold else None
         info["admissible_templates"] = list(self.tool.templates if self.may_search else self.tool.templates[1:])
         return info

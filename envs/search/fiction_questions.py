@@ -66,13 +66,14 @@ def generate_fiction(config: FictionConfig) -> Fiction:
     return Fiction(config=config, passages=library.passages, questions=tuple(questions), chains=chains, graph=graph)
 
 
-def generate_fictions(config: FictionConfig) -> Iterator[Fiction]:
-    """The training fictions of `config`, then its evaluation fictions; a single one where `config.fictions` is None."""
+def generate_fictions(config: FictionConfig, split: str = "all") -> Iterator[Fiction]:
+    """The training fictions of `config`, then its evaluation fictions, or those of a `split` alone; a single one, which
+    has questions of both, where `config.fictions` is None."""
     if config.fictions is None:
         yield generate_fiction(config)
         return
-    for place, part in enumerate(PARTS):
-        for number in range(config.fictions[place]):
+    for part, count in zip(PARTS, config.fictions, strict=True):
+        for number in range(count) if split in ("all", part) else ():
             yield generate_fiction(one_fiction(config, part, number))
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -72,6 +73,25 @@ class Question:
 def normalize(text: str) -> str:
     """The form in which answers (and questions) are compared: lower case, no ASCII punctuation, no articles."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def answer_f1(prediction: str | None, golden_answers: Iterable[str]) -> float:
+    """SQuAD's F1, in [0, 1]: the words that an answer shares with the accepted one that it is most like.
+
+    A word counts as often as both have it. No answer is 0.0. Where normalization leaves nothing, texts must be equal.
+    """
+    if prediction is None:
+        return 0.0
+    said = normalize(prediction).split()
+    best = 0.0
+    for gold in golden_answers:
+        wanted = normalize(gold).split()
+        shared = sum((Counter(said) & Counter(wanted)).values())
+        if said and wanted:
+            best = max(best, 2 * shared / (len(said) + len(wanted)))
+        elif not said and not wanted:
+            best = max(best, float(prediction.lower().split() == gold.lower().split()))
+    return best
 
 
 def blank(text: str) -> bool:

@@ -153,16 +153,18 @@ class _FrozenConfig:
 
 @lru_cache(maxsize=8)
 def _fiction(key: _FrozenConfig, split: str) -> Source:
-    questions, corpora = _fiction_content(key)
+    config = preset(key.config) if isinstance(key.config, str) else key.config
+    # of several fictions those of the other split, often most of them, are not made
+    questions, corpora = _fiction_content(_FrozenConfig(config), "all" if config.fictions is None else split)
     return _selected("world", questions, split, corpora)
 
 
 @lru_cache(maxsize=4)
-def _fiction_content(key: _FrozenConfig) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
-    config = preset(key.config) if isinstance(key.config, str) else key.config
+def _fiction_content(key: _FrozenConfig, split: str) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
+    config = key.config
     questions: list[Question] = []
     corpora: dict[str, Corpus] = {}
-    for fiction in generate_fictions(config):
+    for fiction in generate_fictions(config, split):
         name = fiction.config.name
         corpora[name] = Corpus(sha256=corpus_sha256(fiction.passages), passages=fiction.passages)
         questions += [replace(question, corpus=name) for question in fiction.questions]

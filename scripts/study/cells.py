@@ -223,8 +223,7 @@ def _cell(
         check_run(found.spec)
         game = game_of(evaluation_of(found.spec))
     return replace(
-        _made(place, method, folder, found, game),
-        steps=found.spec.run.steps,
+        _made(place, method, folder, found, game, found.spec.run.steps),
         needs=tuple(needs),
         evaluates=not is_start,
         is_start=is_start,
@@ -233,7 +232,9 @@ def _cell(
     )
 
 
-def _made(place: Place, method: Method, folder: Path, found: Resolved[Any], game: Mapping[str, Any]) -> Cell:
+def _made(
+    place: Place, method: Method, folder: Path, found: Resolved[Any], game: Mapping[str, Any], steps: int
+) -> Cell:
     """What a cell of resolved settings is, whether it is trained or only evaluated."""
     return Cell(
         world=place.name,
@@ -246,6 +247,7 @@ def _made(place: Place, method: Method, folder: Path, found: Resolved[Any], game
         spec=found.spec,
         origins=found.origins,
         game=game,
+        steps=steps,
     )
 
 
@@ -314,8 +316,8 @@ def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[t
     with _said_of(where):
         found = resolve_play(layers, usual=USUAL)
     folder = out / "cells" / place.name / f"{method.name}-seed0"
-    made = _made(place, method, folder, found, game_of(found.spec))
-    return replace(made, steps=episodes_of(found.spec.play), verb="eval")
+    made = _made(place, method, folder, found, game_of(found.spec), episodes_of(found.spec.play))
+    return replace(made, verb="eval")
 
 
 def _require_agent(agent: str, env_id: str, where: str) -> None:

@@ -17,6 +17,7 @@ from turngym.agents import ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_
 from turngym.agents.named_agent import opened_object
 from turngym.agents.play_spec import ModelChat, Own
 from turngym.agents.playing.env_maker import env_maker, probe
+from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import named_player
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.episode import Episode
@@ -206,6 +207,38 @@ def test_settings_of_agents_reach_them(make_tokenizer: Any, make_policy: Any, ma
         play_episodes(agent=ExpertAgent(), noise=0.5, device="cpu", channel="text")
     with pytest.raises(SettingsError, match=r"no setting 'temprature'\. Did you mean 'temperature'"):
         resolve_agent({"agent": "random", "temprature": 1.0})
+
+
+class NoWriter:
+    name = "half"
+
+    def respond(self, waiting: Any) -> Any: ...
+
+    def release(self, conversation: Any) -> None: ...
+
+
+@pytest.mark.parametrize(("agent", "lacks"), [(NoWriter(), "writer;"), (5, "name, writer, respond, release;")])
+def test_what_is_no_agent_is_named_before_it_plays(agent: Any, lacks: str) -> None:
+    with pytest.raises(AgentError, match=f"has no {lacks}"):
+        play_episodes(agent=agent, tasks=1, channel="text")
+
+
+def test_an_agent_that_fails_at_anything_is_named(make_doors: Any) -> None:
+    class Fails(ExpertAgent):
+        at = ""
+
+        def release(self, conversation: Any) -> None:
+            assert self.at != "release"
+
+    Fails.__module__ = "theirs"
+    agent = Fails()
+    for agent.at, name, said in (
+        ("release", "expert", "agent 'expert' failed: AssertionError"),
+        ("", 5, "an agent's name is 5"),
+    ):
+        agent.name = name
+        with pytest.raises(AgentError, match=said):
+            rollout([Job(task_id="doors/2")], make_doors(), agent)
 
 
 def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.adapters.exported_numbers import numbers, scores_of
+from turngym.agents import evaluate
+from turngym.agents.adapters.exported_numbers import numbers_of
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.envs.panels import load_panel
 from turngym.scripts.main import main
@@ -78,6 +79,16 @@ def test_the_hub_reads_its_entries(tmp_path: Path, result: PackedResult) -> None
     assert "25.1 to 37.7" in first.notes
 
 
+def test_an_evaluation_s_folder_is_exported_as_it_is(tmp_path: Path) -> None:
+    evaluate("alfworld-quickstart", "random", samples=1, limit=2, max_turns=2, out=tmp_path / "run", progress=False)
+    words = ["--to", "hf-eval-results", "--dataset", "me/panels", "--out", str(tmp_path / "out")]
+    assert main(["result", "export", str(tmp_path / "run"), *words]) == 0
+    written = (tmp_path / "out" / ".eval_results" / f"{PANEL}.yaml").read_text(encoding="utf-8")
+    assert f"{PANEL}-avg-1" in written
+    assert "at most 2 turns" in written
+    assert "2 of 100 tasks" in written
+
+
 def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
     pytest.importorskip("inspect_ai", reason="needs the extra turngym[inspect]")
     from inspect_ai.log import read_eval_log
@@ -86,15 +97,14 @@ def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
     log = read_eval_log(str(tmp_path / f"{PANEL}.eval"))
     assert (log.status, log.eval.task, log.eval.config.epochs) == ("success", PANEL, 4)
     metrics = log.results.scores[0].metrics
-    assert {name: one.value for name, one in metrics.items()} == {
-        one.name: one.value for one in numbers(scores_of(result))
-    }
+    assert {name: one.value for name, one in metrics.items()} == {one.name: one.value for one in numbers_of(result)}
     assert len(log.samples) == 400
-    for sample, episode in zip(log.samples, result.episodes, strict=True):
+    samples = {(sample.id, sample.epoch): sample for sample in log.samples}
+    for episode in result.episodes:
+        sample = samples[episode.task.task_id, episode.sample + 1]
         answers = [message for message in sample.messages if message.role == "assistant"]
         assert [one.text for one in answers] == [turn.response for turn in episode.turns]
         assert [one.metadata["verdict"] for one in answers] == [turn.verdict.value for turn in episode.turns]
-        assert (sample.id, sample.epoch) == (episode.task.task_id, episode.sample + 1)
         assert sample.scores["success"].value == float(episode.success)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -66,6 +67,26 @@ def check(name: str, episode: Episode) -> None:
     assert WHY[name] in episode.meta["error"]
     assert "\n" not in episode.meta["error"]
     assert episode.episode_return == 0.0
+
+
+@pytest.mark.parametrize("tasks", [None, "abc", iter("abc"), {"a"}])
+def test_a_list_of_tasks_that_is_none(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MAKE()
+    monkeypatch.setattr(hostile_env.HostileEnv, "task_ids", lambda self: tasks)
+    for ask in (env.task_ids, env.reset):
+        with pytest.raises(EnvBackendError, match=r"HostileEnv\.task_ids\(\) gave"):
+            ask()
+
+
+@pytest.mark.parametrize("fails", [hostile_env._raises, hostile_env._cannot_say, lambda: sys.exit(3)])
+def test_an_environment_that_fails_before_it_plays_is_a_line(fails: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MAKE()
+    monkeypatch.setattr(hostile_env.HostileEnv, "task_ids", lambda self: fails())
+    with pytest.raises(EnvBackendError, match=r"HostileEnv\.task_ids\(\) failed: "):
+        env.task_ids()
+    monkeypatch.setattr(hostile_env.HostileEnv, "__init__", lambda self, **given: fails())
+    with pytest.raises(TurngymError, match="tests/Hostile-v0 cannot be made: "):
+        MAKE()
 
 
 def test_an_environment_that_cannot_be_closed_loses_nothing() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from turngym.agents.local_engine.model import cast_copy  # noqa: E402
 from turngym.agents.models import load_model  # noqa: E402
-from turngym.core.precision import cast_parameters  # noqa: E402
+from turngym.retrieval.precision import cast_parameters  # noqa: E402
 from turngym.scripts.model import merge  # noqa: E402
 
 LONG = 3000

@@ -16,7 +16,7 @@ from turngym.agents.evaluation.play_episodes import USUAL as ROLLOUT
 from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.env_maker import probe
-from turngym.agents.presets import preset_table, presets
+from turngym.agents.presets import in_file, preset_table, presets
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.errors import AgentError, TurngymError
@@ -57,6 +57,27 @@ def test_limits_of_table_7_and_the_others() -> None:
     # four searches, and a turn that can only answer
     assert limits["search-r1", SEARCH] == 5
     assert len(limits) == len(presets())
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("= broken", "presets.toml"),
+        ("preset = 3", "presets.toml"),
+        ("", "'preset'"),
+        ('[[preset]]\nname = "mine"', "'differs'"),
+        (
+            '[[preset]]\nname = "mine"\nabout = ""\nsources = []\ndiffers = []\nwhy = ""\n'
+            '[preset.play.env]\nid = "a/B-v0"\n[preset.agent.chat]\nmemory = { kind = "all" }',
+            "'max_turns'",
+        ),
+    ],
+)
+def test_a_package_s_file_that_lacks_something_is_named(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "presets.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(TurngymError, match=named):
+        in_file(tmp_path / "presets.toml")
+    assert in_file(tmp_path / "none.toml") == []
 
 
 @pytest.mark.parametrize("row", presets(), ids=lambda row: f"{row.name}-{row.env_id}")

@@ -100,7 +100,7 @@ def test_an_agent_that_answers_each_row_by_itself(make_doors: Any) -> None:
     assert ended[-2:] == ["doors/1", "doors/1"]
     assert [(e.task, e.sample, e.turns) for e in found] == [(e.task, e.sample, e.turns) for e in wanted]
     agent.one = lambda conversation: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(AgentError, match="agent 'patient' failed: ZeroDivisionError: "):
         rollout(batch, make_doors(), agent)
     agent.submit = lambda waiting: []  # type: ignore[method-assign]
     with pytest.raises(AgentError, match="agent 'patient' answered 0 of 5"):

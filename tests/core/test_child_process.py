@@ -197,6 +197,7 @@ COMMANDS = {
     "core/provenance.py": "git",
     "scripts/bootstrap.py": "pip and the tests",
     "scripts/jobs.py": "turngym train and turngym eval",
+    "scripts/examples/turngym_scienceworld/turngym_scienceworld/simulator.py": "the end of the simulator",
 }
 """Files that start programs, which are given words and no objects."""
 

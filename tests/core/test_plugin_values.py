@@ -112,7 +112,7 @@ def test_numbers_beyond_floats_are_refused_in_a_line() -> None:
             check()
 
 
-@pytest.mark.parametrize("raised", [ZeroDivisionError("by zero"), SystemExit(3), KeyError("x")])
+@pytest.mark.parametrize("raised", [ZeroDivisionError("by zero"), SystemExit(3), KeyError("x"), GeneratorExit()])
 def test_what_an_object_of_others_raises_is_a_line_and_ours_stays(raised: BaseException) -> None:
     def theirs() -> None:
         raise raised

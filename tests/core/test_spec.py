@@ -345,10 +345,11 @@ class Needy(Spec):
 class Above(Spec):
     on: bool = True
     needy: Needy = Needy()
+    extra: Extra | None = None
 
     def unread(self) -> Unread:
         if not self.on:
-            yield from needing("--on", "needy")
+            yield from needing("--on", "needy", "extra")
 
 
 def test_what_nothing_reads_is_refused_where_it_is_asked_for_and_else_left_out() -> None:
@@ -361,6 +362,8 @@ def test_what_nothing_reads_is_refused_where_it_is_asked_for_and_else_left_out()
     with pytest.raises(SettingsError, match=r"^you: port is 2; it needs --host, without which nothing reads it$"):
         found(True, needy={"port": 2})
     assert found(False, needy={"port": 2}) == Above()
+    # and of a table that needs what was left out nothing is left
+    assert found(False, on=False, extra={"folder": "x"}) == Above(on=False)
     # the class of a table may say it of the whole table
     with pytest.raises(SettingsError, match=r"^you: host is 'a'; it needs --on"):
         found(True, on=False, needy={"host": "a"})

@@ -179,6 +179,19 @@ def test_verification_finds_what_differs() -> None:
     assert "the environment is turngym-test/Open-v0" in verify_panel(panel, gym.make("turngym-test/Open-v0"))[0]
 
 
+def test_a_task_that_is_known_without_being_begun_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    panel, env = toy_panel(), gym.make(TOY)
+    known = {one.task_id: one for one in panel.tasks}
+
+    def begin(*_: object, **__: object) -> None:
+        raise AssertionError("a task was begun")
+
+    monkeypatch.setattr(type(env.unwrapped), "reset", begin)
+    monkeypatch.setattr(type(env.unwrapped), "task_of", lambda self, task_id: known[task_id])
+    assert verify_panel(panel, env) == []
+    assert collect_tasks(env, panel.task_ids) == panel.tasks
+
+
 def test_make_env_uses_the_panels_arguments() -> None:
     assert toy_panel().make_env().get_wrapper_attr("max_turns") == 9
     assert toy_panel().make_env(max_turns=4).get_wrapper_attr("max_turns") == 4
@@ -344,7 +357,7 @@ def test_a_panel_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_two_that_write_the_same_panel_give_one(tmp_path: Path) -> None:
-    panel = make_panel("toy", 1, TOY, {}, [task(f"corridor/{number}", f"{number:064x}") for number in range(3000)])
+    panel = make_panel("toy", 1, TOY, {}, [task(f"corridor/{number}", f"{number:064x}") for number in range(300)])
 
     def written() -> str:
         try:

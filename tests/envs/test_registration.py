@@ -169,7 +169,10 @@ def test_an_argument_of_another_type_is_refused(env: str, name: str, value: Any)
 @pytest.mark.parametrize(
     ("env", "given"),
     [
-        ("Search", {"format_scores": [0.2, 0, 0], "reward": "format", "topk": np.int64(2), "config": "tiny"}),
+        (
+            "Search",
+            {"format_scores": [0.2, 0, 0], "reward": "format", "topk": np.int64(2), "config": "tiny", "split": "eval"},
+        ),
         ("Search", {"held_out": ["world"], "count": len, "config": PRESETS["tiny"]}),
         ("WebShop", {"backdoors": np.bool_(True), "price_seed": None, "invalid_cost": 1}),
         ("ALFWorld", {"config": SMALL, "data": Path("none"), "max_turns": None}),

@@ -252,7 +252,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     def parsed(*_: Any, **__: Any) -> Any:
         raise Parsed
 
-    doors = [("turngym.scripts.train", "open_ranks"), ("turngym.scripts.serve_proxy", "serve")]
+    doors = [("turngym.trainers.distributed", "open_ranks"), ("turngym.scripts.serve_proxy", "serve")]
     known = [(importlib.import_module(module), name) for module, name in doors]
     real = [getattr(module, name) for module, name in known]
     for module, name in known:

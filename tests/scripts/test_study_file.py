@@ -177,7 +177,7 @@ def test_a_method_is_run_in_worlds_of_its_own(tmp_path: Path) -> None:
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     text = """
     evaluate = { times = 2 }
-    train = { steps = 20, episodes = 5, optimizer.lr = 1.0, optimizer.eps = 1e-6 }
+    train = { steps = 20, episodes = 5, optimizer.lr = 1.0, optimizer.weight_decay = 0.5 }
     [worlds.alfworld]
     [worlds.shop]
     world = "webshop"
@@ -193,7 +193,7 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     names = ("alfworld/opd-seed0", "alfworld/turnopd-seed0", "shop/opd-seed0", "shop/turnopd-seed0")
     assert [said(found[name], "episodes") for name in names] == [[8], [5], [8], [6]]
     assert [said(found[name], "optimizer.lr") for name in names] == [[1.0], [2.0], [3.0], [2.0]]
-    assert [said(found[name], "optimizer.eps") for name in names] == [[1e-6]] * 4
+    assert [said(found[name], "optimizer.weight_decay") for name in names] == [[0.5]] * 4
     assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart"]
     changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
     assert said(changed["shop/turnopd-seed4"], "optimizer.lr") == [9.0]

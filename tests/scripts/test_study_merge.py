@@ -15,8 +15,7 @@ import study_records
 from turngym.core.errors import TurngymError
 from turngym.core.spec import merged
 from turngym.scripts.main import main
-from turngym.scripts.study.show import write_tables
-from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records
+from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records, write_records
 
 PLAY: dict[str, Any] = {"env": "E", "env_kwargs": {"a b": 1}}
 GAME: dict[str, Any] = {"env": {"max_turns": 24}, "tasks": {"sha256": "a"}, "temperature": 0.85}
@@ -162,7 +161,8 @@ def test_studies_with_other_baselines_are_not_one() -> None:
 
 def test_the_command_merges_files_and_writes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {"old": OLD, "new": NEW}.items():
-        write_tables(content, tmp_path / name)
+        (tmp_path / name).mkdir()
+        write_records(content, tmp_path / name / "study.json")
     old, new = (tmp_path / name / "study.json" for name in ("old", "new"))
     packed = tmp_path / "old.json.gz"
     packed.write_bytes(gzip.compress(old.read_bytes()))

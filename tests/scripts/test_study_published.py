@@ -94,6 +94,7 @@ def told(columns: int) -> Iterator[list[str]]:
             yield [cells[0].strip("`"), *cells[1:]]
 
 
+@pytest.mark.long
 def test_the_page_of_told_policies_shows_what_its_data_say() -> None:
     rows = rows_of("told-alfworld", "alfworld")
     found = same_step(rows, "grpo")[1]

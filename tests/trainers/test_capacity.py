@@ -239,8 +239,6 @@ def test_tokens_per_pass_suit_the_chip(chip: str, tokens: int) -> None:
         for given in (None, tokens)
     )
     assert open_ == named
-    with pytest.raises(TurngymError, match="micro_tokens is 0"):
-        Workload(micro_tokens=0)
 
 
 def test_adapters_by_hand() -> None:

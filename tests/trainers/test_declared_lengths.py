@@ -23,7 +23,7 @@ from turngym.trainers.lm_loss import TextError, read_texts
 from turngym.trainers.study.records import read_records
 from turngym.trainers.tensor_file import read_tensors
 
-LETTERS = 300_000_000
+LETTERS = 80_000_000
 """Of a text that parquet, gzip, xz and zip each write in less than a megabyte."""
 
 

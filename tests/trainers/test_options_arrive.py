@@ -544,8 +544,6 @@ def test_the_dual_clip_is_on_where_episodes_may_be_stale(more: dict[str, Any], b
 def test_tokens_per_pass_suit_the_device(device: str, given: int | None, tokens: int) -> None:
     config = train_config("grpo", {"student": "s", "out": "o", "device": device, "micro_tokens": given}, "test")
     assert run_of(config).micro_tokens == run_of(config).pass_tokens == tokens
-    with pytest.raises(ConfigError, match="micro_tokens is 0"):
-        RunConfig(micro_tokens=0)
 
 
 def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:

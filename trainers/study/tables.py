@@ -209,7 +209,7 @@ def starts(rows: Rows) -> dict[str, TaskMeans]:
                 break
         else:
             groups.append({name: own})
-    found = {}
+    found: dict[str, Mapping[str, float]] = {}
     for place, group in enumerate(sorted(groups, key=len, reverse=True)):
         every = {seed: tasks for seeds in group.values() for seed, tasks in seeds.items()}
         label = f"start of {', '.join(group)}" if place else "start"

@@ -33,7 +33,16 @@ def reference() -> Any:
     release(engine)
 
 
-@pytest.mark.parametrize(("number", "script"), list(enumerate(SCRIPTS)))
+QUICK = ("walkthrough", "treatments", "lamps")
+
+
+@pytest.mark.parametrize(
+    ("number", "script"),
+    [
+        pytest.param(number, script, marks=() if script in QUICK else pytest.mark.long)
+        for number, script in enumerate(SCRIPTS)
+    ],
+)
 def test_a_house_with_every_rule_in_it(reference: Reference, number: int, script: str) -> None:
     play = Play(task_id="house", script=script, seed=number, shuffle=7 if number % 2 else None, steps=12)
     found = compare(reference, house("look" if script == "lamps" else "place"), play)
@@ -48,6 +57,7 @@ def test_a_start_at_a_receptacle(reference: Reference) -> None:
     assert compare(reference, data, play).mismatches == ()
 
 
+@pytest.mark.long
 def test_words_before_release_04_and_names_without_numbers(reference: Reference) -> None:
     data = houses.before_release_04(house())
     data["pddl_problem"] = data["pddl_problem"].replace("Desk_bar_1", "Desk")
@@ -57,8 +67,16 @@ def test_words_before_release_04_and_names_without_numbers(reference: Reference)
     assert found.verbs["put"] > 0
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-@pytest.mark.parametrize("script", ["treatments", "wander"])
+@pytest.mark.parametrize(
+    ("script", "earlier"),
+    [
+        ("treatments", True),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (("treatments", False), ("wander", False), ("wander", True))
+        ),
+    ],
+)
 def test_rules_of_alfworlds_own_generator(reference: Reference, script: str, earlier: bool) -> None:
     data = houses.by_the_package(house())
     data = houses.before_release_04(data) if earlier else data
@@ -94,6 +112,7 @@ def test_no_task_is_drawn_twice_before_all_have_been() -> None:
     assert len(set(drawn[8:])) == 2
 
 
+@pytest.mark.long
 def test_the_environment_is_the_same_with_both_engines(reference: Reference) -> None:
     native, textworld = (
         ActionGuard(ALFWorldEnv(engine=name, domain_randomization=True)) for name in ("native", "textworld")

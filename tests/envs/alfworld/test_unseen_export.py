@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ PANEL = "alfworld-generated-unseen"
 
 def resets(**options: object) -> dict[str, str]:
     env = ALFWorldEnv(**options)  # type: ignore[arg-type]
-    return {task_id: env.reset(options={"task": task_id})[0] for task_id in list(env.task_ids())[:400]}
+    return {task_id: env.reset(options={"task": task_id})[0] for task_id in list(env.task_ids())[:100]}
 
 
 def test_no_reset_text_can_be_one_of_training() -> None:
@@ -30,7 +31,7 @@ def test_no_reset_text_can_be_one_of_training() -> None:
     trained = {name.lower() for name, _ in SMALL.receptacle_caps or ()}
     targets = {name.lower() for name in SMALL.object_types or ()}
     texts = resets(split="generated_unseen")
-    assert len(texts) == 300
+    assert len(texts) == 100
     for text in texts.values():
         room, task = text.split("Your task is to: ")
         seen = set(re.findall(r"a ([a-z]+) \d+", room))
@@ -63,7 +64,7 @@ def test_the_panel_is_the_split() -> None:
     panel = load_panel(PANEL)
     env = panel.make_env()
     assert list(panel.task_ids) == list(env.get_wrapper_attr("task_ids")())
-    assert verify_panel(panel, env) == []
+    assert verify_panel(replace(panel, tasks=panel.tasks[::10]), env) == []
     assert {task.split for task in panel.tasks} == {"generated_unseen"}
 
 

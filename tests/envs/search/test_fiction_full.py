@@ -44,6 +44,7 @@ def tiny(**changes: object) -> FictionConfig:
     return FictionConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_full_fiction_has_the_promised_size(fiction: Fiction) -> None:
     assert len(fiction.graph.entities) == 2516
     assert 6_000 <= len(fiction.passages) <= 20_000
@@ -60,6 +61,7 @@ def test_same_settings_same_world_another_seed_another_world() -> None:
     assert one.questions != other.questions
 
 
+@pytest.mark.long
 def test_gold_passages_exist_and_tell_the_facts_of_the_chain(fiction: Fiction) -> None:
     texts = {passage.id: passage for passage in fiction.passages}
     assert len(texts) == len(fiction.passages)
@@ -71,6 +73,7 @@ def test_gold_passages_exist_and_tell_the_facts_of_the_chain(fiction: Fiction) -
             assert value in texts[gold].text
 
 
+@pytest.mark.long
 def test_families_have_their_hops(fiction: Fiction) -> None:
     hops = {family: {len(question.hops) for question in of_family(fiction, family)} for family in LIKE_PUBLIC}
     assert hops["popqa-like"] == hops["nq-like"] == {1}
@@ -79,6 +82,7 @@ def test_families_have_their_hops(fiction: Fiction) -> None:
     assert hops["musique-like"] == {3, 4}
 
 
+@pytest.mark.long
 def test_each_hop_names_only_what_is_known_by_then(fiction: Fiction) -> None:
     names: dict[str, set[str]] = {}
     for entity in fiction.graph.entities.values():
@@ -90,6 +94,7 @@ def test_each_hop_names_only_what_is_known_by_then(fiction: Fiction) -> None:
             assert subject in found or any(name in question.question for name in names[subject]), question
 
 
+@pytest.mark.long
 def test_answers_are_not_in_the_question(fiction: Fiction) -> None:
     choices = 0
     for question in fiction.questions:
@@ -100,6 +105,7 @@ def test_answers_are_not_in_the_question(fiction: Fiction) -> None:
     assert 100 < choices < 400
 
 
+@pytest.mark.long
 def test_yes_and_no_are_balanced(fiction: Fiction) -> None:
     for split in ("train", "eval"):
         answers = Counter(q.golden_answers[0] for q in fiction.questions if q.split == split)
@@ -107,6 +113,7 @@ def test_yes_and_no_are_balanced(fiction: Fiction) -> None:
         assert abs(answers["yes"] - answers["no"]) <= 8
 
 
+@pytest.mark.long
 def test_training_and_evaluation_share_no_entity(fiction: Fiction) -> None:
     touched: dict[str, set[str]] = {"train": set(), "eval": set()}
     for question in fiction.questions:
@@ -122,6 +129,7 @@ def test_passages_and_questions_use_disjoint_words_for_a_relation() -> None:
         assert not says & asks, relation.name
 
 
+@pytest.mark.long
 def test_most_second_hops_of_2wiki_paths_cannot_be_found_by_the_question(fiction: Fiction) -> None:
     texts = {passage.id: set(analyze(passage.contents)) for passage in fiction.passages}
     apart = 0
@@ -132,6 +140,7 @@ def test_most_second_hops_of_2wiki_paths_cannot_be_found_by_the_question(fiction
     assert apart / len(paths) > 0.5
 
 
+@pytest.mark.long
 def test_coined_names_are_no_words_of_the_texts(fiction: Fiction) -> None:
     for entity in fiction.graph.entities.values():
         if entity.kind in ("person", "city", "region", "country"):
@@ -146,13 +155,16 @@ REAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", REAL)
+@pytest.mark.long
 def test_bm25_finds_about_as_much_as_in_the_real_sets(fiction: Fiction, retriever: BM25Retriever, family: str) -> None:
     found = question_recall(of_family(fiction, family), retriever)
     for value, real in zip((found.recall, found.all_gold, found.any_gold), REAL[family], strict=True):
         assert value == pytest.approx(real, abs=0.07)
 
 
+@pytest.mark.long
 def test_gold_sub_queries_make_multi_hop_questions_findable(fiction: Fiction, retriever: BM25Retriever) -> None:
     found = hop_recall(of_family(fiction, "musique-like"), retriever)
     assert 0.60 <= found.all_gold <= 0.76

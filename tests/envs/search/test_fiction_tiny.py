@@ -136,6 +136,15 @@ def test_each_fiction_is_searched_alone(fictions: list[Fiction]) -> None:
         assert corpus.passages == fiction.passages
 
 
+def test_one_split_is_as_among_all(fictions: list[Fiction]) -> None:
+    whole = open_source(config=FEW, split="all")
+    for split in ("train", "eval"):
+        source = open_source(config=FEW, split=split)
+        assert [*source.questions.items()] == [one for one in whole.questions.items() if one[1].split == split]
+        assert [*source.corpora] == [one.config.name for one in fictions if one.config.part == split]
+        assert all(whole.corpora[name] == corpus for name, corpus in source.corpora.items())
+
+
 def test_retrievers_are_kept_up_to_a_number_of_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source(config=FEW, split="all")
     corpora = [*source.corpora.values()]

@@ -68,9 +68,11 @@ def test_a_whole_episode(files: dict[str, str]) -> None:
     assert step[0].startswith("\n\n<information>")
     assert step[0].endswith("</information>\n\n")
     assert (step[1], step[2], step[4]["searches"], step[4]["gold_found"]) == (0.0, False, 1, 1.0)
+    assert step[4]["answer_f1"] == 0.0
     assert step[4]["action"] == "<search>1961 film director</search>"
     last = env.step("<think>So.</think><answer>the  Tarnby.</answer>")
     assert (last[0], last[1], last[2], last[4]["success"]) == ("", 1.0, True, True)
+    assert last[4]["answer_f1"] == 1.0
 
 
 def test_questions_get_their_mark_and_the_category_is_the_data_source(files: dict[str, str]) -> None:

@@ -13,7 +13,15 @@ from turngym.core.errors import TaskError
 from turngym.envs.channels import blocks
 from turngym.envs.search import turn_protocol
 from turngym.envs.search.passage_text import DocFormat, harmless, render, shorten
-from turngym.envs.search.questions import RewardRule, exact, last_answer, published_prediction, sub_exact, valid_form
+from turngym.envs.search.questions import (
+    RewardRule,
+    answer_f1,
+    exact,
+    last_answer,
+    published_prediction,
+    sub_exact,
+    valid_form,
+)
 from turngym.envs.search.sources import PROMPT, asked
 from turngym.retrieval.core import Hit, Passage
 
@@ -238,3 +246,22 @@ def test_a_megabyte_is_read_in_seconds(piece: str, whole: bool) -> None:
     rule.score(text, ["x"])
     published_prediction(text)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden", "f1"),
+    [
+        (None, ["Ann"], 0.0),
+        ("The Glass Orchard", ["glass orchard"], 1.0),
+        ("Orchard, Glass", ["Glass Orchard"], 1.0),
+        ("Orchard", ["Glass Orchard"], 2 / 3),
+        ("in the old Glass Orchard", ["Glass Orchard"], 2 * 2 / (4 + 2)),
+        ("New York, New York", ["York"], 2 * 1 / (4 + 1)),
+        ("Bob", ["Ann", "Bob Lee"], 2 / 3),
+        ("the", ["Ann"], 0.0),
+        ("A", ["A"], 1.0),
+        ("A", ["The"], 0.0),
+    ],
+)
+def test_f1_is_of_the_words_shared_with_the_likest_answer(prediction: str | None, golden: list[str], f1: float) -> None:
+    assert answer_f1(prediction, golden) == f1

@@ -105,6 +105,7 @@ def test_counts_of_the_synthetic_goals(shops: dict[int, Shop]) -> None:
     assert sum(goal.price_upper == 1_000_000 for goal in shop.goals) == 15
 
 
+@pytest.mark.long
 def test_goals_that_cannot_be_met(shops: dict[int, Shop]) -> None:
     """Quirk A: 458 of 6,910 goals; no other choice of the same product does better than the literal one."""
     shop = shops[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,10 @@ JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 """A small process that starts quickly: a lab runs many of them beside each other."""
 
 
+# what it logs is raised, too
+logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
 class Simulator:
     """One Java process. It ends with `close`, with this object, and with the Python process.
 
@@ -25,14 +30,20 @@ class Simulator:
 
     def __init__(self, jar: Path) -> None:
         try:
-            port, process = launch_gateway(
-                classpath=str(jar), javaopts=JAVA_OPTIONS, die_on_exit=True, cwd=str(jar.parent), return_proc=True
+            port, token, process = launch_gateway(
+                classpath=str(jar),
+                javaopts=JAVA_OPTIONS,
+                die_on_exit=True,
+                # without it everybody on this machine could run code in the process
+                enable_auth=True,
+                cwd=str(jar.parent),
+                return_proc=True,
             )
         except FileNotFoundError as error:
             raise EnvBackendError("ScienceWorld's simulator needs `java`: install a Java runtime") from error
         except (OSError, ValueError, Py4JError) as error:
             raise EnvBackendError(f"{jar} cannot be started: {type(error).__name__}: {error}") from error
-        gateway = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port))
+        gateway = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port, auth_token=token))
         self.close: Callable[[], object] = weakref.finalize(self, _stop, gateway, process)
         self._server: Any = self._ask(lambda: gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
 
@@ -73,5 +84,6 @@ class Simulator:
 def _stop(gateway: JavaGateway, process: Popen[bytes]) -> None:
     gateway.close()
     process.kill()
-    # which closes what is still open to it
-    process.communicate()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

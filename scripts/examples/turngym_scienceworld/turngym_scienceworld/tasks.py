@@ -51,7 +51,7 @@ VARIATIONS = {
     "test-conductivity-of-unknown-substances": 600,
     "use-thermometer": 540,
 }
-"""Variations of every task, as the jar's `getTaskMaxVariations` counts them."""
+"""Variations of every task, as the jar counts them."""
 SPLITS = ("train", "dev", "test")
 SIMPLIFICATIONS = (
     "easy",
