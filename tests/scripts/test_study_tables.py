@@ -257,7 +257,7 @@ def test_least_time_by_another_measure() -> None:
     assert "opd" in least_time(rows, "turns")
     # without an evaluation within the limit there is nothing to say
     assert set(least_time(rows, "cpu")) == {"turnopd"}
-    assert tables.accuracy(view(rows))[1][0][-2:] == ["-", "-"]
+    assert tables.accuracy(view(rows))[1][1][-2:] == ["-", "-"]
 
 
 def test_what_differences_rest_on_and_their_family() -> None:
