@@ -331,7 +331,7 @@ def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, A
         if path in given:
             raise SettingsError(f"{where}: {path} is given as {given[path]} and as {name}; valid: once")
         given[path] = name
-        put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value)
+        put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value, where)
     return _with_kinds(cls, found)
 
 
@@ -351,7 +351,7 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
                     inner |= item
                 else:
                     part = _table_of(one, item, f"{where}: {below}") if one.tables else item
-                    put(inner, one.path.removeprefix(f"{setting.path}."), part)
+                    put(inner, one.path.removeprefix(f"{setting.path}."), part, where)
             yield name, setting, inner
         elif value is None and not setting.optional:
             continue  # in Python: as if it were not given
@@ -412,12 +412,20 @@ def _has_text(cls: Any, name: str) -> bool:
     return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
 
 
-def put(table: dict[str, Any], path: str, value: Any) -> None:
-    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged."""
+def put(table: dict[str, Any], path: str, value: Any, where: str) -> None:
+    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged.
+
+    Raises SettingsError for a table that shall be there and shall not.
+    """
     *above, last = path.split(".")
-    for name in above:
+    for place, name in enumerate(above, start=1):
         table = table.setdefault(name, {})
+        if table is None:
+            above_it = ".".join(above[:place])
+            raise SettingsError(f"{where}: {above_it} is none and {path} is {brief(value, 80)}; valid: one of the two")
     old = table.get(last)
+    if isinstance(old, dict) and value is None:
+        raise SettingsError(f"{where}: {path} is none and {path}.{next(iter(old))} is given; valid: one of the two")
     table[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
 
 

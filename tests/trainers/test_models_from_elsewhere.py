@@ -28,6 +28,7 @@ from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.saved_model import save_model
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import ModelError, TurngymError
+from turngym.core.spec import SettingsError
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_episodes
@@ -42,7 +43,7 @@ from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
 from turngym.trainers.recorded_source import check_tokenizer
-from turngym.trainers.run_config import ConfigError, CriticConfig, OptimizerConfig
+from turngym.trainers.run_config import CriticConfig, OptimizerConfig, fingerprint
 
 torch.set_num_threads(1)
 
@@ -112,8 +113,8 @@ def test_zero_clips_nothing_for_the_critic_too() -> None:
     assert found[0.0].mean() > 1e-3
     np.testing.assert_array_equal(found[0.0], found[1e6])
     for kind in (CriticConfig, OptimizerConfig):
-        with pytest.raises(ConfigError, match="max_grad_norm"):
-            kind(max_grad_norm=-1.0)
+        with pytest.raises(SettingsError, match="max_grad_norm"):
+            fingerprint(kind(max_grad_norm=-1.0))
 
 
 def gemma(vocab: int = 61) -> Any:
