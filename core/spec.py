@@ -317,7 +317,8 @@ def short_names(cls: type[Spec]) -> list[str]:
 def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A partial table of whole paths from one that may use short names, and texts in place of tables.
 
-    Raises SettingsError for a name that means nothing, and for a setting that is given twice.
+    Raises SettingsError for a name that means nothing, for a setting that is given twice, and for one of a table that
+    shall be none.
 
     Args:
         cls: the type that the table is a part of.
@@ -326,12 +327,18 @@ def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, A
     """
     found: dict[str, Any] = {}
     given: dict[str, str] = {}
-    for name, setting, value in _named(cls, table, where, ""):
+    items = list(_named(cls, table, where, ""))
+    absent = [setting.path for _, setting, value in items if value is None]
+    for name, setting, value in items:
         path = setting.path
+        if nothing := [one for one in absent if path.startswith(f"{one}.")]:
+            raise SettingsError(
+                f"{where}: {nothing[0]} is none and {path} is {brief(value, 80)}; valid: one of the two"
+            )
         if path in given:
             raise SettingsError(f"{where}: {path} is given as {given[path]} and as {name}; valid: once")
         given[path] = name
-        put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value, where)
+        put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value)
     return _with_kinds(cls, found)
 
 
@@ -351,7 +358,7 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
                     inner |= item
                 else:
                     part = _table_of(one, item, f"{where}: {below}") if one.tables else item
-                    put(inner, one.path.removeprefix(f"{setting.path}."), part, where)
+                    put(inner, one.path.removeprefix(f"{setting.path}."), part)
             yield name, setting, inner
         elif value is None and not setting.optional:
             continue  # in Python: as if it were not given
@@ -412,20 +419,12 @@ def _has_text(cls: Any, name: str) -> bool:
     return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
 
 
-def put(table: dict[str, Any], path: str, value: Any, where: str) -> None:
-    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged.
-
-    Raises SettingsError for a table that shall be there and shall not.
-    """
+def put(table: dict[str, Any], path: str, value: Any) -> None:
+    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged."""
     *above, last = path.split(".")
-    for place, name in enumerate(above, start=1):
+    for name in above:
         table = table.setdefault(name, {})
-        if table is None:
-            above_it = ".".join(above[:place])
-            raise SettingsError(f"{where}: {above_it} is none and {path} is {brief(value, 80)}; valid: one of the two")
     old = table.get(last)
-    if isinstance(old, dict) and value is None:
-        raise SettingsError(f"{where}: {path} is none and {path}.{next(iter(old))} is given; valid: one of the two")
     table[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
 
 

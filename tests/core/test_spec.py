@@ -138,7 +138,7 @@ def test_what_people_write_becomes_whole_paths() -> None:
             expand(Run, {name: value}, "t")
     with pytest.raises(SettingsError, match=r"t: env\.turns is given as turns and as env\.turns"):
         expand(Run, {"turns": 3, "env.turns": 4}, "t")
-    for table in ({"second": "none", "second.folder": "x"}, {"second.folder": "x", "second": "none"}):
+    for table in ({"second": None, "second.folder": "x"}, {"second.folder": "x", "second": None}):
         with pytest.raises(SettingsError, match=r"t: second is none and second\.folder"):
             expand(Run, table, "t")
 
