@@ -87,7 +87,7 @@ def test_several_tools_are_several_methods() -> None:
     assert '"degrees" of heat must be an integer' in playing.heat(degrees="200")
     assert playing.heat(degrees=200, fan=True) == "The oven is hot."
     assert playing.bake(dish="cake") == "Delicious."
-    assert playing.get_reward() == 1.0
+    assert playing.get_reward() == 0.75, "nobody read the recipe"
 
 
 def test_a_tool_that_is_called_as_a_method_of_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
