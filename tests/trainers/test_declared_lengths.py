@@ -100,7 +100,7 @@ def many(path: Path) -> Path:
     import pyarrow.parquet as parquet
 
     # one text in the dictionary, and a thousand rows that point to it
-    text = "a" * (LETTERS // 1000)
+    text = "a" * 300_000
     parquet.write_table(arrow.table({"text": [text] * 1000, "question": [text] * 1000}), path, compression="zstd")
     assert path.stat().st_size < 1 << 20
     return path
