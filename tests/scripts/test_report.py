@@ -504,6 +504,7 @@ USERS: tuple[tuple[dict[str, str], str], ...] = (
 )
 
 
+@pytest.mark.long
 def test_figures_are_the_same_whatever_the_user_has_set(tmp_path: Path) -> None:
     """The variables of a notebook or a display, and a matplotlibrc in the working folder."""
     drawn = []

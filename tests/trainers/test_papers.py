@@ -38,6 +38,7 @@ def command(option: str) -> list[str]:
     return [name, *given]
 
 
+@pytest.mark.long
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
     given: dict[str, list[list[str]]] = defaultdict(list)
@@ -63,6 +64,7 @@ def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(given) > 8
 
 
+@pytest.mark.long
 def test_a_file_takes_every_setting_that_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in LINES:
         key = line.partition(" = ")[0]
