@@ -281,15 +281,17 @@ def _by_ending(cls: Any) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(one for one in paths if one.count(".") == least[name]) for name, paths in found.items()}
 
 
-def find(cls: type[Spec], name: str, where: str) -> Setting:
-    """The setting that `name` means: a path, or an end of one; of several the one with the fewest parts.
-
-    Raises SettingsError for a name that means nothing, or several settings.
-    """
+def named(cls: type[Spec], name: str) -> Setting | None:
+    """The setting that `name` means: a path, or an end of one; None where it means nothing, or several settings."""
     paths = _by_ending(cls).get(name, ())
-    if len(paths) == 1:
-        return settings_of(cls)[paths[0]]
-    if paths:
+    return settings_of(cls)[paths[0]] if len(paths) == 1 else None
+
+
+def find(cls: type[Spec], name: str, where: str) -> Setting:
+    """The setting that `name` means. Raises SettingsError for a name that means nothing, or several settings."""
+    if (found := named(cls, name)) is not None:
+        return found
+    if paths := _by_ending(cls).get(name, ()):
         raise SettingsError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
     alike = [one for one in _by_ending(cls) if one.count(".") == name.count(".")]
     hint = did_you_mean(name, alike if "." in name else short_names(cls))

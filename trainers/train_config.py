@@ -42,6 +42,7 @@ from turngym.core.spec import (
     expand,
     find,
     merged,
+    named,
     needing,
     resolve,
     settings_of,
@@ -517,27 +518,28 @@ def read_alone(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str
 
 
 def require_setting(algorithm: str, name: str, where: str) -> Setting:
-    """The setting that `name` means in a run with `algorithm`. Raises SettingsError where it means none.
-
-    A name means the same in every algorithm: where one lacks `temperature`, no other temperature is meant.
-    """
-    head, dot, _ = name.rpartition(".")
-    # the key of a table of any keys: `env_kwargs.profile`
-    if dot and (above := _meant(head)) is not None and settings_of(TrainConfig)[above].free:
-        return settings_of(TrainConfig)[above]
-    found = find(config_class(algorithm), name, where)
-    elsewhere = _meant(name)
-    if elsewhere is not None and found.path != elsewhere and elsewhere not in settings_of(config_class(algorithm)):
+    """The setting that `name` means in a run with `algorithm`. Raises SettingsError where it means none."""
+    found = _setting(algorithm, name)
+    if found is None:
+        find(config_class(algorithm), name, where)  # it says what may be meant
         raise UnknownSettingError(name, f"{where}: there is no setting {name}.")
     return found
 
 
-def _meant(name: str) -> str | None:
-    """The path of what `name` means where all settings of `Method` exist; None where it means nothing there."""
-    try:
-        return find(TrainConfig, name, "").path
-    except SettingsError:
+def _setting(algorithm: str, name: str) -> Setting | None:
+    """The setting that `name` means in a run with `algorithm`.
+
+    A name means the same in every algorithm: where one lacks `temperature`, no other temperature is meant.
+    """
+    # the key of a table of any keys: `env_kwargs.profile`
+    above = named(TrainConfig, name.rpartition(".")[0])
+    if above is not None and above.free:
+        return above
+    own = settings_of(config_class(algorithm))
+    found, elsewhere = named(config_class(algorithm), name), named(TrainConfig, name)
+    if found is not None and elsewhere is not None and found.path != elsewhere.path and elsewhere.path not in own:
         return None
+    return found
 
 
 def train_config(algorithm: str, table: Mapping[str, Any], where: str) -> TrainConfig:
@@ -548,11 +550,8 @@ def train_config(algorithm: str, table: Mapping[str, Any], where: str) -> TrainC
 @cache
 def has_setting(algorithm: str, name: str) -> bool:
     """Whether a run with `algorithm` has the setting or table `name`. Raises PluginError for an unknown algorithm."""
-    cls = config_class(algorithm)
-    try:
-        return require_setting(algorithm, name, "").path in settings_of(cls)
-    except SettingsError:
-        return False
+    found = _setting(algorithm, name)
+    return found is not None and found.path in settings_of(config_class(algorithm))
 
 
 def option_name(cls: type[Any], path: str) -> str:

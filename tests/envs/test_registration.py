@@ -15,7 +15,7 @@ from turngym.core import TurngymError
 from turngym.envs import ActionGuard, TextEnv, TextVectorEnv, make_env, panel_of_env, register
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.priors import SMALL
-from turngym.envs.panels import PanelError, load_panel, verify_panel, write_panel
+from turngym.envs.panels import PanelError, installed_panels, load_panel, verify_panel, write_panel
 from turngym.envs.registration import NOT_GIVEN, argument_types, default_arguments, make, registered_class, require_env
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.fiction import PRESETS
@@ -120,6 +120,12 @@ def test_a_panel_remembers_who_registers_its_environment(
     ):
         with pytest.raises(PanelError, match=text):
             load_panel(name)
+    # installed with an entry point, it stands in every list
+    info = tmp_path / "their_panels-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their_panels\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turngym.packages]\ntheirs = their_panels\n")
+    assert "their_panels:toy-v1" in installed_panels()
 
 
 def test_pages_name_the_defaults_for_invalid_actions() -> None:
