@@ -128,9 +128,10 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
     name = f"{type(own).__module__}:{type(own).__qualname__}"
     with failures_of(f"the agent {name}", own, AgentError):
         lacks = [member for member in ("name", "writer", "respond", "release") if not hasattr(own, member)]
-    if lacks:
+    if lacks or isinstance(own, type):
         where = f"--agent {spec.name}: " if spec.name else ""
-        raise AgentError(f"{where}{brief(own, 80)} has no {', '.join(lacks)}; valid: an Agent")
+        wrong = "is a class" if isinstance(own, type) else f"has no {', '.join(lacks)}"
+        raise AgentError(f"{where}{brief(own, 80)} {wrong}; valid: an Agent")
     if isinstance(agent, OpenedAgent):
         opened = agent
     elif isinstance(agent, ModelAgent):

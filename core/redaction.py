@@ -235,6 +235,9 @@ def _written(value: object, form: Callable[[object], str]) -> str:
     # a server's JSON may be nested as deep as Python can read it, and no deeper can it be written
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deep"
+    # other people's code makes the text of other people's objects
+    except Exception as error:
+        return f"an object of {type(value).__name__} that cannot be written ({type(error).__name__})"
 
 
 def _without_last_word(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -24,9 +23,11 @@ def now() -> float:
         moment = time.monotonic()
         if not _looks:
             _looks, _looked = True, moment
-            # where no thread can be had, whoever waits looks
-            with contextlib.suppress(RuntimeError):
+            try:
                 threading.Thread(target=_look, name="turngym-clock", daemon=True).start()
+            # where no thread can be had nobody looks, and all time counts
+            except RuntimeError:
+                _looks = False
         late = moment - _looked - PERIOD
         _stood += late if late > LATE else 0.0
         _looked = moment

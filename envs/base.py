@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError, checked_choice, did_you_mean, nearest
-from turngym.core.plugin_values import failures_of, unique
+from turngym.core.plugin_values import checked_text, failures_of, unique
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools, ToolSpec
@@ -273,7 +273,10 @@ class TextEnv(gym.Env[str, str], ABC):
         ids = tasks_of(self)
         if chosen is None and not len(ids):
             raise TaskError(f"{self.env_id}: there is no task to draw from")
-        task_id = ids[int(self.np_random.integers(len(ids)))] if chosen is None else self.__require_task(chosen)
+        if chosen is None:
+            task_id = checked_text("one of task_ids()", ids[int(self.np_random.integers(len(ids)))])
+        else:
+            task_id = self.__require_task(chosen)
         self.__open_again()
         observation = self._begin(task_id)
         self.__phase = "playing"
@@ -440,7 +443,8 @@ def tasks_of(env: TextEnv) -> Sequence[str]:
     """Every task of an environment. Raises EnvBackendError, in a line, where it fails to say or says no list."""
     with failures_of(f"{type(env).__name__}.task_ids()", env, EnvBackendError):
         ids = env.task_ids()
-    if isinstance(ids, str) or not (hasattr(ids, "__len__") and hasattr(ids, "__getitem__")):
+    # a mapping has no order to draw by, and bytes hold numbers
+    if isinstance(ids, (str, bytes, Mapping)) or not (hasattr(ids, "__len__") and hasattr(ids, "__getitem__")):
         raise EnvBackendError(f"{type(env).__name__}.task_ids() gave {brief(ids, 80)}; it must be a list of texts")
     return ids
 

@@ -19,9 +19,9 @@ import gymnasium as gym
 import msgspec
 import numpy as np
 
-from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import EnvBackendError, TurngymError, did_you_mean
 from turngym.core.files import locked_file
-from turngym.core.plugin_values import checked_task
+from turngym.core.plugin_values import checked_task, failures_of
 from turngym.core.plugins import installed_folders, package_folder
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
@@ -155,7 +155,13 @@ def panel_of_env(
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
     """The tasks with these ids, by default all of the environment."""
     base = _text_env(env)
-    return tuple(checked_task(base.task_of(one)) for one in (tasks_of(base) if task_ids is None else task_ids))
+    return tuple(_task_of(base, one) for one in (tasks_of(base) if task_ids is None else task_ids))
+
+
+def _task_of(env: TextEnv, task_id: str) -> Task:
+    """The task as the environment has it. Raises EnvBackendError, in a line, where it fails to say or says none."""
+    with failures_of(f"{type(env).__name__}.task_of({brief(task_id, 80)})", env, EnvBackendError):
+        return checked_task(env.task_of(task_id))
 
 
 def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
@@ -278,7 +284,7 @@ def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
     problems: list[str] = []
     for task in panel.tasks:
         try:
-            known = base.task_of(task.task_id)
+            known = _task_of(base, task.task_id)
         except TurngymError as error:
             problems.append(f"{task.task_id}: {error}")
             continue

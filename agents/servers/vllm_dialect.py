@@ -128,19 +128,19 @@ class VllmDialect:
             )
 
     def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]:
-        temperature = ask.sampling.temperature
-        if self._raw(temperature) and not self.full:
+        temperature, raw = ask.sampling.temperature, self._raw(ask)
+        if raw and not self.full:
+            of = f"{ask.shared} of {ask.vocabulary} ids" if ask.bias else f"temperature {temperature:g}"
             raise ServerError(
-                f"{ask.where}: this vLLM gives responses at temperature {temperature:g} the log-probabilities of "
-                "temperature 1: start it with --logprobs-mode processed_logprobs (or with --max-logprobs -1, and they "
-                "are computed)"
+                f"{ask.where}: this vLLM gives responses of {of} the log-probabilities of temperature 1 and all ids: "
+                "start it with --logprobs-mode processed_logprobs (or with --max-logprobs -1, and they are computed)"
             )
         params: dict[str, Any] = {
             "max_tokens": ask.count,
             "temperature": temperature,
             # each request has a generator of its own: the next part of a response must not get the same numbers again
             "seed": seed_of((*ask.stream, ask.drawn) if ask.drawn else ask.stream),
-            "logprobs": -1 if self._raw(temperature) else 0,
+            "logprobs": -1 if raw else 0,
             # the defaults of a model's generation_config.json must not change the distribution
             "top_p": 1.0,
             "top_k": 0,
@@ -160,12 +160,13 @@ class VllmDialect:
     def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart:
         with fields_of_other_types(ask.where):
             named, logprobs, content = _response(answer)
-            if self._raw(ask.sampling.temperature):
+            if self._raw(ask):
                 for place, entry in enumerate(content):
                     every = ((int(one["token_id"]), _logprob(one)) for one in entry["top_logprobs"])
                     # they are listed as before the bias
                     table = {number: logp for number, logp in every if number < ask.shared}
-                    _, logp = _tempered(table, ask.shared, ask.sampling.temperature)
+                    # at temperature 0 they are those of 1
+                    _, logp = _tempered(table, ask.shared, ask.sampling.temperature or 1.0)
                     logprobs[place] = logp[list(table).index(int(named[place]))]
             choice = answer["choices"][0]
             part = GeneratedPart(
@@ -240,7 +241,7 @@ class VllmDialect:
 
     def answer_limit(self, ask: Draw | Score) -> int:
         if isinstance(ask, Draw):
-            each = ENTRY_BYTES * ask.vocabulary if self._raw(ask.sampling.temperature) else 0
+            each = ENTRY_BYTES * ask.vocabulary if self._raw(ask) else 0
             return SMALL_ANSWER + (TOKEN_BYTES + each) * ask.count
         each = ask.vocabulary if self._dense(ask) else 1 + ask.top + (0 if ask.chosen is None else ask.chosen.shape[1])
         return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * each
@@ -276,9 +277,9 @@ class VllmDialect:
             raise SyncError(f"--weight-sync {backend}: vLLM takes weights from the disk or by nccl")
         return VllmGroup
 
-    def _raw(self, temperature: float) -> bool:
-        """Whether responses at `temperature` come with other log-probabilities than those that drew them."""
-        return not self.processed and temperature not in (0.0, 1.0)
+    def _raw(self, ask: Draw) -> bool:
+        """Whether a response comes with other log-probabilities than those that drew it."""
+        return not self.processed and (bool(ask.bias) or ask.sampling.temperature not in (0.0, 1.0))
 
     def _dense(self, ask: Score) -> bool:
         """Whether the whole vocabulary is asked for: to normalize at another temperature, or to look ids up in it."""

@@ -217,9 +217,23 @@ class NoWriter:
     def release(self, conversation: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("agent", "lacks"), [(NoWriter(), "writer;"), (5, "name, writer, respond, release;")])
-def test_what_is_no_agent_is_named_before_it_plays(agent: Any, lacks: str) -> None:
-    with pytest.raises(AgentError, match=f"has no {lacks}"):
+class NoText:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("agent", "wrong"),
+    [
+        (NoWriter(), "has no writer;"),
+        (5, "has no name, writer, respond, release;"),
+        (NoText(), "has no name, writer, respond, release;"),
+        (ExpertAgent, "is a class;"),
+    ],
+    ids=["half", "5", "no text", "class"],
+)
+def test_what_is_no_agent_is_named_before_it_plays(agent: Any, wrong: str) -> None:
+    with pytest.raises(AgentError, match=wrong):
         play_episodes(agent=agent, tasks=1, channel="text")
 
 

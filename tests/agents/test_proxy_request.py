@@ -80,7 +80,8 @@ def test_what_is_ignored_is_named_and_what_is_harmless_is_not() -> None:
         ({"tool_choice": "required"}, ', or send "auto"'),
         # what is asked for in the answer would be missing there
         ({"top_logprobs": 5}, ", or send 0"),
-        ({"prompt_logprobs": 1}, ", or send 0"),
+        ({"prompt_logprobs": 0}, ""),
+        ({"ebnf": "root ::= 'a'"}, ", or send {}"),
         ({"modalities": ["text", "audio"]}, ', or send ["text"]'),
         ({"best_of": 4}, ", or send 1"),
         ({"continue_final_message": True}, ", or send false"),

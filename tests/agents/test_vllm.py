@@ -170,22 +170,25 @@ def test_raw_log_probabilities_are_computed_or_refused(server: Any, opened: Any)
     server.top = 20
     policy = ServerPolicy(opened(server), vocabulary=VOCABULARY)
     (found,) = policy.generate([ask(5, 6, 7, most=8, stream=(3,), temperature=1.0)])
-    with pytest.raises(ServerError, match="--logprobs-mode processed_logprobs"):
-        policy.generate([ask(5, 6, 7, temperature=0.7)])
+    fewer = ServerPolicy(policy.fleet, vocabulary=VOCABULARY, vocab_size=15)
+    for one, heat in ((policy, 0.7), (fewer, 1.0)):
+        with pytest.raises(ServerError, match="--logprobs-mode processed_logprobs"):
+            one.generate([ask(5, 6, 7, temperature=heat)])
 
 
+@pytest.mark.parametrize("heat", [0.7, 1.0])
 @pytest.mark.parametrize("processed", [True, False])
-def test_ids_that_are_not_scored_are_not_drawn(server: Any, opened: Any, processed: bool) -> None:
+def test_ids_that_are_not_scored_are_not_drawn(server: Any, opened: Any, processed: bool, heat: float) -> None:
     """A head has more rows than its teacher's: the rest is as if there were no others, whatever else is asked."""
     server.processed = processed
     fleet = opened(server)
     every, few = (ServerPolicy(fleet, vocabulary=VOCABULARY, vocab_size=size) for size in (None, 15))
-    asked = ask(5, 6, 7, most=30, stream=(4,), temperature=0.7)
+    asked = ask(5, 6, 7, most=30, stream=(4,), temperature=heat)
     (whole,), (found,) = (one.generate([asked]) for one in (every, few))
     assert whole.ids.max() >= 15 > found.ids.max()
     row = [5, 6, 7, *found.ids.tolist()]
     for place, (one, logp) in enumerate(zip(found.ids, found.logprobs, strict=True), 3):
-        among = fake.tempered(server.logp(row[:place], "default")[:15], 0.7)
+        among = fake.tempered(server.logp(row[:place], "default")[:15], heat)
         np.testing.assert_allclose(logp, among[one], rtol=1e-5)
 
 

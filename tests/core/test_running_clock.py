@@ -52,6 +52,21 @@ def test_the_clock_goes_on_while_nobody_asks_and_stops_with_the_process() -> Non
         assert float(child.communicate("\n", timeout=60)[0]) > 2.0
 
 
+def test_where_no_thread_can_be_had_all_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError
+
+    for name, value in {"_stood": 0.0, "_looked": 0.0, "_looks": False}.items():
+        monkeypatch.setattr(running_clock, name, value)
+    monkeypatch.setattr(running_clock, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    began = running_clock.now()
+    for clock[0] in (100.0, 200.0):
+        assert running_clock.now() - began == clock[0]
+
+
 def test_a_call_that_is_late_is_given_up_all_the_same() -> None:
     gate = threading.Event()
     calls = TimedCalls(0.3, "the step")

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from turngym.core.errors import TurngymError
+from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.core.files import FolderInUseError
 from turngym.core.task import Task
 from turngym.envs import panels
@@ -190,6 +190,24 @@ def test_a_task_that_is_known_without_being_begun_is_not_begun(monkeypatch: pyte
     monkeypatch.setattr(type(env.unwrapped), "task_of", lambda self, task_id: known[task_id])
     assert verify_panel(panel, env) == []
     assert collect_tasks(env, panel.task_ids) == panel.tasks
+
+
+@pytest.mark.parametrize("gives", [ValueError("no\nhash"), None], ids=str)
+def test_an_environment_that_cannot_say_its_task_is_told_in_a_line(
+    gives: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel, env = toy_panel(), gym.make(TOY)
+
+    def task_of(*_: object) -> None:
+        if gives is not None:
+            raise gives
+
+    monkeypatch.setattr(type(env.unwrapped), "task_of", task_of)
+    problems = verify_panel(panel, env)
+    assert [line.partition(":")[0] for line in problems] == list(panel.task_ids)
+    assert not any("\n" in line for line in problems)
+    with pytest.raises(EnvBackendError, match=r"no hash|None"):
+        collect_tasks(env, panel.task_ids)
 
 
 def test_make_env_uses_the_panels_arguments() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from turngym.core.errors import TaskError, TurngymError
+from turngym.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.core.task import content_hash
 from turngym.envs.base import ResetNeeded, TextEnv, quote
 from turngym.envs.registration import make_env
@@ -54,6 +54,16 @@ def test_a_subclass_may_use_every_private_name_that_is_no_hook(toy_class: type[A
         env.reset(options={"task": "corridor/5"})
     env.set_state(env.get_state())
     assert env.task_ids() == ("corridor/4", "corridor/5")
+
+
+@pytest.mark.parametrize("ids", [{"corridor/4": 1}, b"ab", [4, 5], "corridor/4", None], ids=str)
+def test_tasks_that_are_no_list_of_texts_are_refused(toy_class: type[Any], ids: Any) -> None:
+    class Other(toy_class):  # type: ignore[misc]
+        def task_ids(self) -> Any:
+            return ids
+
+    with pytest.raises(EnvBackendError, match=r"task_ids\(\)"):
+        Other().reset(seed=0)
 
 
 def test_a_task_that_is_listed_twice_is_refused(toy_class: type[Any]) -> None:

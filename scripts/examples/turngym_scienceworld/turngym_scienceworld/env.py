@@ -16,7 +16,7 @@ from scienceworld.constants import JAR_PATH
 from turngym.core import Task, TaskError, ToolSpec, Verdict
 from turngym.envs import Outcome, TextEnv, require_shape
 from turngym_scienceworld.simulator import Simulator
-from turngym_scienceworld.tasks import ENV_ID, SIMPLIFICATIONS, hash_of, task_ids, task_of
+from turngym_scienceworld.tasks import ENV_ID, SIMPLIFICATIONS, SPLITS, hash_of, task_ids, task_of
 
 _OBJECTLESS = "look around|look|inventory|task|reset task|wait|wait1"
 _VERBS = (
@@ -67,6 +67,8 @@ class ScienceWorldEnv(TextEnv):
         """Args: the published split; simplifications of the simulator, with commas; whether the possible actions, of
         which there may be thousands, are listed at every step; another folder with scienceworld.jar."""
         super().__init__(render_mode=render_mode)
+        if split not in SPLITS:
+            raise TaskError(f"split is {split!r}; valid: {', '.join(SPLITS)}")
         for name in simplifications.split(",") if simplifications else ():
             if name not in SIMPLIFICATIONS:
                 raise TaskError(f"simplifications has {name!r}; valid: {', '.join(SIMPLIFICATIONS)}, with commas")
