@@ -431,7 +431,7 @@ def test_coverage_is_counted_by_hand() -> None:
     # 20 tasks of two samples at 50 %: a standard error of 7.9 points
     assert 0.25 < one.width < 0.45
     assert study.truth() == (0.5, 0.4)
-    assert read_options(CoverageOptions, ["--difference", "-0.1"], prog="", about="").study.truth() == (0.5, -0.1)
+    assert read_options(CoverageOptions, ["--difference", "-0.1"], prog="", about="").study.difference == -0.1
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
     with pytest.raises(TurngymError, match=r"--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)
