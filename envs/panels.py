@@ -82,6 +82,10 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         tasks: in the order in which they are played.
     """
     _check_name(name, version)
+    try:
+        msgspec.convert({**_body(name, version, env_id, make_kwargs, tasks), "sha256": ""}, _Manifest)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise PanelError(f"panel {name}: {error}") from error
     _check_fields(name, env_id, make_kwargs, tasks)
     if not tasks:
         raise PanelError(f"panel {name}: there are no tasks")

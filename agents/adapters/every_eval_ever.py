@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from time import time
 from typing import Any, Literal
 from uuid import UUID
 
-from turngym.agents.adapters.exported_numbers import Number, hub_id, numbers_of, panel_of_result, rules_of, write_texts
+from turngym.agents.adapters.exported_numbers import (
+    Number,
+    hub_id,
+    numbers_of,
+    panel_of_result,
+    rules_of,
+    times_of,
+    write_texts,
+)
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.core.episode import Episode
 from turngym.core.spec import to_table
@@ -41,7 +48,7 @@ def write(
     Raises EvaluationError for another id of a model, and for a result without episodes that ended well.
     """
     developer, _, name = hub_id("--model", model).partition("/")
-    panel, found = panel_of_result(result), numbers_of(result)
+    panel, found, times = panel_of_result(result), numbers_of(result), times_of(result)
     # their files are named by random ids; this one is of the content, so that an export twice has one name
     digest = sha256(json.dumps([panel.panel, model, result.lines()]).encode()).digest()
     stem = str(UUID(bytes=digest[:16], version=4))
@@ -54,7 +61,7 @@ def write(
         "schema_version": SCHEMA,
         "evaluation_id": run,
         "retrieved_timestamp": f"{time():.0f}",
-        **({"evaluation_timestamp": f"{datetime.fromisoformat(result.date).timestamp():.0f}"} if result.date else {}),
+        **({"evaluation_timestamp": f"{times[1].timestamp():.0f}"} if times else {}),
         "source_metadata": {
             "source_name": "turngym",
             "source_type": "evaluation_run",

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePath
+
+from msgspec.structs import replace
 
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import OnPanel
+from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_PANEL = re.compile(r"\w[\w .:-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +68,35 @@ def _numbers(scores: Scores) -> Iterator[Number]:
 
 
 def panel_of_result(result: PackedResult) -> OnPanel:
-    """The panel that was played. Raises EvaluationError where it was none."""
+    """The panel that was played, with a name that a file can have: of a manifest's path its last part.
+
+    Raises EvaluationError where there is none; the file comes from anyone.
+    """
     tasks = result.spec.play.tasks
     if not isinstance(tasks, OnPanel):
         raise EvaluationError("the result is of no panel, so nobody else could know its tasks")
-    return tasks
+    package, colon, named = tasks.panel.rpartition(":")
+    if named.endswith(".json"):
+        named = PurePath(named).stem
+    if not _PANEL.fullmatch(name := f"{package}{colon}{named}"):
+        raise EvaluationError(f"the result's panel is {brief(tasks.panel, 80)}; valid: a panel's name")
+    return replace(tasks, panel=name)
+
+
+def times_of(result: PackedResult) -> tuple[datetime, datetime] | None:
+    """When the evaluation began and ended (UTC where no zone is said); None where the result does not say.
+
+    Raises EvaluationError for what is no date.
+    """
+    if not result.date:
+        return None
+    try:
+        ended = datetime.fromisoformat(result.date)
+        ended = ended if ended.tzinfo else ended.replace(tzinfo=UTC)
+        return ended - timedelta(seconds=result.seconds), ended
+    except (ValueError, OverflowError) as error:
+        said = f"date is {brief(result.date, 80)}, its seconds {result.seconds:g}"
+        raise EvaluationError(f"the result cannot be exported: its {said} ({error})") from error
 
 
 def hub_id(option: str, value: str) -> str:

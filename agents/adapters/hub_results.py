@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from turngym.agents.adapters.exported_numbers import hub_id, numbers_of, panel_of_result, rules_of, write_texts
+from turngym.agents.adapters.exported_numbers import (
+    hub_id,
+    numbers_of,
+    panel_of_result,
+    rules_of,
+    times_of,
+    write_texts,
+)
 from turngym.agents.evaluation.packed_file import PackedResult
 
 LACKS = "no episodes, and intervals, hashes and rules only as a note"
@@ -26,7 +33,7 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     Raises EvaluationError for another id, and for a result without episodes that ended well.
     """
     hub_id("--dataset", dataset)
-    panel, play = panel_of_result(result), result.spec.play
+    panel, play, times = panel_of_result(result), result.spec.play, times_of(result)
     found = [one for one in numbers_of(result) if one.name.startswith(SHOWN) and "." not in one.name]
     short = panel.panel.rpartition(":")[2]
     entries, tasks = "", ""
@@ -38,7 +45,7 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
             f"- dataset:\n    id: {_text(dataset)}\n    task_id: {_text(f'{short}-{one.name}')}\n"
             f"  value: {100 * one.value:.4g}\n"
         )
-        entries += (f"  date: {_text(result.date)}\n" if result.date else "") + f"  notes: {_text(notes)}\n"
+        entries += (f"  date: {_text(times[1].isoformat())}\n" if times else "") + f"  notes: {_text(notes)}\n"
         tasks += f"  - id: {_text(f'{short}-{one.name}')}\n    config: {_text(short)}\n    split: test\n"
     about = f"{panel.size} tasks of {play.env.id}, played by turns in text; a task is known by its hash. Percent."
     benchmark = f"name: {_text(short)}\ndescription: {_text(about)}\nevaluation_framework: turngym\n\ntasks:\n{tasks}"

@@ -6,11 +6,11 @@ all settings). Its metrics are ours, so their errors are intervals over tasks an
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.adapters.exported_numbers import numbers_of, panel_of_result
+from turngym.agents.adapters.exported_numbers import numbers_of, panel_of_result, times_of
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.core.episode import Episode
 from turngym.core.plugins import need
@@ -32,8 +32,8 @@ def write(result: PackedResult, out: Path) -> list[Path]:
         metrics[one.name] = log.EvalMetric(name=one.name, value=one.value, metadata={"about": one.about, **around})
     ids = list(dict.fromkeys(episode.task.task_id for episode in result.episodes))
     done = sum(not episode.status.is_error for episode in result.episodes)
-    ended = datetime.fromisoformat(result.date) if result.date else datetime.fromtimestamp(0, UTC)
-    began = (ended - timedelta(seconds=result.seconds)).isoformat(timespec="seconds")
+    unknown = datetime.fromtimestamp(0, UTC)
+    began, ended = (moment.isoformat(timespec="seconds") for moment in times_of(result) or (unknown, unknown))
     head = log.EvalSpec(
         created=began,
         task=panel.panel,
@@ -52,7 +52,7 @@ def write(result: PackedResult, out: Path) -> list[Path]:
             completed_samples=done,
             scores=[log.EvalScore(name="success", scorer="turngym", scored_samples=done, metrics=metrics)],
         ),
-        stats=log.EvalStats(started_at=began, completed_at=ended.isoformat(timespec="seconds")),
+        stats=log.EvalStats(started_at=began, completed_at=ended),
         samples=[_sample(episode) for episode in result.episodes],
     )
     out.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
@@ -35,7 +37,7 @@ class SimulatedStudy:
     """Episodes per task."""
     rate: Share = 0.5
     """Success of the first method."""
-    difference: NotNegative = 0.0
+    difference: Annotated[float, Meta(ge=-1, le=1)] = 0.0
     """Success of the second method minus that of the first."""
     seed_spread: NotNegative = 0.02
     """Standard deviation between training seeds."""

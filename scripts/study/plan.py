@@ -198,8 +198,8 @@ def _evaluation(path: Path) -> _Run:
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
     worlds = read_records(path).worlds
-    if len(worlds) > 1:
-        raise TurngymError(f"{path} holds {', '.join(sorted(worlds))}: a pilot is of one world")
+    if len(worlds) != 1:
+        raise TurngymError(f"{path} holds {', '.join(sorted(worlds)) or 'no runs'}: a pilot is of one world")
     (found,) = worlds.values()
     for name in options.methods:
         if name not in found:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from turngym.agents import evaluate
-from turngym.agents.adapters.exported_numbers import numbers_of
+from turngym.agents.adapters.exported_numbers import numbers_of, panel_of_result, times_of
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
 from turngym.envs.panels import load_panel
 from turngym.scripts.main import main
@@ -87,6 +89,40 @@ def test_an_evaluation_s_folder_is_exported_as_it_is(tmp_path: Path) -> None:
     assert f"{PANEL}-avg-1" in written
     assert "at most 2 turns" in written
     assert "2 of 100 tasks" in written
+
+
+def named(result: PackedResult, panel: str) -> PackedResult:
+    tasks = structs.replace(result.spec.play.tasks, panel=panel)
+    return replace(result, spec=structs.replace(result.spec, play=structs.replace(result.spec.play, tasks=tasks)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"panel": "../../../elsewhere"}, {"panel": "/elsewhere"}, {"date": "yesterday"}, {"seconds": 1e17}],
+)
+def test_a_result_of_anyone_is_written_where_it_was_asked_for_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], result: PackedResult, changes: dict[str, Any]
+) -> None:
+    few = replace(result, episodes=result.episodes[:4])
+    made = named(few, changes["panel"]) if "panel" in changes else replace(few, **changes)
+    file = made.write(tmp_path / "one.result.xz")
+    eee = ("every-eval-ever", "--model", "a/b", "--organization", "me")
+    for words in (eee, ("hf-eval-results", "--dataset", "a/b")):
+        assert main(["result", "export", str(file), "--out", str(tmp_path / "a" / "out"), "--to", *words]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert "panel" in said or "date" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["one.result.xz"]
+
+
+def test_a_panel_of_a_path_is_named_by_its_file(result: PackedResult) -> None:
+    assert panel_of_result(named(result, "/somewhere/mine-v1.json")).panel == "mine-v1"
+    assert panel_of_result(named(result, "pack:/somewhere/mine-v1.json")).panel == "pack:mine-v1"
+    assert panel_of_result(named(result, "pack:mine-v1")).panel == "pack:mine-v1"
+
+
+def test_a_date_without_a_zone_is_utc(result: PackedResult) -> None:
+    began, ended = times_of(replace(result, date="2026-11-25T03:02:16", seconds=16.0)) or ("", "")
+    assert (str(began), str(ended)) == ("2026-11-25 03:02:00+00:00", "2026-11-25 03:02:16+00:00")
 
 
 def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:

@@ -37,6 +37,8 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.evaluation.statistics import ScoreError, clustered, difference_bounds, t_quantile
 from turngym.core.errors import TurngymError
+from turngym.scripts.options import read_options
+from turngym.scripts.study.coverage import CoverageOptions
 
 
 def test_a_method_over_its_seeds_and_tasks_by_hand() -> None:
@@ -429,6 +431,7 @@ def test_coverage_is_counted_by_hand() -> None:
     # 20 tasks of two samples at 50 %: a standard error of 7.9 points
     assert 0.25 < one.width < 0.45
     assert study.truth() == (0.5, 0.4)
+    assert read_options(CoverageOptions, ["--difference", "-0.1"], prog="", about="").study.difference == -0.1
     assert SimulatedStudy(rate=0.99, hard=0.2).truth()[0] < 0.95
     with pytest.raises(TurngymError, match=r"--clusters 30: .* 20"):
         SimulatedStudy(tasks=20, clusters=30)

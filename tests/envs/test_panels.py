@@ -127,6 +127,19 @@ def test_bad_panels_cannot_be_made() -> None:
             make_panel("toy", 1, env_id, {}, listed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [({"task_id": 5}, r"tasks\[0\]\[0\]"), ({"category": None}, r"tasks\[0\]\[3\]")],
+)
+def test_a_panel_is_made_of_what_its_manifest_gives_back(changes: dict[str, Any], where: str) -> None:
+    first, *others = toy_panel().tasks
+    with pytest.raises(PanelError, match=where):
+        make_panel("toy", 1, TOY, {}, [dataclasses.replace(first, **changes), *others])
+    wrong: Any = [1]
+    with pytest.raises(PanelError, match="panel toy"):
+        make_panel("toy", 1, TOY, wrong, [first])
+
+
 @pytest.mark.parametrize("name", [*NOT_GIVEN, "channel"])
 def test_a_manifest_names_no_code_and_no_channel(name: str, tmp_path: Path) -> None:
     with pytest.raises(PanelError, match=f"make_kwargs has {name}"):

@@ -55,6 +55,13 @@ def view(rows: Rows, baseline: str = "opd") -> View:
 OPD = [record("opd", 0, [0.5, 0.6, 0.7, 0.7, 0.8, 0.8], 2.0), record("opd", 1, [0.5, 0.6, 0.6, 0.7, 0.7, 0.8], 2.0)]
 OURS = [record("turnopd", seed, [0.5, 0.7, 0.8, 0.8, 0.9, 0.9], 1.0) for seed in (0, 1)]
 FIXED = [record("fixed-6", 0, [0.5, 0.6], 0.5)]
+
+
+def apart(run: Record) -> Record:
+    """A run that was evaluated at other steps than all others."""
+    return replace(run, evaluations=tuple(replace(point, step=point.step + 1) for point in run.evaluations))
+
+
 STUDY = Records(title="t", baseline="opd", records=OPD)
 
 
@@ -401,11 +408,21 @@ def test_the_start_stands_above_what_became_of_it() -> None:
     assert tables.starts(by_world([agent("expert", 0, 1.0)])["house"]) == {}
 
 
+def test_the_start_is_of_the_tasks_that_all_runs_have_a_mean_of() -> None:
+    """Where all episodes of a task ended in an error, the evaluation has none."""
+    first, *later = OPD[1].evaluations
+    task, *_ = first.tasks
+    less = replace(first, tasks={name: value for name, value in first.tasks.items() if name != task})
+    runs = by_world([OPD[0], replace(OPD[1], evaluations=(less, *later))])["house"]
+    assert {name: set(tasks) for name, tasks in tables.starts(runs).items()} == {"start": {*less.tasks}}
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [
         ([*OPD, *OURS], "mean of the last 4 evaluations after the same number of steps"),
         ([*OPD, *FIXED], ": the last evaluation after the same number of steps"),
+        ([OPD[0], apart(OPD[1])], "runs have none in common"),
     ],
 )
 def test_captions_say_of_what_and_of_how_many(records: Sequence[Record], said: str) -> None:

@@ -87,6 +87,8 @@ def caption(name: str, rows: Rows) -> str:
 def last_evaluations(rows: Rows) -> str:
     """What Same-Step is in these rows, as `mean of the last 4 evaluations`."""
     many = averaged_evaluations(rows)
+    if not many:
+        return "no evaluation, for runs have none in common,"
     return "the last evaluation" if many == 1 else f"mean of the last {many} evaluations"
 
 
@@ -213,7 +215,9 @@ def starts(rows: Rows) -> dict[str, TaskMeans]:
     for place, group in enumerate(sorted(groups, key=len, reverse=True)):
         every = {seed: tasks for seeds in group.values() for seed, tasks in seeds.items()}
         label = f"start of {', '.join(group)}" if place else "start"
-        found[label] = {task: fmean(tasks[task] for tasks in every.values()) for task in next(iter(every.values()))}
+        # a task whose episodes all ended in an error has no mean
+        if shared := [task for task in next(iter(every.values())) if all(task in tasks for tasks in every.values())]:
+            found[label] = {task: fmean(tasks[task] for tasks in every.values()) for task in shared}
     return found
 
 
