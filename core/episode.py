@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.errors import TurngymError
+from turngym.core.numbers import FINITE
 from turngym.core.plugin_values import checked_number
 from turngym.core.redaction import brief
 from turngym.core.task import Task, Verdict
@@ -316,7 +317,8 @@ def drawn_at(episode: Episode, turn: Turn) -> float | None:
         heat = each[turn.index] if isinstance(each, list | tuple) and turn.index < len(each) else "missing"
     if heat is None:
         return None
-    if isinstance(heat, bool) or not isinstance(heat, float | int) or not 0 <= heat < np.inf:
+    # not below infinity, which every whole number is: 10**400 is no float
+    if isinstance(heat, bool) or not isinstance(heat, float | int) or not 0 <= heat <= FINITE:
         where = f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}"
         raise EpisodeError(f"{where}: its temperature is {brief(heat, 40)}; it must be a finite number of at least 0")
     return float(heat)

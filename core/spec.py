@@ -481,6 +481,8 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if setting.optional and list(words) == [NONE]:
         return None
     value: Any = list(words) if setting.many else words[0]
+    if setting.many and _holds_none(setting.type):
+        value = [None if word == NONE else word for word in words]
     if setting.free:
         return _free(value, where)
     # msgspec reads numbers as JSON has them, people write .5
@@ -496,11 +498,18 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
 
 def _holds_float(kind: Any) -> bool:
     """Whether a type is a number, or a list that holds some."""
-    return kind is float or (get_origin(kind) is tuple and any(_holds_float(_bare(one)) for one in get_args(kind)))
+    parts = get_args(kind) if get_origin(kind) is tuple else ()
+    return kind is float or any(_holds_float(one) for part in parts for one in _members(part))
 
 
-def _with_zero(word: str) -> str:
-    return word.replace(".", "0.", 1) if re.match(r"[-+]?\.\d", word) else word
+def _holds_none(kind: Any) -> bool:
+    """Whether a type is a list that may hold None."""
+    lists = [one for one in _members(kind) if get_origin(one) is tuple]
+    return any(type(None) in _members(part) for one in lists for part in get_args(one))
+
+
+def _with_zero(word: str | None) -> str | None:
+    return word.replace(".", "0.", 1) if word is not None and re.match(r"[-+]?\.\d", word) else word
 
 
 # One place that knows an order.
@@ -709,10 +718,16 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
             raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.{above.rstrip('.')}`")
         kind = kinds.get(name)
         # no type of a float without a range knows that
-        if kind is float and isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{above}{name} is {value}; valid: a finite number")
+        if _any_float(kind) and not all(math.isfinite(one) for one in _many(value) if isinstance(one, float)):
+            raise msgspec.ValidationError(f"Expected `float` <= {FINITE} - at `$.{above}{name}`")
+        # NumPy's float64 is a float, which msgspec alone does not take for one
+        if any(isinstance(one, float) and type(one) is not float for one in _many(value)):
+            plain_ones = [float(one) if isinstance(one, float) else one for one in _many(value)]
+            found[name] = plain_ones if isinstance(value, list | tuple) else plain_ones[0]
         if isinstance(value, str) and value == NONE and type(None) in _members(kind):
             found[name] = None
+        elif isinstance(value, list | tuple) and _holds_none(kind):
+            found[name] = [None if isinstance(one, str) and one == NONE else one for one in found[name]]
         elif isinstance(value, Mapping):
             tables = _tables_in(kind)
             fitting = [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables)
@@ -725,6 +740,17 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
     return found
 
 
+def _any_float(kind: Any) -> bool:
+    """Whether a type has room for a number without a range."""
+    if get_origin(kind) in (Union, types.UnionType, tuple):
+        return any(map(_any_float, get_args(kind)))
+    return kind is float
+
+
+def _many(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile("Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile("Object missing required field `(.*)`$")
@@ -735,6 +761,8 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
     match = _AT.match(said)
     assert match is not None
     what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
+    # of a whole number that no float holds
+    what = f"Expected `float` <= {FINITE}" if what == "Number out of range" else what
     if unknown := _UNKNOWN.match(what):
         full = f"{path}.{unknown[1]}" if path else unknown[1]
         # of a table what was given in it

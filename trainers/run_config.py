@@ -239,14 +239,19 @@ class ReferenceConfig:
 class RunConfig(ReferenceConfig, LoopConfig):
     """All that the loop reads: what every algorithm has, and what some have alone."""
 
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """Sampling temperature of training rollouts."""
     reward: str | None = None
     """What an episode is worth in place of its return, `package.module:function`."""
-    dual_clip: float | None = None
+    dual_clip: NotNegative | None = None
     """Bound of the ratio under an advantage < 0; None: `losses.bounded` decides, 0: none."""
 
     def __post_init__(self) -> None:
+        if self.reference_rate < 1 and not self.reference_every:
+            raise ConfigError(
+                f"reference_rate is {self.reference_rate} with reference_every 0; valid: 1, or reference_every of at "
+                "least 1"
+            )
         if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
 

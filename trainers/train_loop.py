@@ -247,7 +247,7 @@ class Trainer:
         return ""
 
     def _fingerprint(self) -> dict[str, Any]:
-        run = replace(self.run, max_turns=self.run.full_depth)
+        run = replace(self.run, max_turns=self.run.full_depth, micro_tokens=self.run.pass_tokens)
         settings = {
             "algorithm": self.algorithm.name,
             **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -329,6 +330,29 @@ def test_notes_give_numbers_a_range_also_in_a_union(name: str, word: str, said: 
     put(table, name, float(word) if "share" in name else int(word))
     with pytest.raises(SettingsError, match=f"f: {name.removeprefix('place.')} is .*{said}"):
         read(Served, table, "f")
+
+
+@dataclass(frozen=True)
+class Unranged:
+    maybe: float | None = None
+    pair: tuple[float | None, float] = (0.0, 1.0)
+
+
+@pytest.mark.parametrize("table", [{"maybe": float("inf")}, {"maybe": 10**400}, {"pair": [float("nan"), 1.0]}])
+def test_numbers_without_a_range_are_finite(table: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"f: {next(iter(table))} is .* a finite number"):
+        read(Unranged, table, "f")
+
+
+def test_none_in_a_list_is_read_as_it_is_written() -> None:
+    assert read_word(settings_of(Unranged)["pair"], ["none", "-.5"], "--pair") == (None, -0.5)
+    written = tomllib.loads(to_toml(to_table(Unranged(pair=(None, 0.5)))))
+    assert read(Unranged, written, "f") == Unranged(pair=(None, 0.5))
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    table = {"maybe": np.float64(0.5), "pair": (np.float64(0.25), 1.0)}
+    assert read(Unranged, table, "f") == Unranged(maybe=0.5, pair=(0.25, 1.0))
 
 
 def test_a_setting_may_be_a_word() -> None:

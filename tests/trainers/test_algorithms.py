@@ -236,7 +236,7 @@ def test_turns_of_several_temperatures_in_one_episode() -> None:
     assert {(turn, heat) for turn, heat in zip(other.turn_N.tolist(), other.temperature_N.tolist(), strict=True)} == {
         (turn, [0.6, 0.7, 0.8, 0.9, 1.0, 1.1][turn]) for turn in range(cool.depth - 1)
     }
-    for wrong in ("hot", True, -0.5, float("nan"), float("inf"), [1.0]):
+    for wrong in ("hot", True, -0.5, float("nan"), float("inf"), 10**400, [1.0]):
         with pytest.raises(EpisodeError, match="turn 0: its temperature is "):
             pack([replace(cool, meta={"temperature": wrong})])
         with pytest.raises(EpisodeError, match="turn 0: its temperature is"):
@@ -345,6 +345,8 @@ def test_signals_refuse_a_missing_or_broken_teacher() -> None:
     ("config", "name"),
     [
         (RunConfig(steps=0), "steps"),
+        (RunConfig(temperature=-1.0), "temperature"),
+        (RunConfig(dual_clip=float("inf")), "dual_clip"),
         (OptimizerConfig(lr=-1.0), "lr"),
         (DistillConfig(temperature=0.0), "temperature"),
         (DistillConfig(top_k=0), "top_k"),
@@ -358,5 +360,7 @@ def test_settings_out_of_range_are_refused(config: Any, name: str) -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="reference_rate"):
+        RunConfig(reference_rate=0.5)
     with pytest.raises(ConfigError, match="tail is raw with form forward"):
         support_kl(DistillConfig(form="forward", tail="raw"))

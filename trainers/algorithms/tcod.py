@@ -38,7 +38,7 @@ class DepthSchedule:
 
     def __post_init__(self) -> None:
         if self.k_max is not None and self.k_start > self.k_max:
-            raise ConfigError(f"schedule is k_start {self.k_start}, k_max {self.k_max}; valid: k_start <= k_max")
+            raise ConfigError(f"k_start is {self.k_start} and k_max {self.k_max}; valid: k_start <= k_max")
 
     def for_env(self, env_id: str) -> DepthSchedule:
         """This schedule with TCOD's values for an environment (`package:namespace/Name-v0`) where it has none."""
