@@ -781,8 +781,11 @@ def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mappin
         owners = " or ".join(str(kind_of(one)) for one in kinds)
         return f"{who}: {given} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
     if missing := _MISSING.match(what):
-        # where it is the kind of a table, the table
-        full = path if missing[1] == KIND else f"{path}.{missing[1]}" if path else missing[1]
+        # where it is the kind of a table, or what a table is called by, the table
+        if missing[1] in (KIND, path.rpartition(".")[2]):
+            full = short_name(cls, path) if path in settings_of(cls) else path
+        else:
+            full = f"{path}.{missing[1]}" if path else missing[1]
         return f"{said_by(origins, path, where)}: {full} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
     if not what.startswith(("Expected", "Invalid", "Object")):

@@ -103,6 +103,9 @@ def episode_from_json(line: str) -> Episode:
         raise TraceError(f"schema version {version}; this turngym reads up to version {SCHEMA}: upgrade turngym")
     if type(version) is not int or version != SCHEMA:
         raise ValueError(f"schema version {version!r} is not {SCHEMA}, the one that is read")
+    # what an episode was worth is never guessed
+    if "score" not in record:
+        raise ValueError("its score is missing")
     if "ret" in record:
         record["episode_return"] = record.pop("ret")
     turns = record.get("turns")

@@ -241,6 +241,7 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
         (lambda record: record["turns"][0].update(response_span=[0, 9], segment=3), "segment 3"),
         (lambda record: record["turns"][0].update(teacher={"k": 1.0}), "$.k"),
         (lambda record: record["turns"][0].pop("action"), "`action`"),
+        (lambda record: record.pop("score"), "score"),
     ],
 )
 def test_damaged_lines_are_reported(change: Any, reason: str, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None
         ({"judge": "rules"}, "judges are: auto, words, model:FOLDER"),
         ({"judge": "orakel"}, "unknown judge"),
         ({"algorithm": "opd"}, "name its folder with --teacher"),
-        ({"importance_cap": 1.5}, r"staleness\.staleness must be given"),
+        ({"importance_cap": 1.5}, ": staleness must be given"),
         ({"policy_server": "http://127.0.0.1:9", "swap_wait": 1.0}, r"swap_wait is 1\.0; it needs a model"),
         ({"algorithm": None, "judge": "words"}, "there is no setting 'judge'"),
         ({"judge_votes": 2}, "judge_votes is a setting of method.judge = model or url or own"),
