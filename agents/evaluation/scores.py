@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from turngym.agents.evaluation.seeds import over_seeds
+from turngym.agents.evaluation.seeds import Difference, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, pass_all_k, pass_at_k
 from turngym.agents.play_spec import EvalSpec, PlaySpec, drawn
 from turngym.core.episode import Episode, Status
@@ -335,6 +335,16 @@ def as_outcomes(episodes: Played) -> list[EpisodeOutcome]:
 def task_means(episodes: Played) -> dict[str, float]:
     """Task id to the mean success of its samples, sorted; episodes that ended in an error do not count."""
     return {task_id: wins / samples for task_id, (wins, samples) in _by_task(episodes).items()}
+
+
+def compare(first: Played, second: Played) -> Difference:
+    """Avg@n of `second` minus `first` on the same tasks, paired by task, with its 95 % interval for these two runs.
+
+    Raises ScoreError if the runs played different tasks (by id, or by sha256).
+    """
+    one, other = ([played for played in run if not played.status.is_error] for run in (first, second))
+    check_hashes(one, other)
+    return rise([task_means(one)], [task_means(other)])
 
 
 def check_hashes(first: Played, second: Played) -> None:

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
-from turngym.agents.evaluation.scores import check_hashes, score, success_table, task_means
-from turngym.agents.evaluation.seeds import rise
+from turngym.agents.evaluation.scores import compare, score, success_table, task_means
 from turngym.agents.evaluation.statistics import (
     CurvePoint,
     Interval,
@@ -235,7 +234,7 @@ def test_intervals_at_the_ends_are_not_empty() -> None:
 
 def test_paired_comparison() -> None:
     better = [replace(e, success=True) if e.task.task_id in "bc" else e for e in RUN]
-    difference = rise([task_means(RUN)], [task_means(better)])
+    difference = compare(RUN, better)
     assert difference.mean == 3 / 8
     # 0 .5 1 0 and two more, -1 and 1: mean 1/4, variance (3.25 - 6/16) / 5 = .575, t of five degrees 2.5706
     half = 2.5705818366 * math.sqrt(0.575 / 6)
@@ -244,10 +243,10 @@ def test_paired_comparison() -> None:
     assert not difference.clear
     assert str(Interval(mean=0.5, low=0.25, high=0.75, tasks=3)) == "50.0 [25.0, 75.0]"
     with pytest.raises(ScoreError, match="tasks were played in one of them only"):
-        rise([task_means(RUN)], [task_means(RUN[:12])])
+        compare(RUN, RUN[:12])
     other = [replace(e, task=replace(e.task, sha256="x")) for e in RUN]
     with pytest.raises(ScoreError, match="same name, another task"):
-        check_hashes(RUN, other)
+        compare(RUN, other)
     with pytest.raises(ScoreError, match="none of 1 episodes"):
         score([episode("a", 0, False, status=Status.ERROR_ENV)])
 
