@@ -19,20 +19,8 @@ from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, Pl
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
 from turngym.core.errors import AgentError
-from turngym.core.spec import (
-    KIND,
-    Layer,
-    Resolved,
-    SettingsError,
-    Spec,
-    at,
-    expand,
-    flat,
-    merged,
-    put,
-    resolve,
-    short_name,
-)
+from turngym.core.resolve import Layer, Resolved, merged, resolve
+from turngym.core.spec import KIND, SettingsError, Spec, at, expand, flat, put, short_name
 from turngym.core.task import plain_id
 from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from turngym.core.spec import SettingsError, to_toml
+from turngym.core.spec import NONE, SettingsError, Spec, to_table
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
 
@@ -53,14 +53,44 @@ def write_toml_text(path: Path, text: str) -> None:
         scratch.write_text(raw + text, encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
-def type_name(kind: Any) -> str:
-    """The name of a type for people who write a settings file."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join(type_name(item) for item in inside)
-    if origin is Literal:
-        return ", ".join(map(str, inside))
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return "a list of " + ", ".join(type_name(item) for item in inside if item is not Ellipsis)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
-    return "none" if kind is type(None) else names.get(kind, getattr(kind, "__name__", str(kind)))
+def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
+    """A value, or its table, as TOML; with `origins` each line says where its value comes from."""
+    return _toml_table(to_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
+
+
+def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:
+    lines, below = list[str](), list[str]()
+    for key, value in table.items():
+        path = f"{name}.{toml_key(key)}" if name else toml_key(key)
+        if isinstance(value, Mapping) and value:
+            below.append(_toml_table(value, path, origins).rstrip("\n"))
+            continue
+        line = f"{toml_key(key)} = {toml_value(value)}"
+        who = origins.get(f"{name}.{key}" if name else key)
+        lines.append(f"{line}  # {who}" if who else line)
+    own = "\n".join(([f"[{name}]"] if name and lines else []) + lines)
+    return "\n\n".join(part for part in (own, *below) if part) + "\n"
+
+
+def toml_key(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if name and all(char.isascii() and (char.isalnum() or char in "_-") for char in name) else _quoted(name)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it, in one line."""
+    if value is None:
+        return _quoted(NONE)
+    # before the numbers: True is an int to Python
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+    return repr(value) if isinstance(value, int | float) else _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    # the one character that JSON strings may hold bare and TOML strings may not
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -11,30 +11,25 @@
 
 A setting that needs another one lives inside it: `votes` exists for a model alone. `settings_of` lists the settings of
 a type by path (`judge.votes`). People may write the end of a path instead of all of it, and a table as the text of its
-kind: `judge = "model:FOLDER"`. `expand` turns what they write into a partial table of whole paths, `resolve` puts
-partial tables on top of each other and keeps who gave each value, and `diff` is the only comparison of two values.
+kind: `judge = "model:FOLDER"`. `expand` turns what they write into a partial table of whole paths, `resolve`
+(core/resolve.py) puts partial tables on top of each other, `read` makes the value, and `diff` is the only comparison of
+two values.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import json
 import math
 import re
-import textwrap
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import (
     Annotated,
     Any,
-    Generic,
     Literal,
     TypeVar,
     Union,
@@ -47,10 +42,10 @@ from typing import (
 import msgspec
 from msgspec import NODEFAULT, Struct
 
+from turngym.core.attribute_docs import docs_of
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import FINITE
 from turngym.core.redaction import brief
-from turngym.core.task import content_hash
 from turngym.core.user_files import json_of, user_path
 
 T = TypeVar("T")
@@ -132,12 +127,12 @@ class Setting:
     @property
     def many(self) -> bool:
         """Whether it holds several values."""
-        return any(get_origin(one) is tuple for one in _members(self.type))
+        return any(get_origin(one) is tuple for one in members_of(self.type))
 
     @property
     def collects(self) -> bool:
         """Whether it holds any number of values."""
-        return any(get_origin(one) is tuple and Ellipsis in get_args(one) for one in _members(self.type))
+        return any(get_origin(one) is tuple and Ellipsis in get_args(one) for one in members_of(self.type))
 
     @property
     def positional(self) -> bool:
@@ -182,9 +177,9 @@ def _fields_of(cls: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
-def _tables_in(kind: Any) -> tuple[type[Any], ...]:
+def tables_in(kind: Any) -> tuple[type[Any], ...]:
     """The kinds of table that a type has room for; () for a type of single values."""
-    types_ = (one for one in _members(kind) if isinstance(one, type))
+    types_ = (one for one in members_of(kind) if isinstance(one, type))
     return tuple(one for one in types_ if issubclass(one, Spec) or dataclasses.is_dataclass(one))
 
 
@@ -211,19 +206,19 @@ def settings_of(cls: Any) -> Mapping[str, Setting]:
 def _walk(cls: type[Any], above: str, whole: Any = None) -> Iterator[Setting]:
     """The settings below a table; their defaults are those of `whole`, the object that is the table's own default."""
     for field in fields_of(cls):
-        path, tables = f"{above}{field.name}", _tables_in(field.type)
-        optional = type(None) in _members(field.type)
+        path, tables = f"{above}{field.name}", tables_in(field.type)
+        optional = type(None) in members_of(field.type)
         default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
         yield Setting(path=path, type=field.type, default=default, owners=(cls,), tables=tables, optional=optional)
         for table in tables:
             yield from _walk(table, f"{path}.", default)
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members_of(kind: Any) -> tuple[Any, ...]:
     """The types of a union, without notes; of any other type itself."""
     kind = _bare(kind)
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(one for part in get_args(kind) for one in _members(part))
+        return tuple(one for part in get_args(kind) for one in members_of(part))
     return (kind,)
 
 
@@ -486,7 +481,7 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if setting.free:
         return _free(value, where)
     # msgspec reads numbers as JSON has them, people write .5
-    if any(_holds_float(one) for one in _members(setting.type)):
+    if any(_holds_float(one) for one in members_of(setting.type)):
         value = list(map(_with_zero, value)) if setting.many else _with_zero(value)
     try:
         found = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
@@ -499,79 +494,20 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
 def _holds_float(kind: Any) -> bool:
     """Whether a type is a number, or a list that holds some."""
     parts = get_args(kind) if get_origin(kind) is tuple else ()
-    return kind is float or any(_holds_float(one) for part in parts for one in _members(part))
+    return kind is float or any(_holds_float(one) for part in parts for one in members_of(part))
 
 
 def _holds_none(kind: Any) -> bool:
     """Whether a type is a list that may hold None."""
-    lists = [one for one in _members(kind) if get_origin(one) is tuple]
-    return any(type(None) in _members(part) for one in lists for part in get_args(one))
+    lists = [one for one in members_of(kind) if get_origin(one) is tuple]
+    return any(type(None) in members_of(part) for one in lists for part in get_args(one))
 
 
 def _with_zero(word: str | None) -> str | None:
     return word.replace(".", "0.", 1) if word is not None and re.match(r"[-+]?\.\d", word) else word
 
 
-# One place that knows an order.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A partial table of whole paths, and who gives it."""
-
-    name: str
-    """Who gives its values, for origins and errors: `panel alfworld-quickstart-v1`, `command line`."""
-    table: Mapping[str, Any]
-    asked: bool = False
-    """Whether a person asked for these values. What the chosen kind of a union does not have is then refused; from all
-    other layers it is left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved(Generic[T]):
-    """A whole value, and where each of its settings comes from."""
-
-    spec: T
-    origins: Mapping[str, str]
-    """Path to the name of the layer that gave its value; the type's own defaults have none."""
-
-    def to_toml(self) -> str:
-        """The value as TOML, with the origin of each line as a comment."""
-        return to_toml(to_table(self.spec), self.origins)
-
-
-def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
-    """The value that the layers give together: each stands on top of those before it.
-
-    Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
-    reads (`unread`) is left out where nobody asked for it. Raises SettingsError, which names the layer.
-    """
-    found, asked = _resolved(cls, layers), {layer.name for layer in layers if layer.asked}
-    idle = dict(unread(found.spec))
-    for path, needed in idle.items():
-        if (who := said_by(found.origins, path)) in asked:
-            said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
-            raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
-    return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
-
-
-def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
-    table, origins = _merged(layers)
-    _fit(cls, table, origins, {layer.name for layer in layers if layer.asked})
-    return Resolved(spec=read(cls, table, "", origins), origins=origins)
-
-
-def _without(layer: Layer, paths: Collection[str]) -> Layer:
-    def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
-        found = dict[str, Any]()
-        for name, value in table.items():
-            inner = kept(value, f"{above}{name}.") if isinstance(value, Mapping) else value
-            # a table of which nothing is left is none: it may need what was left out
-            if f"{above}{name}" not in paths and (inner or not value):
-                found[name] = inner
-        return found
-
-    return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
+# What nothing reads.
 
 
 def unread(value: Any) -> Iterator[tuple[str, str]]:
@@ -600,91 +536,8 @@ def _idle(value: Any, above: str) -> Iterator[tuple[str, str]]:
     yield from ((f"{above}{name}", needed) for name, needed in (value.unread() if hasattr(value, "unread") else ()))
     for field in fields_of(type(value)):
         inner = getattr(value, field.name)
-        if isinstance(inner, _tables_in(field.type)):
+        if isinstance(inner, tables_in(field.type)):
             yield from _idle(inner, f"{above}{field.name}.")
-
-
-def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Partial tables on top of each other."""
-    return _merged([Layer(name="", table=table) for table in tables])[0]
-
-
-def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    table: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for layer in layers:
-        _merge(table, layer.table, origins, layer.name, "")
-    return table, origins
-
-
-def _merge(table: dict[str, Any], above: Mapping[str, Any], origins: dict[str, str], name: str, path: str) -> None:
-    for key, value in above.items():
-        here, old = f"{path}{key}", table.get(key)
-        if not isinstance(value, Mapping):
-            _forget(origins, here)
-            table[key], origins[here] = value, name
-            continue
-        # an empty table, such as {} of free keys, must not hide what is below
-        other = isinstance(old, dict) and KIND in value and value[KIND] != old.get(KIND, value[KIND])
-        if not isinstance(old, dict) or other:
-            _forget(origins, here)
-            old = table[key] = {}
-            origins[here] = name
-        _merge(old, value, origins, name, f"{here}.")
-
-
-def _forget(origins: dict[str, str], path: str) -> None:
-    for one in [one for one in origins if one == path or one.startswith(f"{path}.")]:
-        del origins[one]
-
-
-def _fit(
-    cls: type[Any],
-    table: dict[str, Any],
-    origins: Mapping[str, str],
-    asked: set[str],
-    path: str = "",
-    whole: Any = None,
-) -> None:
-    """Completes a table by the defaults of its fields, and leaves out what a chosen kind lacks, if nobody asked for it.
-
-    A union gets the kind that it has by default, and a table that is given in part keeps the rest of its own default:
-    that of `whole`, the object whose place `table` takes, if it is one of `cls`.
-    """
-    for field in fields_of(cls):
-        here, tables = f"{path}{field.name}", _tables_in(field.type)
-        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
-        # what a table must be given is said of its settings, not of the table
-        if default is NODEFAULT and len(tables) == 1 and type(None) not in _members(field.type):
-            table.setdefault(field.name, {})
-        inner = table.get(field.name)
-        if not tables or not isinstance(inner, dict):
-            continue
-        chosen = tables[0]
-        if kind_of(chosen) is not None:
-            usual = kind_of(type(default))
-            kind = inner.setdefault(KIND, usual)
-            if kind is None:
-                del inner[KIND]
-                if not any(_asked(origins, asked, f"{here}.{key}") for key in inner):
-                    del table[field.name]
-                continue
-            fitting = [one for one in tables if kind_of(one) == kind]
-            if not fitting:
-                continue  # `read` refuses it
-            chosen = fitting[0]
-        known = {one.name for one in fields_of(chosen)}
-        for key in [key for key in inner if key != KIND and key not in known]:
-            if not _asked(origins, asked, f"{here}.{key}"):
-                del inner[key]
-        for one in fields_of(chosen) if isinstance(default, chosen) else ():
-            if getattr(default, one.name) != one.default:
-                inner.setdefault(one.name, msgspec.to_builtins(getattr(default, one.name), enc_hook=plain_name))
-        _fit(chosen, inner, origins, asked, f"{here}.", default)
-
-
-def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
-    return any(by in asked for one, by in origins.items() if one == path or one.startswith(f"{path}."))
 
 
 # Reading and writing whole values.
@@ -724,12 +577,12 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
         if any(isinstance(one, float) and type(one) is not float for one in _many(value)):
             plain_ones = [float(one) if isinstance(one, float) else one for one in _many(value)]
             found[name] = plain_ones if isinstance(value, list | tuple) else plain_ones[0]
-        if isinstance(value, str) and value == NONE and type(None) in _members(kind):
+        if isinstance(value, str) and value == NONE and type(None) in members_of(kind):
             found[name] = None
         elif isinstance(value, list | tuple) and _holds_none(kind):
             found[name] = [None if isinstance(one, str) and one == NONE else one for one in found[name]]
         elif isinstance(value, Mapping):
-            tables = _tables_in(kind)
+            tables = tables_in(kind)
             fitting = [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables)
             if fitting:
                 found[name] = _without_none(fitting[0], value, f"{above}{name}.")
@@ -845,7 +698,7 @@ def _valid(said: str) -> str:
 def choices_of(kind: Any) -> list[str]:
     """The values of the literals and enumerations in a type."""
     found: list[str] = []
-    for one in _members(kind):
+    for one in members_of(kind):
         if get_origin(one) is Literal:
             found += map(str, get_args(one))
         elif get_origin(one) is tuple:
@@ -921,75 +774,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return (bool, value) if isinstance(value, bool) else value
-
-
-def sha256_of(table: Mapping[str, Any]) -> str:
-    """A hash of a value's table, 64 hex digits."""
-    return content_hash(table)
-
-
-# TOML.
-
-
-def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
-    """A value, or its table, as TOML; with `origins` each line says where its value comes from."""
-    return _toml_table(to_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
-
-
-def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:
-    lines, below = list[str](), list[str]()
-    for key, value in table.items():
-        path = f"{name}.{toml_key(key)}" if name else toml_key(key)
-        if isinstance(value, Mapping) and value:
-            below.append(_toml_table(value, path, origins).rstrip("\n"))
-            continue
-        line = f"{toml_key(key)} = {toml_value(value)}"
-        who = origins.get(f"{name}.{key}" if name else key)
-        lines.append(f"{line}  # {who}" if who else line)
-    own = "\n".join(([f"[{name}]"] if name and lines else []) + lines)
-    return "\n\n".join(part for part in (own, *below) if part) + "\n"
-
-
-def toml_key(name: str) -> str:
-    """A key as TOML writes it."""
-    return name if name and all(char.isascii() and (char.isalnum() or char in "_-") for char in name) else _quoted(name)
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML writes it, in one line."""
-    if value is None:
-        return _quoted(NONE)
-    # before the numbers: True is an int to Python
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
-    return repr(value) if isinstance(value, int | float) else _quoted(str(value))
-
-
-def _quoted(text: str) -> str:
-    # the one character that JSON strings may hold bare and TOML strings may not
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-@cache
-def docs_of(cls: type[Any]) -> Mapping[str, str]:
-    """Maps each field of a class to the string below it, as one line. Empty if the source cannot be read."""
-    found: dict[str, str] = {}
-    # a class that is made of the fields of another one
-    if (source := getattr(cls, "documented_by", None)) is not None:
-        found |= docs_of(source)
-    for base in reversed(cls.__mro__):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, following in pairwise(body):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                found[field.target.id] = " ".join(str(following.value.value).split())
-    return found

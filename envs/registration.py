@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cache
@@ -23,7 +23,6 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief, said_by
 from turngym.core.secrets import refuse_credentials
-from turngym.core.settings import type_name
 from turngym.core.task import MAX_TURNS, plain_id
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
@@ -124,7 +123,7 @@ def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None
                 f"{', '.join(names)}"
             )
         if not _fits(value, known[name]):
-            raise TurngymError(f"{env_class.env_id}: {name} is {brief(value, 80)}; valid: {type_name(known[name])}")
+            raise TurngymError(f"{env_class.env_id}: {name} is {brief(value, 80)}; valid: {_type_name(known[name])}")
 
 
 def _constructors(env_class: type[TextEnv]) -> list[Callable[..., Any]]:
@@ -336,3 +335,16 @@ def _load(where: str) -> type[TextEnv]:
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
         raise TurngymError(f"{where} is {found!r}; an environment is a class that extends TextEnv")
     return found
+
+
+def _type_name(kind: Any) -> str:
+    """The name of a type for people who write a settings file."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_type_name(item) for item in inside)
+    if origin is Literal:
+        return ", ".join(map(str, inside))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return "a list of " + ", ".join(_type_name(item) for item in inside if item is not Ellipsis)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+    return "none" if kind is type(None) else names.get(kind, getattr(kind, "__name__", str(kind)))

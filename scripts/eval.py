@@ -23,7 +23,9 @@ from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
 from turngym.core.numbers import NotNegative, Number
-from turngym.core.spec import Resolved, Spec, expand, flat
+from turngym.core.resolve import Resolved
+from turngym.core.settings import to_toml
+from turngym.core.spec import Spec, expand, flat
 from turngym.core.tables import print_table
 from turngym.core.user_files import must_be_new, user_path
 from turngym.scripts.options import Verb, list_presets
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         raise EvaluationError("--different-settings and --fail-if-worse are read by --compare alone")
     found = resolve_play(layers, usual=USUAL)
     if asked.show:
-        print(found.to_toml(), end="")
+        print(to_toml(found.spec, found.origins), end="")
         return 0
     say_channel(found)
     command = ("turngym", "eval", *argv)

@@ -23,10 +23,10 @@ from typing import Any, Generic, TypeVar
 from msgspec import NODEFAULT
 
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.resolve import Layer, merged, resolve
 from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import read_toml
 from turngym.core.spec import (
-    Layer,
     Setting,
     SettingsError,
     at,
@@ -35,9 +35,7 @@ from turngym.core.spec import (
     find,
     flat,
     kind_of,
-    merged,
     read_word,
-    resolve,
     settings_of,
     short_name,
     to_table,

@@ -94,7 +94,7 @@ class Paired:
     found: Mapping[str, Difference]
     """One family."""
     what: Mapping[str, str]
-    """Of what each is the difference: `success`, `success (mean of the last 4 evaluations)`, `score`."""
+    """What each is the difference of: `success`, `success (mean of the last 4 evaluations)`, `score`."""
     levels: Mapping[str, float]
     """Mean success of the methods that are compared at Same-Step."""
     wider: Mapping[str, Difference]

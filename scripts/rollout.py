@@ -13,6 +13,7 @@ from turngym.agents.evaluation.play_episodes import USUAL, play_rollout
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
+from turngym.core.settings import to_toml
 from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.core.user_files import user_path
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         raise TurngymError("--append adds to a trace: name it with --out")
     found = resolve_play(asked.layers, usual=USUAL)
     if asked.show:
-        print(found.to_toml(), end="")
+        print(to_toml(found.spec, found.origins), end="")
         return 0
     say_channel(found)
     out = None if call.out is None else user_path(call.out)

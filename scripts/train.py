@@ -16,8 +16,9 @@ from typing import Any
 
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import installed
-from turngym.core.settings import read_toml
-from turngym.core.spec import Layer, Setting, UnknownSettingError, settings_of
+from turngym.core.resolve import Layer
+from turngym.core.settings import read_toml, to_toml
+from turngym.core.spec import Setting, UnknownSettingError, settings_of
 from turngym.scripts.options import (
     COMMAND_LINE,
     CONFIG,
@@ -94,7 +95,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
     layers = [] if file is None else [Layer(name=file, table=table, asked=True)]
     found = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=given, asked=True)])
     if PRINT in words:
-        print(found.to_toml(), end="")
+        print(to_toml(found.spec, found.origins), end="")
         raise SystemExit(0)
     return found.spec
 

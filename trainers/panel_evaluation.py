@@ -24,7 +24,8 @@ from turngym.agents.resolve_play import (
     panel_name,
     play_table,
 )
-from turngym.core.spec import Layer, Resolved, resolve, to_table
+from turngym.core.resolve import Layer, Resolved, resolve
+from turngym.core.spec import to_table
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.train_config import TrainConfig

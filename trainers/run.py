@@ -30,10 +30,11 @@ from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
-from turngym.core.protocols import DivisibleEvaluation, RolloutSource
+from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import FILE, write_config
+from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
-from turngym.core.spec import Layer, at, kind_of, to_table
+from turngym.core.spec import at, kind_of, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.panels import load_panel
 from turngym.envs.registration import default_arguments
@@ -196,7 +197,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     What must be closed after the run (workers, connections) is put on `opened`.
     """
     opened, config = opened or ExitStack(), _with_recorded(config)
-    models, run, play = config.models, run_of(config), config.play
+    models, run = config.models, run_of(config)
     if models.threads:
         torch.set_num_threads(models.threads)
 
@@ -250,23 +251,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         # versions count the steps of the run, not of this process
         on_update(read_state(latest_checkpoint(models.out))["step"])
 
-    # Where a step's episodes come from: recorded or played (in each environment a share), judged, rewarded.
-    source: RolloutSource
-    demonstrations, demonstrated = open_demonstrations(envs[""])
-    if play.traces:
-        source = _recorded(config, envs, algorithm)
-    else:
-        partner = teacher.model if isinstance(teacher, LocalScorer) else None
-        guided, share = algorithm.guide is not None, algorithm.teacher_mix
-        source = played_source(envs[""], demonstrations, teacher=partner, share=share, guided=guided)
-    if algorithm.judge is not None:
-        from turngym.trainers.open_judge import judged_source
-
-        source = judged_source(source, envs[""], algorithm)
-    if further and not play.traces:
-        others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
-        source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
-    source = _rewarded(source, config)
+    # Where a step's episodes come from: recorded or played, judged, rewarded.
+    source, demonstrated = _source(config, algorithm, envs, further, teacher)
 
     # Evaluations, in each environment on its own panel.
     panels = {name: panel_evaluation(env.panel, env) for name, env in envs.items() if env.panel is not None}
@@ -318,6 +304,33 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         servers=student.servers,
         players=student.players,
     )
+
+
+def _source(
+    config: TrainConfig,
+    algorithm: Algorithm,
+    envs: Mapping[str, RunEnv],
+    further: Sequence[FurtherEnv],
+    teacher: Scorer | None,
+) -> tuple[RolloutSource, dict[str, Any]]:
+    """Where a step's episodes come from, recorded or played (in each environment a share), judged and rewarded; and
+    what a resumed run must share of the demonstrations."""
+    source: RolloutSource
+    demonstrations, demonstrated = open_demonstrations(envs[""])
+    if config.play.traces:
+        source = _recorded(config, envs, algorithm)
+    else:
+        partner = teacher.model if isinstance(teacher, LocalScorer) else None
+        guided, share = algorithm.guide is not None, algorithm.teacher_mix
+        source = played_source(envs[""], demonstrations, teacher=partner, share=share, guided=guided)
+    if algorithm.judge is not None:
+        from turngym.trainers.open_judge import judged_source
+
+        source = judged_source(source, envs[""], algorithm)
+    if further and not config.play.traces:
+        others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
+        source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
+    return _rewarded(source, config), demonstrated
 
 
 def _with_recorded(config: TrainConfig) -> TrainConfig:

@@ -28,11 +28,10 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
 from turngym.core.numbers import Count, NotNegative, Number, Signed
+from turngym.core.resolve import Layer, Resolved, merged, resolve
 from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import (
     KIND,
-    Layer,
-    Resolved,
     Setting,
     SettingsError,
     Spec,
@@ -41,10 +40,8 @@ from turngym.core.spec import (
     at,
     expand,
     find,
-    merged,
     named,
     needing,
-    resolve,
     settings_of,
     short_name,
 )

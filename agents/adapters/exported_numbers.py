@@ -27,7 +27,7 @@ class Number:
     """One number of a result."""
 
     name: str
-    """As in turngym's tables, in letters that an id may have: `avg-4`, `pass-at-4`, `score`."""
+    """What turngym's tables call it, in letters that an id may have: `avg-4`, `pass-at-4`, `score`."""
     about: str
     """What it is, in a sentence."""
     value: float

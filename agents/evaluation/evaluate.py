@@ -18,7 +18,7 @@ from turngym.agents.presets import Preset
 from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
-from turngym.core.spec import Resolved
+from turngym.core.resolve import Resolved
 from turngym.core.task import Task
 from turngym.envs.panels import Panel, PanelError, assert_disjoint, load_panel, verify_panel
 

@@ -19,8 +19,9 @@ from turngym.agents.resolve_play import make_arguments
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
-from turngym.core.settings import PROVENANCE, write_toml_text
-from turngym.core.spec import Resolved, differing, to_table, to_toml
+from turngym.core.resolve import Resolved
+from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
+from turngym.core.spec import differing, to_table
 
 FILE = "spec.toml"
 """The settings of an evaluation in its folder."""

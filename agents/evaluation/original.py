@@ -17,7 +17,8 @@ from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, Preset, find_prese
 from turngym.agents.resolve_play import environment_layer, panel_layer
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
-from turngym.core.spec import Layer, differing, merged, to_table
+from turngym.core.resolve import Layer, merged
+from turngym.core.spec import differing, to_table
 from turngym.core.task import plain_id
 from turngym.envs.panels import Panel, PanelError, shipped_panel
 

@@ -28,7 +28,8 @@ from turngym.core.files import locked_file
 from turngym.core.plugin_values import unique
 from turngym.core.progress import progress_bar
 from turngym.core.redaction import brief
-from turngym.core.spec import Resolved, differing
+from turngym.core.resolve import Resolved
+from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes, read_specs
 from turngym.envs.base import tasks_of

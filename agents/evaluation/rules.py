@@ -20,7 +20,8 @@ from turngym.agents.presets import Preset, find_preset
 from turngym.agents.resolve_play import ENVIRONMENT, environment_layer, panel_layer
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
-from turngym.core.spec import at, differing, merged, to_table
+from turngym.core.resolve import merged
+from turngym.core.spec import at, differing, to_table
 from turngym.envs.panels import Panel
 
 LONGEST = 200

@@ -23,7 +23,9 @@ from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
-from turngym.core.spec import Layer, Resolved, SettingsError, differing, to_table, to_toml
+from turngym.core.resolve import Layer, Resolved
+from turngym.core.settings import to_toml
+from turngym.core.spec import SettingsError, differing, to_table
 from turngym.core.task import content_hash
 from turngym.scripts.jobs import Job
 from turngym.scripts.study.study_file import Method, Place, Study, require_named

@@ -31,8 +31,9 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Count, Seed
 from turngym.core.redaction import brief
+from turngym.core.resolve import Layer, merged
 from turngym.core.settings import read_toml
-from turngym.core.spec import Layer, SettingsError, Spec, flat, merged, read
+from turngym.core.spec import SettingsError, Spec, flat, read
 from turngym.core.user_files import user_path
 from turngym.scripts.jobs import shown
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm
@@ -66,7 +67,7 @@ class Keys(Spec):
     of: str | None = None
     """The method that this one changes."""
     depth: Count | None = None
-    """Of opd: episodes of training end after so many turns, those of evaluations do not."""
+    """Turns after which episodes of training end, not those of evaluations; a setting of opd."""
     about: str = ""
     """What it is, in a line."""
     text: Literal["expert", "passages"] | None = None

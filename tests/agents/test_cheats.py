@@ -28,7 +28,8 @@ from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.resolve_play import ENVIRONMENT
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
-from turngym.core.spec import merged, read, to_table
+from turngym.core.resolve import merged
+from turngym.core.spec import read, to_table
 from turngym.core.tables import markup, visible
 from turngym.envs.base import ActingPlayer
 from turngym.scripts.main import main

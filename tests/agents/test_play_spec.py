@@ -20,19 +20,9 @@ from turngym.agents.play_spec import EvalSpec, Part, Whole, meaning, part_of
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
-from turngym.core.spec import (
-    Resolved,
-    SettingsError,
-    at,
-    choices_of,
-    diff,
-    fields_of,
-    kind_of,
-    put,
-    settings_of,
-    to_table,
-    to_toml,
-)
+from turngym.core.resolve import Resolved
+from turngym.core.settings import to_toml
+from turngym.core.spec import SettingsError, at, choices_of, diff, fields_of, kind_of, put, settings_of, to_table
 from turngym.core.trace import TraceWriter, read_specs, read_trace
 from turngym.envs.panels import PanelError, list_panels, load_panel
 from turngym.scripts.eval import VERB
@@ -203,7 +193,7 @@ WORDS = {
 def test_what_is_printed_is_read_again_to_the_byte(kind: str, tmp_path: Path) -> None:
     found = of_words("--panel", PANEL, *WORDS[kind])
     file = tmp_path / "a.toml"
-    file.write_text(found.to_toml())
+    file.write_text(to_toml(found.spec, found.origins))
     again = of_words("--config", str(file))
     assert again.spec == found.spec
     assert to_toml(again.spec) == to_toml(found.spec)
@@ -468,7 +458,7 @@ def test_every_value_has_its_origin() -> None:
     }
     assert {path: found.origins[path] for path in origins} == origins
     assert "agent.chat.examples" not in found.origins, "nobody says it"
-    text = found.to_toml()
+    text = to_toml(found.spec, found.origins)
     assert "max_turns = 9  # command line\n" in text
     assert 'examples = "none"\n' in text
 

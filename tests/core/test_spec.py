@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from turngym.core.numbers import Count, NotNegative, Positive
+from turngym.core.resolve import Layer, resolve
+from turngym.core.settings import to_toml
 from turngym.core.spec import (
     KIND,
-    Layer,
     Positional,
     SettingsError,
     Spec,
@@ -29,13 +30,11 @@ from turngym.core.spec import (
     put,
     read,
     read_word,
-    resolve,
     settings_of,
-    sha256_of,
     short_name,
     to_table,
-    to_toml,
 )
+from turngym.core.task import content_hash
 
 
 class Judge(Spec, tag_field=KIND):
@@ -406,4 +405,4 @@ def test_toml_gives_the_same_value_back(value: Run) -> None:
     again = read(Run, tomllib.loads(text), "f")
     assert again == value
     assert to_toml(again).encode() == to_toml(value).encode()
-    assert sha256_of(to_table(again)) == sha256_of(to_table(value))
+    assert content_hash(to_table(again)) == content_hash(to_table(value))

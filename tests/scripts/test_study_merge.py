@@ -13,7 +13,7 @@ import pytest
 import study_records
 
 from turngym.core.errors import TurngymError
-from turngym.core.spec import merged
+from turngym.core.resolve import merged
 from turngym.scripts.main import main
 from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records, write_records
 

@@ -17,7 +17,7 @@ import study_records
 
 from turngym.agents.evaluation.seeds import crossed_difference, over_seeds
 from turngym.core.errors import TurngymError
-from turngym.core.spec import sha256_of
+from turngym.core.task import content_hash
 from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study import results, tables
@@ -543,7 +543,7 @@ def test_evaluations_rise(tmp_path: Path) -> None:
 def sealed(table: dict[str, Any]) -> str:
     """A study.json whose writer has sealed whatever it holds."""
     content = {name: value for name, value in table.items() if name != SEAL}
-    return json.dumps({**content, SEAL: sha256_of(content)})
+    return json.dumps({**content, SEAL: content_hash(content)})
 
 
 @pytest.mark.parametrize("change", [{"title": "won"}, {"more": 1}, {SEAL: None}, {SEAL: "0" * 64}])

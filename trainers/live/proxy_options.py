@@ -15,7 +15,8 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.core.errors import did_you_mean
 from turngym.core.numbers import Count, NotNegative, Number
-from turngym.core.spec import Layer, Spec, Unread, at, expand, merged, needing, resolve
+from turngym.core.resolve import Layer, merged, resolve
+from turngym.core.spec import Spec, Unread, at, expand, needing
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig, Stale

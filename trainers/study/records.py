@@ -26,9 +26,11 @@ from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
+from turngym.core.resolve import merged
 from turngym.core.rows import read_whole
-from turngym.core.spec import at, differing, flat, merged, put, sha256_of, to_table
+from turngym.core.spec import at, differing, flat, put, to_table
 from turngym.core.tables import write_json
+from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import json_file, json_of
 from turngym.trainers import contents
@@ -444,7 +446,7 @@ def write_records(study: Records, path: Path) -> None:
     """Writes all of `study` as JSON. The same bytes every time."""
     # as it is read again, so that whoever reads finds the same hash
     content = json_of(json.dumps(asdict(study)))
-    write_json(path, {**content, SEAL: sha256_of(content)})
+    write_json(path, {**content, SEAL: content_hash(content)})
 
 
 def read_records(path: Path) -> Records:
@@ -456,7 +458,7 @@ def read_records(path: Path) -> Records:
     except ValueError as error:
         raise TurngymError(f"{path} is not a study.json: {error}") from error
     stated = values.pop(SEAL, None) if isinstance(values, dict) else None
-    if isinstance(values, dict) and stated != (found := sha256_of(values)):
+    if isinstance(values, dict) and stated != (found := content_hash(values)):
         raise TurngymError(
             f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
             "changed after it was written; take the file that `turngym study` has written"

@@ -1,0 +1,165 @@
+"""The one place that knows an order: partial tables on top of each other become a value, whose origins are known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from msgspec import NODEFAULT
+
+from turngym.core.redaction import brief
+from turngym.core.spec import (
+    KIND,
+    SettingsError,
+    T,
+    at,
+    fields_of,
+    kind_of,
+    members_of,
+    plain,
+    read,
+    said_by,
+    short_name,
+    tables_in,
+    to_table,
+    unread,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A partial table of whole paths, and who gives it."""
+
+    name: str
+    """Who gives its values, for origins and errors: `panel alfworld-quickstart-v1`, `command line`."""
+    table: Mapping[str, Any]
+    asked: bool = False
+    """Whether a person asked for these values. What the chosen kind of a union does not have is then refused; from all
+    other layers it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(Generic[T]):
+    """A whole value, and where each of its settings comes from."""
+
+    spec: T
+    origins: Mapping[str, str]
+    """Path to the name of the layer that gave its value; the type's own defaults have none."""
+
+
+def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
+    """The value that the layers give together: each stands on top of those before it.
+
+    Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
+    reads (`unread`) is left out where nobody asked for it. Raises SettingsError, which names the layer.
+    """
+    found, asked = _resolved(cls, layers), {layer.name for layer in layers if layer.asked}
+    idle = dict(unread(found.spec))
+    for path, needed in idle.items():
+        if (who := said_by(found.origins, path)) in asked:
+            said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
+            raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
+    return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
+
+
+def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
+    table, origins = _merged(layers)
+    _fit(cls, table, origins, {layer.name for layer in layers if layer.asked})
+    return Resolved(spec=read(cls, table, "", origins), origins=origins)
+
+
+def _without(layer: Layer, paths: Collection[str]) -> Layer:
+    def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
+        found = dict[str, Any]()
+        for name, value in table.items():
+            inner = kept(value, f"{above}{name}.") if isinstance(value, Mapping) else value
+            # a table of which nothing is left is none: it may need what was left out
+            if f"{above}{name}" not in paths and (inner or not value):
+                found[name] = inner
+        return found
+
+    return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
+
+
+def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Partial tables on top of each other."""
+    return _merged([Layer(name="", table=table) for table in tables])[0]
+
+
+def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    table: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        _merge(table, layer.table, origins, layer.name, "")
+    return table, origins
+
+
+def _merge(table: dict[str, Any], above: Mapping[str, Any], origins: dict[str, str], name: str, path: str) -> None:
+    for key, value in above.items():
+        here, old = f"{path}{key}", table.get(key)
+        if not isinstance(value, Mapping):
+            _forget(origins, here)
+            table[key], origins[here] = value, name
+            continue
+        # an empty table, such as {} of free keys, must not hide what is below
+        other = isinstance(old, dict) and KIND in value and value[KIND] != old.get(KIND, value[KIND])
+        if not isinstance(old, dict) or other:
+            _forget(origins, here)
+            old = table[key] = {}
+            origins[here] = name
+        _merge(old, value, origins, name, f"{here}.")
+
+
+def _forget(origins: dict[str, str], path: str) -> None:
+    for one in [one for one in origins if one == path or one.startswith(f"{path}.")]:
+        del origins[one]
+
+
+def _fit(
+    cls: type[Any],
+    table: dict[str, Any],
+    origins: Mapping[str, str],
+    asked: set[str],
+    path: str = "",
+    whole: Any = None,
+) -> None:
+    """Completes a table by the defaults of its fields, and leaves out what a chosen kind lacks, if nobody asked for it.
+
+    A union gets the kind that it has by default, and a table that is given in part keeps the rest of its own default:
+    that of `whole`, the object whose place `table` takes, if it is one of `cls`.
+    """
+    for field in fields_of(cls):
+        here, tables = f"{path}{field.name}", tables_in(field.type)
+        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
+        # what a table must be given is said of its settings, not of the table
+        if default is NODEFAULT and len(tables) == 1 and type(None) not in members_of(field.type):
+            table.setdefault(field.name, {})
+        inner = table.get(field.name)
+        if not tables or not isinstance(inner, dict):
+            continue
+        chosen = tables[0]
+        if kind_of(chosen) is not None:
+            usual = kind_of(type(default))
+            kind = inner.setdefault(KIND, usual)
+            if kind is None:
+                del inner[KIND]
+                if not any(_asked(origins, asked, f"{here}.{key}") for key in inner):
+                    del table[field.name]
+                continue
+            fitting = [one for one in tables if kind_of(one) == kind]
+            if not fitting:
+                continue  # `read` refuses it
+            chosen = fitting[0]
+        known = {one.name for one in fields_of(chosen)}
+        for key in [key for key in inner if key != KIND and key not in known]:
+            if not _asked(origins, asked, f"{here}.{key}"):
+                del inner[key]
+        for one in fields_of(chosen) if isinstance(default, chosen) else ():
+            if getattr(default, one.name) != one.default:
+                inner.setdefault(one.name, plain(getattr(default, one.name)))
+        _fit(chosen, inner, origins, asked, f"{here}.", default)
+
+
+def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
+    return any(by in asked for one, by in origins.items() if one == path or one.startswith(f"{path}."))
