@@ -34,9 +34,11 @@ NIGHTLY = frozenset(
         *("scripts/test_long_traces.py", "scripts/test_bench_rollout.py", "scripts/test_bench_gpu.py"),
         *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
         *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),
+        "outside/test_scienceworld.py",
     }
 )
-"""Files whose long tests are of faults, hostile peers, growth and benches: one of a kind is quick."""
+"""Files whose long tests are of faults, hostile peers, growth and benches, of which one of a kind is quick, and of
+other people's programs."""
 
 
 def pytest_configure() -> None:
