@@ -25,7 +25,7 @@ ELSEWHERE = (
     *("Panel.", "make_panel", "panel_of_env", "collect_tasks", "write_panel", "list_panels", "load_panel"),
     *("verify_panel", "assert_disjoint", "_folder_of", "_text_env", "_order", "_body", "_to_text", "_read"),
     *("_check_fields", "_check_name", "_check_json", "shipped_panel", "find_panel", "installed_panels"),
-    *("_manifest", "_servers"),
+    *("_manifest", "_servers", "_task_of"),
 )
 """An environment that acts at exit too, and what `test_render`, `test_text_traces` and `test_panels` hold."""
 SAME: dict[str, tuple[int, str]] = {"ExpertSource.__call__": (1, "disjoint either way round")}
