@@ -31,7 +31,7 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
-from turngym.trainers.run_config import CriticConfig, OptimizerConfig
+from turngym.trainers.run_config import CriticConfig, OptimizerConfig, Renewed
 from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
 from turngym.trainers.train_config import train_config
 
@@ -288,7 +288,7 @@ def test_a_layer_of_a_tied_pair_is_trained_and_played_but_not_sent(target: str, 
     with pytest.raises(ModelError, match=rf"--lora\.targets: .*{target} shares its weight"):
         ModelWeights(model)
     with pytest.raises(ModelError, match="shares its weight"):
-        reference_refresh(1, LocalScorer(model=qwen2()), model, SINGLE)
+        reference_refresh(Renewed(reference_every=1), LocalScorer(model=qwen2()), model, SINGLE)
 
 
 @pytest.mark.filterwarnings("ignore")

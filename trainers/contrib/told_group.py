@@ -31,7 +31,7 @@ from turngym.trainers import (
     Told,
     ToldLogprobs,
     WithReference,
-    fingerprint,
+    checked_table,
     told_logprobs,
 )
 
@@ -141,5 +141,5 @@ def told_group(
         judge="hint",
         told=config.told,
         needs_reference=bool(config.kl_coef) or config.told.needs_reference(has_teacher=False),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
