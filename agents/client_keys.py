@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turngym.core.clean_keys import clean_key
 from turngym.core.errors import TurngymError
-from turngym.core.secrets import clean_key
 from turngym.core.user_files import read_text
 
 SHORTEST = 16

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from turngym.agents.access import is_loopback
+from turngym.agents.request_origin import is_loopback
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
@@ -26,12 +26,12 @@ from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
-from turngym.core.cores import POOLS
+from turngym.core.background_threads import say
+from turngym.core.clean_keys import key_of
+from turngym.core.cpu_cores import POOLS
 from turngym.core.numbers import Count, Number, Port, Positive, Processes, Share, Threads
 from turngym.core.redaction import excerpt
-from turngym.core.secrets import key_of
 from turngym.core.spec import KIND, Positional, Spec, Unread, kind_of, needing
-from turngym.core.supervised import say
 
 TAIL = 25
 """Lines of the server's output that an error shows."""

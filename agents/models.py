@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
-from turngym.agents.model_files import check_model_files
+from turngym.agents.model_folder_check import check_model_files
 from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder

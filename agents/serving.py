@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.access import Access
+from turngym.agents.request_origin import Access
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
-from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.server import RetrievalService
 
 if TYPE_CHECKING:

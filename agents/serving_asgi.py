@@ -18,8 +18,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from turngym.agents.access import Access
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.request_origin import Access
 from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, url_of
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need

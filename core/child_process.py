@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from turngym.core.cores import environment_with_threads, use_threads
+from turngym.core.cpu_cores import environment_with_threads, use_threads
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, remember_key, remembered_keys
 
 GRACE = 3.0

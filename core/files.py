@@ -25,11 +25,11 @@ from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.line_file import refuse_link
-from turngym.core.mapped import changed_files, describe_files, files_under
+from turngym.core.memory_mapped import changed_files, describe_files, files_under
 from turngym.core.redaction import brief, excerpt
-from turngym.core.secrets import recorded_command
 from turngym.core.tables import written_whole
 from turngym.core.trace import add_checksum, check_checksum
 from turngym.core.user_files import json_of

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from turngym.core.clean_keys import recorded_command
 from turngym.core.redaction import redacted
-from turngym.core.secrets import recorded_command
 from turngym.core.settings import PROVENANCE, write_toml
 from turngym.core.spec import to_table
 

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.child_process import ChildProcess
-from turngym.core.cores import threads_each
+from turngym.core.cpu_cores import threads_each
 from turngym.core.errors import RetrievalError
-from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, checked_hits, renew_in_children
 
 Found = tuple[Hit, ...]

@@ -30,7 +30,7 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import LOCK
-from turngym.core.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.core.memory_mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
 from turngym.core.numbers import Number
 from turngym.core.user_files import json_file, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
+from turngym.core.memory_mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 from turngym.retrieval.core import build_folder, build_lock, real_folder
 from turngym.retrieval.lucene_postings import (
     VERSION,

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import (
+from turngym.core.memory_mapped import (
     CHECKED,
     BlobStore,
     changed_files,

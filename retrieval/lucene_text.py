@@ -13,7 +13,7 @@ import re
 from functools import cache
 from typing import Any
 
-from turngym.retrieval.remembered_words import of_words
+from turngym.retrieval.word_cache import of_words
 
 # Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as in Lucene's PorterStemFilter.
 # Source: [porter]; docs/algorithms.md#stemming, and the departures listed on its author's page.

@@ -17,10 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.core.errors import RetrievalError
+from turngym.retrieval.answer_cache import Answers, Key
 from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.remembered import Answers, Key
-from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
+from turngym.retrieval.http_format import (
+    FINGERPRINT_HEADER,
+    BadRequest,
+    ServerSettings,
+    normalize,
+    read_request,
+    reply_body,
+)
 
 if TYPE_CHECKING:
     from flask import Flask, Response

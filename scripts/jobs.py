@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.core.cores import SHARE, environment_with_threads
+from turngym.core.cpu_cores import SHARE, environment_with_threads
 from turngym.core.errors import TurngymError
 from turngym.core.files import FolderInUseError, locked_file
 

@@ -26,9 +26,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import turngym
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
-from turngym.core.secrets import refuse_credentials
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",

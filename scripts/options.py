@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import NODEFAULT
 
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.resolve import Layer, merged, resolve
-from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import read_toml
 from turngym.core.spec import (
     Setting,

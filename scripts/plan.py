@@ -27,7 +27,7 @@ from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import BUILT_IN, Algorithm
 from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.several import further_env
+from turngym.trainers.several_envs import further_env
 from turngym.trainers.student_player import chat_settings
 from turngym.trainers.teacher import is_the_base
 from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config

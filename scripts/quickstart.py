@@ -18,7 +18,7 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.core.cores import available_cores
+from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Million, Seed
 from turngym.core.tables import print_table

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
-from turngym.agents.evaluation.original import departures
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.agents.evaluation.seeds import TaskMeans
 from turngym.agents.play_spec import EvalSpec, OnPanel, meaning

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differences_of, no_seeds, responses_of, scripted
-from turngym.agents.evaluation.original import departures
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations

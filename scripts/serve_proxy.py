@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.access import is_loopback
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.request_origin import is_loopback
 from turngym.agents.serving import Front
+from turngym.core.background_threads import SupervisedThread
+from turngym.core.clean_keys import key_of
 from turngym.core.errors import TurngymError
-from turngym.core.secrets import key_of
 from turngym.core.settings import read_toml
-from turngym.core.supervised import SupervisedThread
 from turngym.scripts.options import COMMAND_LINE, CONFIG, HELP, HELP_ALL, Verb, pop_option
 
 if TYPE_CHECKING:

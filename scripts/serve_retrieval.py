@@ -23,7 +23,7 @@ from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, re
 from turngym.core.errors import RetrievalError
 from turngym.core.numbers import Million, Processes, Threads
 from turngym.core.spec import Unread, needing
-from turngym.retrieval.wire import ServerSettings
+from turngym.retrieval.http_format import ServerSettings
 from turngym.scripts.options import read_options
 
 
@@ -76,7 +76,7 @@ def serve(config: ServeRetrieval) -> int:
     # before faiss loads: its threads spin while they wait for each other, which takes the cores from the clients
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from turngym.retrieval.batching import ProcessRetriever
-    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.open_retriever import open_retriever
     from turngym.retrieval.server import create_app
 
     named: dict[str, Any] = {"device": config.device}

@@ -30,7 +30,7 @@ SMOKE = frozenset(
 NIGHTLY = frozenset(
     {
         *("bench/test_faults.py", "scripts/test_stopped_children.py", "core/test_held_lock.py"),
-        *("agents/test_template_limits.py", "agents/test_text_encoder.py", "core/test_outgoing.py"),
+        *("agents/test_template_limits.py", "agents/test_text_encoder.py", "core/test_http_client.py"),
         *("scripts/test_long_traces.py", "scripts/test_bench_rollout.py", "scripts/test_bench_gpu.py"),
         *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
         *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),

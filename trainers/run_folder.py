@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from turngym.core.disk_space import at_once
 from turngym.core.files import locked_folder
-from turngym.core.room import at_once
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -25,8 +25,8 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
+from turngym.trainers.rollout_schedule import RolloutSchedule
 from turngym.trainers.run_config import EVALUATION, RunConfig
-from turngym.trainers.schedule import RolloutSchedule
 from turngym.trainers.scorer import ReferenceRefresh
 
 STEPS = "run.steps"

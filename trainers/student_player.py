@@ -35,7 +35,7 @@ from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
-from turngym.trainers.algorithm import ExpertPlay, Told
+from turngym.trainers.algorithm import ExpertPlay, PrivilegedText
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
@@ -75,7 +75,7 @@ class RunInfo:
     """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
-    told: Told | None = None
+    privileged: PrivilegedText | None = None
     """What becomes of its hints."""
 
 

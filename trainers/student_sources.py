@@ -89,7 +89,7 @@ def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> 
     make_env = student.make_env
     if not (how.hints or how.told):
         return make_env
-    from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
+    from turngym.agents.judges.hinted_prompts import HintedEnv, PrivilegedEnv, refuse_control_tokens
 
     if how.hints:
         make_env = HintedEnv(make_env, how.hints, named_player(expert))
@@ -98,5 +98,5 @@ def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> 
             raise TurngymError(f"--sft.told is {how.told!r}; valid: {PREFIX}FOLDER")
         skills = read_skills(how.told.removeprefix(PREFIX))
         refuse_control_tokens(skills, student.actor.renderer.template.encoder)
-        make_env = ToldEnv(make_env, tuple(sorted(skills.texts)))
+        make_env = PrivilegedEnv(make_env, tuple(sorted(skills.texts)))
     return make_env

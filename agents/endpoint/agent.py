@@ -27,17 +27,17 @@ from turngym.agents.endpoint.client import (
     RequestRefused,
 )
 from turngym.agents.endpoint.handshake import LEAST_TOKENS, Hands, check_needs, shake_hands
+from turngym.agents.endpoint.logprob_check import SampledCheck, sampled_fields
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected
-from turngym.agents.endpoint.sampled import SampledCheck, sampled_fields
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
-from turngym.core.outgoing import LoopThread
+from turngym.core.http_client import LoopThread
 from turngym.core.plugins import need
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash

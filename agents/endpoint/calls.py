@@ -8,7 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngym.agents.endpoint.wire import DEEPEST, Call, Function, Message, Noticed, Reading, deeper, rest_of
+from turngym.agents.endpoint.completion_fields import (
+    DEEPEST,
+    Call,
+    Function,
+    Message,
+    Noticed,
+    Reading,
+    deeper,
+    rest_of,
+)
 from turngym.core.redaction import excerpt
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.spaces import printable

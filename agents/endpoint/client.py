@@ -27,14 +27,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
 from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
+from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.errors import AgentError, did_you_mean
-from turngym.core.outgoing import (
+from turngym.core.http_client import (
     SMALL_ANSWER,
     TOKEN_BYTES,
     BadReply,
@@ -44,9 +45,8 @@ from turngym.core.outgoing import (
     NotReached,
     TooLate,
 )
-from turngym.core.reaching import connections
+from turngym.core.http_connection import connections
 from turngym.core.redaction import excerpt, redacted
-from turngym.core.secrets import clean_address, key_of
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""

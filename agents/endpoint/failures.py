@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.endpoint.usage import Usage
-from turngym.core.outgoing import PASSING, retry_after
-from turngym.core.reaching import Cause
+from turngym.core.http_client import PASSING, retry_after
+from turngym.core.http_connection import Cause
 from turngym.core.redaction import excerpt
 
 SHOWN, READ = 500, 4000

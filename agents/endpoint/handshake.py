@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, EndpointError
+from turngym.agents.endpoint.completion_fields import Noticed
 from turngym.agents.endpoint.failures import RequestFailed, blames
 from turngym.agents.endpoint.messages import Transcript, content_of
 from turngym.agents.endpoint.profile import Profile
 from turngym.agents.endpoint.reader import Answer
 from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import Noticed
 from turngym.core.redaction import redacted
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel

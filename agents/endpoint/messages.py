@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.endpoint.calls import ToolCall, hides_call, json_of, own_id
+from turngym.agents.endpoint.completion_fields import REASONING
 from turngym.agents.endpoint.reader import Answer, TokenIds
-from turngym.agents.endpoint.wire import REASONING
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, first_action, with_call

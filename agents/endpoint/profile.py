@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from turngym.agents.endpoint.wire import REASONING
+from turngym.agents.endpoint.completion_fields import REASONING
 
 NO_ANSWER = "(no answer)"
 """What stands for a turn without any text at servers that refuse one."""

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.endpoint.calls import ToolCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
-from turngym.agents.endpoint.counts import read_usage
-from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import (
+from turngym.agents.endpoint.completion_fields import (
     DEEPEST,
     NAME_SHOWN,
     REASONING,
@@ -32,6 +30,8 @@ from turngym.agents.endpoint.wire import (
     deeper,
     rest_of,
 )
+from turngym.agents.endpoint.read_usage import read_usage
+from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
 from turngym.envs.spaces import printable

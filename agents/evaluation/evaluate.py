@@ -149,7 +149,7 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
                 "the data that the panel names (`turngym panel verify` lists every difference)"
             )
         if isinstance(sampling, Published):
-            from turngym.agents.evaluation.published import published_tasks
+            from turngym.agents.evaluation.published_tasks import published_tasks
 
             return published_tasks(panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed)
     finally:

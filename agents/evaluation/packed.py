@@ -21,8 +21,8 @@ from msgspec.structs import replace as replaced
 
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
+from turngym.agents.evaluation.departures import panel_of
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.evaluation.original import panel_of
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.usage import usage_of, usage_table
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
-from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
+from turngym.agents.evaluation.departures import Departures, departures
 from turngym.agents.evaluation.open_play import record_of
-from turngym.agents.evaluation.original import Departures, departures
 from turngym.agents.evaluation.results import episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,

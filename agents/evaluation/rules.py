@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.agents.evaluation.original import panel_of
+from turngym.agents.evaluation.departures import panel_of
 from turngym.agents.play_spec import EvalSpec, OnPanel, Part, PlaySpec
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset

@@ -29,7 +29,7 @@ from turngym.agents.executor.errors import ExecutorError, UnsendableError, pickl
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
 from turngym.core.child_process import GRACE, ChildProcess
-from turngym.core.cores import threads_each, use_threads
+from turngym.core.cpu_cores import threads_each, use_threads
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, not_written
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
-from turngym.core.cores import available_cores
+from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Number, Patience, Processes
 from turngym.core.spec import Unread, needing

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from turngym.agents.rendering.skills import PREFIX
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share
-from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import KIND, Spec, read
 
 

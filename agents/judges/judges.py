@@ -22,11 +22,11 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.agents.rendering.skills import PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.core.clean_keys import key_of
 from turngym.core.errors import AgentError
 from turngym.core.plugins import find
 from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined, judgments
 from turngym.core.redaction import first_letters
-from turngym.core.secrets import key_of
 
 
 def hint_vote(hint: str | None) -> str:

@@ -13,11 +13,11 @@ from turngym.agents.endpoint.client import Address, EndpointClient, EndpointErro
 from turngym.agents.endpoint.handshake import fit
 from turngym.agents.judges.judge_settings import UrlJudge
 from turngym.agents.rendering.chat_template import ChatTemplate
+from turngym.core.clean_keys import clean_address
 from turngym.core.errors import AgentError
-from turngym.core.outgoing import LoopThread
+from turngym.core.http_client import LoopThread
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.core.redaction import without_keys
-from turngym.core.secrets import clean_address
 from turngym.core.task import task_number
 
 LIMIT = 6000

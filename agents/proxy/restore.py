@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, ProxySession
 from turngym.agents.proxy.turn_records import (
     FILE,

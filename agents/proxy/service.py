@@ -22,10 +22,10 @@ from typing import Any
 from turngym.agents.proxy.answer import AnswerReader, reply_of
 from turngym.agents.proxy.api_errors import busy, invalid
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
 from turngym.agents.proxy.restore import episode_of, restore, usage_record
+from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.sessions import (
     REMEMBERED,
     Feedback,
@@ -38,10 +38,10 @@ from turngym.agents.proxy.sessions import (
 from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord, common_prefix
 from turngym.agents.rendering.stop_text import StopText
 from turngym.core import running_clock
+from turngym.core.background_threads import failures_of_threads
 from turngym.core.episode import Episode
 from turngym.core.protocols import GenerateRequest, Generation, Policy, Sampling
 from turngym.core.redaction import first_letters
-from turngym.core.supervised import failures_of_threads
 from turngym.core.task import task_number
 
 

@@ -44,10 +44,10 @@ from turngym.agents.servers.server_connection import (
 )
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.core.outgoing import SMALL_ANSWER, LoopThread
-from turngym.core.reaching import is_here
+from turngym.core.clean_keys import key_of
+from turngym.core.http_client import SMALL_ANSWER, LoopThread
+from turngym.core.http_connection import is_here
 from turngym.core.redaction import brief, excerpt, redacted
-from turngym.core.secrets import key_of
 
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.servers.server_options import Busy
+from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.core.errors import TurngymError
-from turngym.core.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
+from turngym.core.http_client import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.core.redaction import brief, excerpt
-from turngym.core.secrets import clean_address, key_of
 from turngym.core.user_files import json_file
 
 

@@ -32,7 +32,7 @@ from turngym.agents.servers.server_connection import (
     seed_of,
 )
 from turngym.agents.servers.server_options import Busy
-from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.http_client import SMALL_ANSWER, TOKEN_BYTES
 from turngym.core.redaction import excerpt
 
 SCORE_TEMPERATURE = "input_logprob_temperature"

@@ -37,8 +37,8 @@ from turngym.agents.servers.server_connection import (
     seed_of,
 )
 from turngym.agents.servers.server_options import Busy
-from turngym.core.mapped import array_of_bytes
-from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.http_client import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.memory_mapped import array_of_bytes
 from turngym.core.redaction import excerpt
 
 ENTRY_BYTES = 128

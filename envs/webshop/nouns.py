@@ -22,7 +22,7 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import locked_file
-from turngym.core.mapped import changed_files, check_manifest, describe_files, map_array, sealed
+from turngym.core.memory_mapped import changed_files, check_manifest, describe_files, map_array, sealed
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file
 from turngym.envs.spaces import printable

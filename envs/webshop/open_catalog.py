@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from turngym.core.errors import RetrievalError, checked_choice
-from turngym.core.mapped import (
+from turngym.core.memory_mapped import (
     ArrayWriter,
     BlobStore,
     BlobWriter,

@@ -30,7 +30,7 @@ from turngym.scripts.options import read_options
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import thirds
-from turngym.trainers.study.regime import Measured, regime_table
+from turngym.trainers.study.regime_table import Measured, regime_table
 
 TOGETHER = 6
 """Episodes of a step in which a pair is measured: intervals come from the differences between steps."""

@@ -24,9 +24,9 @@ from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.play_spec import OnPanel
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Threads
-from turngym.core.secrets import recorded_command
 from turngym.core.settings import read_toml, write_toml_text
 from turngym.core.spec import Positional, Unread, differing, flat, needing
 from turngym.core.tables import write_json

@@ -20,17 +20,17 @@ from turngym.agents.endpoint.client import (
     pauses,
     refused,
 )
-from turngym.agents.endpoint.counts import read_usage
+from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.reader import Answer, Expected, read_answer
 from turngym.agents.endpoint.usage import Prices, Usage
-from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
-from turngym.core.outgoing import retry_after
+from turngym.core.http_client import retry_after
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
 

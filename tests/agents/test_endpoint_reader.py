@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.endpoint.counts import read_usage
+from turngym.agents.endpoint.completion_fields import (
+    Call,
+    Choice,
+    Completion,
+    Counts,
+    Details,
+    Function,
+    Message,
+    Noticed,
+)
 from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
 from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
-from turngym.agents.endpoint.wire import Call, Choice, Completion, Counts, Details, Function, Message, Noticed
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import ToolChannel
 

@@ -30,8 +30,8 @@ from turngym.agents.model_agent import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.playing.env_maker import probe  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402
-from turngym.core import cores  # noqa: E402
-from turngym.core.cores import available_cores  # noqa: E402
+from turngym.core import cpu_cores  # noqa: E402
+from turngym.core.cpu_cores import available_cores  # noqa: E402
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:
@@ -68,7 +68,7 @@ def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
+    monkeypatch.setattr(cpu_cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
     assert available_cores({}) == 6
     (tmp_path / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")

@@ -19,7 +19,7 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.gguf_model import check_lengths
 from turngym.agents.playing.timed_calls import attempt
 from turngym.core.episode import Status
-from turngym.core.outgoing import BadReply, HttpClient
+from turngym.core.http_client import BadReply, HttpClient
 from turngym.core.redaction import Keys
 from turngym.trainers.adapters.openenv import MakesRoom
 

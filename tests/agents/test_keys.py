@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.agents.endpoint.completion_fields import UnreadableAnswer
 from turngym.agents.endpoint.failures import refused
 from turngym.agents.endpoint.reader import read_answer
-from turngym.agents.endpoint.wire import UnreadableAnswer
 from turngym.agents.model_server import ServerProcess
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown
 from turngym.agents.proxy.turn_records import Recorder
 from turngym.agents.servers.server_connection import error_text
 from turngym.core import redaction
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.files import _holder
+from turngym.core.http_client import BadReply, read_json
 from turngym.core.hub import _first_line
-from turngym.core.outgoing import BadReply, read_json
 from turngym.core.redaction import LONGEST_KEY, brief, excerpt, redacted, remember_key
 from turngym.core.rows import show
-from turngym.core.supervised import SupervisedThread
 from turngym.core.trace import add_checksum
 from turngym.envs.base import quote
 from turngym.scripts.main import Terminal
@@ -209,7 +209,7 @@ def test_it_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_client_remembers_the_key_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httpx")
-    from turngym.core.outgoing import HttpClient
+    from turngym.core.http_client import HttpClient
 
     HttpClient(headers={"Authorization": "Bearer one-that-no-variable-holds", "X-Session": "not-a-key-but-a-name"})
     assert redacted("a one-that-no-variable-holds b not-a-key-but-a-name") == "a *** b not-a-key-but-a-name"

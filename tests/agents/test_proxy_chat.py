@@ -20,7 +20,7 @@ from tokenizers import AddedToken
 
 from turngym.agents.proxy.answer import UNKNOWN, AnswerReader, IncrementalDecoder, reply_of, text_of
 from turngym.agents.proxy.api_errors import ApiError
-from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
+from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import ChatMessage, ToolCall, tool_calls
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.dialects import DIALECTS, HERMES

@@ -100,7 +100,7 @@ def write_index(folder: Path) -> None:
 
 def read_index(folder: Path) -> Reading:
     from turngym.retrieval.corpus import PassageStore
-    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.open_retriever import open_retriever
 
     store = PassageStore(folder / "index" / "passages")
     items = {str(row): _digest(p.id, p.title, p.text) for row, p in enumerate(store)}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.core.mapped import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
+from turngym.core.memory_mapped import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
 
 
 def written(path: Path, records: list[bytes]) -> BlobStore:

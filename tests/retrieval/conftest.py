@@ -126,8 +126,8 @@ def serve() -> Iterator[Callable[..., Any]]:
     pytest.importorskip("flask", reason="the server needs turngym[serve]")
     pytest.importorskip("waitress", reason="the server needs turngym[serve]")
     from turngym.agents.serving import DrainingServer, retrieval_front
+    from turngym.retrieval.http_format import ServerSettings
     from turngym.retrieval.server import create_app
-    from turngym.retrieval.wire import ServerSettings
 
     running: list[tuple[DrainingServer, threading.Thread]] = []
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import sealed
+from turngym.core.memory_mapped import sealed
 from turngym.retrieval import corpus as corpus_module
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore, corpus_sha256, read_corpus

@@ -209,7 +209,7 @@ def minilm(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_minilm_is_a_name(minilm: None, tiny_bert: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     from turngym.retrieval.index import BuildPlan, build_index
-    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.open_retriever import open_retriever
 
     assert HuggingFaceEncoder("minilm").fingerprint == HuggingFaceEncoder(str(tiny_bert), "plain").fingerprint
     corpus, out = tmp_path / "c.jsonl", tmp_path / "index"

@@ -12,7 +12,7 @@ import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError, locked_folder
-from turngym.core.mapped import describe_files, sealed
+from turngym.core.memory_mapped import describe_files, sealed
 from turngym.retrieval import lucene_build as build
 from turngym.retrieval import lucene_postings as files
 from turngym.retrieval import lucene_postings as parts

@@ -31,8 +31,8 @@ class Toy:
 
 @pytest.fixture
 def app() -> Any:
+    from turngym.retrieval.http_format import ServerSettings
     from turngym.retrieval.server import create_app
-    from turngym.retrieval.wire import ServerSettings
 
     return create_app(Toy(), ServerSettings(max_body=4096, max_waiting=8192))
 

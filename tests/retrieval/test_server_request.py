@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.wire import BadRequest, SearchRequest, ServerSettings, read_request
+from turngym.retrieval.http_format import BadRequest, SearchRequest, ServerSettings, read_request
 
 SMALL = ServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from turngym.retrieval.answer_cache import USUAL, Answers
 from turngym.retrieval.batching import Found
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
-from turngym.retrieval.remembered import USUAL, Answers
-from turngym.retrieval.remembered_words import of_words
+from turngym.retrieval.http_format import ServerSettings
 from turngym.retrieval.server import RetrievalService
-from turngym.retrieval.wire import ServerSettings
+from turngym.retrieval.word_cache import of_words
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from turngym.agents.worlds import load_world
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
-from turngym.trainers.several import further_env
+from turngym.trainers.several_envs import further_env
 
 NAMES = {
     "signs": "a b=c:d,e@f#[g]{h}'\"$*?%!;&|<>()^`\\ü",

@@ -18,7 +18,7 @@ from turngym.agents.endpoint.client import Address, EndpointClient, EndpointErro
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
-from turngym.core.outgoing import LoopThread
+from turngym.core.http_client import LoopThread
 from turngym.core.protocols import JudgeRequest
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.http_retriever import HttpRetriever

@@ -16,7 +16,7 @@ import torch
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.core import rows
 from turngym.core.errors import RetrievalError, TurngymError
-from turngym.core.mapped import array_of_bytes
+from turngym.core.memory_mapped import array_of_bytes
 from turngym.envs.search.question_rows import read_questions
 from turngym.retrieval.encoders import HashingEncoder
 from turngym.trainers.lm_loss import TextError, read_texts

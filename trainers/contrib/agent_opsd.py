@@ -1,6 +1,6 @@
 """AgentOPSD: GRPO whose advantage is larger in turns that move a belief in success the way the episode went.
 
-Read next: trainers/told.py, trainers/contrib/rlsd.py, trainers/algorithms/grpo.py.
+Read next: trainers/privileged.py, trainers/contrib/rlsd.py, trainers/algorithms/grpo.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    PrivilegedLogprobs,
     RolloutBatch,
-    ToldLogprobs,
 )
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
+from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
 
 Float64N = NDArray[np.float64]
 PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6
@@ -65,7 +65,7 @@ class Believed:
     lam: float
     eps: float
 
-    def __call__(self, advantage_N: Float64N, logp: ToldLogprobs, batch: RolloutBatch, step: int) -> Float64N:
+    def __call__(self, advantage_N: Float64N, logp: PrivilegedLogprobs, batch: RolloutBatch, step: int) -> Float64N:
         changed_N, gap_N = advantage_N.copy(), logp.gap_N.astype(np.float64)
         for episode in np.unique(batch.episode_N):
             mine_N = np.flatnonzero(batch.episode_N == episode)
@@ -78,7 +78,7 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOpsdConfig(ToldGroupConfig):
+class AgentOpsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to turns by how they move a belief in success."""
 
     lam: Share = 0.5
@@ -97,14 +97,14 @@ def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
     which with 10 for a success is the cut in nearly every group; here it is the share of successes that its comments
     mean. Its scripts for WebShop and Search move a belief token by token within a turn; here it is always turn by turn,
     as in its script for ALFWorld and as its page describes it. What the harness of all five does otherwise:
-    `ToldGroupConfig`.
+    `PrivilegedGroupConfig`.
     """
     change = Believed(lam=config.lam, eps=config.eps)
-    return told_group(
+    return privileged_group(
         config,
         context,
         name="agent-opsd",
-        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
+        target_fn=PrivilegedAdvantage(target_fn=config.compared(), privileged=config.privileged, change=change),
         token_loss=config.surrogate,
     )
 

@@ -662,7 +662,7 @@ def of_other_vocabulary(
         reader: writes episodes as the teacher's ids.
         sizes: rows of the LM heads (student's, teacher's).
     """
-    if algorithm.teacher_mix or algorithm.guide is not None or algorithm.told is not None:
+    if algorithm.teacher_mix or algorithm.guide is not None or algorithm.privileged is not None:
         raise ConfigError(
             f"distill vocabulary is other, but the teacher of {algorithm.name} plays or reads hints, in the student's "
             "ids; valid: same"

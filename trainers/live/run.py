@@ -19,19 +19,19 @@ import torch
 from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
-from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
+from turngym.core.background_threads import say
+from turngym.core.disk_space import RoomToWrite
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import weights_hash
 from turngym.core.protocols import Scorer
 from turngym.core.redaction import redacted_traceback
-from turngym.core.room import RoomToWrite
-from turngym.core.supervised import say
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
@@ -43,7 +43,7 @@ from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
-from turngym.trainers.schedule import truncated
+from turngym.trainers.rollout_schedule import truncated
 from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,

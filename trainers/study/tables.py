@@ -505,7 +505,7 @@ def regime(view: View) -> Table:
     """The regime of every method whose steps of full depth were measured, pooled over seeds: early, late, all."""
     # brings torch, which the other tables do without
     from turngym.trainers.diagnostics.depth_regime import measure_regime
-    from turngym.trainers.study.regime import Measured, regime_table
+    from turngym.trainers.study.regime_table import Measured, regime_table
 
     found: dict[str, dict[str, Measured]] = {}
     for name, seeds in view.rows.items():

@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
-from turngym.core.reaching import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
+from turngym.core.http_connection import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
 from turngym.core.redaction import Keys, excerpt, is_secret, remember_key
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import pytest
 from turngym.agents.evaluation.compare import compare_recorded, rescore
 from turngym.agents.evaluation.evaluate import USUAL, evaluate
 from turngym.agents.evaluation.packed import packed
-from turngym.agents.evaluation.published import published_tasks
+from turngym.agents.evaluation.published_tasks import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError, ScoreError
 from turngym.agents.evaluation.statistics import clustered
 from turngym.agents.play_spec import Published, Whole
