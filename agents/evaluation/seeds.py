@@ -9,6 +9,7 @@ example.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -577,7 +578,7 @@ def cheapest(
 ) -> Design | None:
     """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
 
-    Of two designs that take as many hours, the one of fewer episodes is tried first.
+    Of two designs that take as many hours it is the one of fewer episodes.
 
     Args:
         spread: variances of the difference, as a pilot shows them (`spread_of`).
@@ -585,7 +586,12 @@ def cheapest(
         price: hours of a training run and of an episode.
         wanted: least probability of an interval above zero (`power`).
     """
-    for design in sorted(designs, key=lambda one: (price.hours(one), one.episodes)):
-        if power(spread, design, difference) >= wanted:
-            return design
-    return None
+    by_size: dict[tuple[int, int], list[Design]] = {}
+    for design in sorted(designs, key=lambda one: one.seeds):
+        by_size.setdefault((design.tasks, design.samples), []).append(design)
+    enough = list[Design]()
+    for sized in by_size.values():
+        # more seeds never tell less, so that few of a size have to be looked at
+        place = bisect_left(sized, True, key=lambda one: power(spread, one, difference) >= wanted)
+        enough += sized[place : place + 1]
+    return min(enough, key=lambda one: (price.hours(one), one.episodes), default=None)
