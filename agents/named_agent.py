@@ -22,15 +22,15 @@ from turngym.agents.play_spec import (
     AnyAgent,
     BareChat,
     EndpointChat,
+    EnvPlayer,
     ExampleFile,
     Local,
     Model,
     ModelChat,
     OpenAI,
     Own,
-    Player,
     Random,
-    Replay,
+    RecordedAgent,
     SkillTexts,
     VerlAgent,
     Window,
@@ -72,7 +72,7 @@ class OpenedAgent:
     """How a model is spoken to, in a line for people."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
-    spec: AnyAgent = field(default_factory=Player)
+    spec: AnyAgent = field(default_factory=EnvPlayer)
     """The player as it was opened, with nothing left open. `open_agent` sets it."""
 
 
@@ -102,7 +102,7 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
     found: Agent
     if isinstance(spec, Random):
         found = RandomAgent()
-    elif isinstance(spec, Replay):
+    elif isinstance(spec, RecordedAgent):
         found = ReplayAgent(read_episodes(spec.trace), name=f"replay {Path(spec.trace).name}")
     else:
         name = spec.name

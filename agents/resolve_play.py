@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, Player, PlaySpec
+from turngym.agents.play_spec import AnyAgent, Environment, EnvPlayer, EvalSpec, MemorySettings, PlaySpec
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import FILE, ChatSettings
 from turngym.core.errors import AgentError
@@ -108,7 +108,7 @@ def panel_name(panel: Panel, named: str) -> str:
 
 
 class _Alone(Spec):
-    agent: AnyAgent = Player()
+    agent: AnyAgent = EnvPlayer()
 
 
 def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool = True) -> AnyAgent:
@@ -158,7 +158,7 @@ def folder_layer(folder: str) -> Layer:
 
 def chat_table(settings: ChatSettings) -> dict[str, Any]:
     """The chat settings of a folder as a partial table of `ModelChat`."""
-    memory = Memory.table_of(settings.memory)
+    memory = MemorySettings.table_of(settings.memory)
     if settings.prompts is not None:
         memory["prompts"] = "model"
     return {

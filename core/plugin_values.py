@@ -78,7 +78,7 @@ def _plain(value: object) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class StepResult:
     """What a step of an environment gave."""
 
     observation: str
@@ -98,7 +98,7 @@ class Stepped:
     """F1 of the answer, in [0, 1]; None where the environment asks for none."""
 
     @classmethod
-    def of(cls, step: object) -> Stepped:
+    def of(cls, step: object) -> StepResult:
         """The typed values of what `step` of an environment in an `ActionGuard` returned.
 
         Raises EnvBackendError for one that is missing or of another type, NaN, infinite or out of its range.

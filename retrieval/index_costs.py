@@ -49,7 +49,7 @@ QUERY_MS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class IndexCosts:
     """Costs of one kind of index."""
 
     name: str
@@ -75,7 +75,7 @@ def clusters_for(passages: int) -> int:
     return 1 << max(4, round(math.log2(4 * math.sqrt(max(passages, 1)))))
 
 
-def choices(passages: int, dim: int) -> list[Choice]:
+def choices(passages: int, dim: int) -> list[IndexCosts]:
     """Costs of BM25, Flat, SQ8 and IVF with 8-bit codes. Raises RetrievalError for passages or dim below 1."""
     if passages < 1 or dim < 1:
         raise RetrievalError(f"{passages} passages of {dim} dimensions; both must be at least 1")
@@ -88,7 +88,7 @@ def choices(passages: int, dim: int) -> list[Choice]:
     trained = min(passages, training_rows(ivf))
     lists = 4.0 * clusters * dim + 8.0 * passages
     return [
-        Choice(
+        IndexCosts(
             name="bm25",
             disk=text + words,
             scratch=words,
@@ -98,7 +98,7 @@ def choices(passages: int, dim: int) -> list[Choice]:
             query_ms=WORDS_QUERY_MS * millions,
             recall="other",
         ),
-        Choice(
+        IndexCosts(
             name="Flat",
             disk=text + vectors,
             scratch=vectors,
@@ -108,7 +108,7 @@ def choices(passages: int, dim: int) -> list[Choice]:
             query_ms=FLAT_NS * cells * 1e3,
             recall="1.000",
         ),
-        Choice(
+        IndexCosts(
             name="SQ8",
             disk=text + codes,
             scratch=vectors,
@@ -118,7 +118,7 @@ def choices(passages: int, dim: int) -> list[Choice]:
             query_ms=SQ8_NS * cells * 1e3,
             recall="0.99",
         ),
-        Choice(
+        IndexCosts(
             name=ivf,
             disk=text + codes + lists,
             scratch=vectors + codes,

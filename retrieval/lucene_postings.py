@@ -123,7 +123,7 @@ class TermTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class IndexArrays:
     """Arrays of an index. `starts[t]` to `starts[t + 1]` are the postings of term t, by ascending row."""
 
     settings: Settings
@@ -249,7 +249,7 @@ def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[st
     return settings, statistics, files
 
 
-def open_parts(folder: Path) -> Parts:
+def open_parts(folder: Path) -> IndexArrays:
     """Maps the arrays of an index folder.
 
     Raises:
@@ -272,7 +272,7 @@ def open_parts(folder: Path) -> Parts:
     if not fit or lists.min(initial=0) < 0 or lists.max(initial=0) > statistics.documents:
         raise RetrievalError(f"{folder}: its lists of documents overlap, or are longer than there are any; {_AGAIN}")
     names = Names(ids)
-    return Parts(
+    return IndexArrays(
         settings=settings,
         statistics=statistics,
         terms=TermTable(terms),
@@ -353,14 +353,14 @@ class _Clause:
     once: bool
 
 
-class Searcher:
+class IndexSearcher:
     """Ranks the documents of one index; threads may share it.
 
     Terms are taken by the most that they can contribute, highest first. Once the terms still to come cannot lift an
     unseen document over the k-th best so far, only the documents seen are looked up in them, fewer at every term.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: IndexArrays) -> None:
         self._parts = parts
         stats, settings = parts.statistics, parts.settings
         self._inverses = inverse_norms(settings.k1, settings.b, stats.tokens, stats.scored)[parts.norms]

@@ -23,7 +23,7 @@ from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_chi
 from turngym.retrieval.http_format import (
     FINGERPRINT_HEADER,
     BadRequest,
-    ServerSettings,
+    RetrievalServerSettings,
     normalize,
     read_request,
     reply_body,
@@ -104,8 +104,8 @@ class RetrievalService:
     It remembers answers, searches a query once however many requests ask for it at the same time, and keeps deadlines.
     """
 
-    def __init__(self, retriever: Retriever, settings: ServerSettings | None = None) -> None:
-        self.settings = settings or ServerSettings()
+    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
+        self.settings = settings or RetrievalServerSettings()
         self.fingerprint = retriever.fingerprint
         self.passages = len(retriever) if isinstance(retriever, Sized) else None
         self.stopping = False
@@ -257,7 +257,7 @@ def search_length(environ: dict[str, Any]) -> int:
 ROUTES = "POST /retrieve, GET /health, GET /stats"
 
 
-def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings | None = None) -> Flask:
+def create_app(retriever: Retriever | RetrievalService, settings: RetrievalServerSettings | None = None) -> Flask:
     """Makes a WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
 
     Raises RetrievalError if Flask is not installed.

@@ -31,7 +31,7 @@ from turngym.trainers.several_envs import further_env
 from turngym.trainers.student_player import chat_settings
 from turngym.trainers.teacher import is_the_base
 from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config
-from turngym.trainers.training_costs import Estimate, Workload, chip_named, estimate, traffic
+from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class PlanOptions:
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
-    work: Workload = field(default_factory=Workload)
+    work: StepWorkload = field(default_factory=StepWorkload)
 
     def unread(self) -> Unread:
         if self.steps is None:
@@ -176,7 +176,7 @@ def _ahead(options: PlanOptions) -> list[str]:
     ] * bool(said)
 
 
-def ahead_seconds(found: Estimate) -> float:
+def ahead_seconds(found: CostEstimate) -> float:
     """Seconds of a step whose episodes are played elsewhere, beside the step before it."""
     return max(found.rollout_s, found.teacher_s + found.update_s)
 
@@ -238,7 +238,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     return PlanOptions(
         student=str(config.models.student),
         teacher=str(config.teacher) if held else None,
-        work=Workload(**work),
+        work=StepWorkload(**work),
         eval_every=run.eval_every,
         steps=run.steps if "run.steps" in asked else None,
     )
@@ -294,7 +294,7 @@ def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> 
     return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(USUAL, "play.samples"))
 
 
-def _line(gpus: int, found: Estimate) -> list[str]:
+def _line(gpus: int, found: CostEstimate) -> list[str]:
     memory = [f"{value / 1e9:.1f}" for value in (found.states, found.update, found.scoring, found.rollout, found.peak)]
     times = [found.rollout_s, found.teacher_s, found.update_s, found.step_s, found.eval_s]
     seconds = [f"{value:.1f}" if found.fits else "-" for value in times]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from turngym.scripts.report_data import Diagnosed
-from turngym.scripts.report_figures import INK, Figure, Panel, color, legend, number
+from turngym.scripts.report_figures import INK, Figure, Plot, color, legend, number
 from turngym.trainers.diagnostics.curves import TurnCurves, TurnMap, kl_shares, smooth
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
 from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
@@ -48,7 +48,7 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
     ]
     top = _top([run.diagnosis.by_turn.maps[name] for run in known])
     panels = [
-        Panel(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in known
+        Plot(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in known
     ]
     n = "; ".join(f"{run.name} {run.diagnosis.shape.steps} steps" for run in known)
     caption = (
@@ -127,9 +127,9 @@ def turn_rows(runs: Sequence[Diagnosed], columns: Callable[[Diagnosed, TurnCurve
 def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
     known, unit = [run for run in runs if has(run, name)], "nats per token"
     rows = turn_rows(known, lambda run, curves: (curves[name], curves["survivors"], [curves.steps] * len(curves[name])))
-    panels = [Panel("all training, by run", partial(_overlay, runs=known, name=name, what=unit))] * (len(known) > 1)
+    panels = [Plot("all training, by run", partial(_overlay, runs=known, name=name, what=unit))] * (len(known) > 1)
     panels += [
-        Panel(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit)) for run in known
+        Plot(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit)) for run in known
     ]
     caption = (
         f"{what} (nats), pooled over the tokens of a phase of training. {FULL} Thin: as measured; thick: moving mean "
@@ -193,8 +193,8 @@ def _survivors(runs: Sequence[Diagnosed]) -> Figure:
         f"steps; turns: {prefixes}. {counts(known)}"
     )
     together = partial(_overlay, runs=known, name="survivors", what="episodes", smoothed=False)
-    panels = [Panel("all training, by run", together)] * (len(known) > 1)
-    panels += [Panel(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
+    panels = [Plot("all training, by run", together)] * (len(known) > 1)
+    panels += [Plot(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
     return Figure(
         name="survivors",
         title="Survivors and reliable prefix",
@@ -224,7 +224,7 @@ def _separation(runs: Sequence[Diagnosed]) -> Figure:
         title="Outcome separation G_t",
         caption=caption,
         table=(["run", "phase", "turn", "separation", "kl_failure", "kl_success"], rows),
-        panels=tuple(Panel(run.name, partial(_gap, run=run)) for run in known),
+        panels=tuple(Plot(run.name, partial(_gap, run=run)) for run in known),
         missing=lacking(runs, "kl_success", "KL by outcome"),
     )
 
@@ -245,7 +245,7 @@ def _share(runs: Sequence[Diagnosed]) -> Figure:
         title="KL share by turn",
         caption=caption,
         table=(["run", "phase", "turn", "kl_share"], turn_rows(known, lambda run, curves: (kl_shares(curves),))),
-        panels=tuple(Panel(run.name, partial(_share_panel, run=run)) for run in known),
+        panels=tuple(Plot(run.name, partial(_share_panel, run=run)) for run in known),
         missing=lacking(runs, "kl", "KL by turn"),
     )
 
@@ -289,8 +289,8 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
         for turn in range(item.turns)
     ]
     known = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
-    panels = [Panel("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
-    panels += [Panel(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
+    panels = [Plot("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
+    panels += [Plot(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
     counts = {run: item.episodes for run, item in traces.items()}
     n = "; ".join(f"{run} {count['all']} episodes, {count['won']} won" for run, count in counts.items())
     caption = (

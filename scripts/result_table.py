@@ -29,7 +29,7 @@ from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
-from turngym.agents.play_spec import EvalSpec, OnPanel, Own, Player, Random, Replay
+from turngym.agents.play_spec import EnvPlayer, EvalSpec, OnPanel, Own, Random, RecordedAgent
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.tables import Table, atomic_write, csv_text, filled, markdown, markup
@@ -321,7 +321,11 @@ def _agent(result: PackedResult) -> str:
     agent = result.spec.agent
     weights, heat = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
     about = (
-        [f"files {weights}"] if weights else [] if isinstance(agent, Player | Random | Replay) else ["no fingerprint"]
+        [f"files {weights}"]
+        if weights
+        else []
+        if isinstance(agent, EnvPlayer | Random | RecordedAgent)
+        else ["no fingerprint"]
     )
     about += [f"opened as {agent.name}"] if isinstance(agent, Own) else []
     about += [] if heat is None else [f"temperature {heat:g}"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from turngym.agents.executor.worker_count import Workload
+from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
@@ -109,7 +109,7 @@ class StudentPlayer:
         self._closing = ExitStack()
         served = not isinstance(config.engine, Here)
         elsewhere = served or play.traces or run.imitates is not None
-        workload = Workload(
+        workload = PlayWorkload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
         choice = config.workers.choice(workload)

@@ -289,7 +289,7 @@ _ORDER = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestFeatures:
     """What a request had that a server may refuse."""
 
     model: str
@@ -306,7 +306,7 @@ def blames(failed: RequestFailed, name: str) -> bool:
     return failed.param == name or quoted is not None or unsupported is not None
 
 
-def advice(failed: RequestFailed, asked: Asked) -> str:
+def advice(failed: RequestFailed, asked: RequestFeatures) -> str:
     """A sentence on what may help; empty if nothing is known."""
     text = failed.reason
     low = text.lower()

@@ -135,7 +135,7 @@ REFERENCE = "t over seeds, for comparison"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class IntervalCoverage:
     """What became of an interval in many studies."""
 
     name: str
@@ -149,7 +149,7 @@ class Measured:
     """Share that was clear of zero: power where there is a difference, false alarms where there is none."""
 
 
-def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[Measured]:
+def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[IntervalCoverage]:
     """Yields what each kind of interval covers in `repetitions` drawn studies; kinds over seeds need two seeds."""
     rate, difference = study.truth()
     clusters = study.groups
@@ -190,10 +190,10 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
 
 
-def counted(name: str, found: Sequence[Interval], truth: float) -> Measured:
+def counted(name: str, found: Sequence[Interval], truth: float) -> IntervalCoverage:
     """Coverage and width of intervals of one truth."""
     width, oracle = fmean(one.high - one.low for one in found), 3.92 * stdev(one.mean for one in found)
-    return Measured(
+    return IntervalCoverage(
         name=name,
         covered=fmean(one.low - 1e-9 <= truth <= one.high + 1e-9 for one in found),
         width=width,

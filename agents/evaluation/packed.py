@@ -37,9 +37,9 @@ from turngym.agents.play_spec import (
     Model,
     OnPanel,
     OpenAI,
-    Part,
+    PartOfPanel,
     Published,
-    Replay,
+    RecordedAgent,
     Servers,
     part_of,
 )
@@ -116,7 +116,7 @@ def shared(spec: EvalSpec) -> EvalSpec:
         agent = replaced(agent, folder=folder, engine=engine)
     elif isinstance(agent, OpenAI):
         agent = replaced(agent, endpoint=replace(agent.endpoint, base_url="", key_env=KEY))
-    elif isinstance(agent, Replay):
+    elif isinstance(agent, RecordedAgent):
         agent = replaced(agent, trace=Path(agent.trace).name)
     examples = getattr(agent.chat, "examples", None)
     if isinstance(examples, ExampleFile):
@@ -437,12 +437,12 @@ def evaluate_as(
     """
     play = recorded.play
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
-    limits = [tasks, sampling.limit if isinstance(sampling, Part) else None]
+    limits = [tasks, sampling.limit if isinstance(sampling, PartOfPanel) else None]
     counts = [count for count in limits if count is not None]
     heat = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
     # a recorded choice is made again
-    more |= {"spread": sampling.spread} if isinstance(sampling, Part) else {}
+    more |= {"spread": sampling.spread} if isinstance(sampling, PartOfPanel) else {}
     more |= {} if heat is None else {"temperature": heat}
     return evaluate(
         panel,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turngym.agents.evaluation.departures import panel_of
-from turngym.agents.play_spec import EvalSpec, OnPanel, Part, PlaySpec
+from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, PlaySpec
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
 from turngym.agents.resolve_play import ENVIRONMENT, environment_layer, panel_layer
@@ -96,7 +96,7 @@ def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
     if not isinstance(tasks, OnPanel):
         return ["a panel that does not come with turngym, none"], []
     size, some = tasks.size if panel is None else len(panel.tasks), []
-    if isinstance(tasks.sampling, Part) and tasks.sampling.limit < size:
+    if isinstance(tasks.sampling, PartOfPanel) and tasks.sampling.limit < size:
         some.append(tasks.sampling.said_of(size))
     if panel is None:
         return [f"a panel that does not come with turngym, {tasks.sha256[:12]}"], some

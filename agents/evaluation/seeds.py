@@ -52,7 +52,7 @@ def paired_below(seeds: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class VarianceParts:
     """The variance of a mean over S seeds and n tasks, crossed, from an analysis of variance without repetition."""
 
     seeds: int
@@ -64,7 +64,7 @@ class Parts:
     """C: what is left, the residual mean square over S n."""
 
     @classmethod
-    def of(cls, values_SN: NDArray[np.float64]) -> Parts:
+    def of(cls, values_SN: NDArray[np.float64]) -> VarianceParts:
         """The parts of `values`, of at least two seeds and two tasks."""
         count, tasks = values_SN.shape
         mean_S, mean_N = _means(values_SN.T), _means(values_SN)
@@ -156,7 +156,7 @@ def crossed_difference(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) 
 
 
 def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL) -> float:
-    parts = Parts.of(values)
+    parts = VarianceParts.of(values)
     over, quantile = _over_tasks(_means(values), groups, tail)
     return crossed_half(parts.between_seeds, len(values) - 1, parts.chance, over, quantile, len(values), tail)
 
@@ -294,20 +294,20 @@ def _half_of_two(
     pair: bool,
 ) -> tuple[float, float]:
     """Half the width of the interval, and the standard error by seeds alone."""
-    arms = [Parts.of(values) for values in (first, second) if len(values) > 1]
+    arms = [VarianceParts.of(values) for values in (first, second) if len(values) > 1]
     if not arms:
         return 0.0, 0.0
     apart, chance = math.fsum(arm.between_seeds for arm in arms), math.fsum(arm.chance for arm in arms)
     half = half_of_arms(arms, over, quantile, tail)
     if pair and len(first) == len(second):
-        own = Parts.of(second - first)
+        own = VarianceParts.of(second - first)
         paired = crossed_half(own.between_seeds, own.seeds - 1, own.chance, over, quantile, own.seeds, tail)
         if paired <= paired_below(own.seeds) * half:
             return paired, math.sqrt(max(own.between_seeds - own.chance, 0.0))
     return half, math.sqrt(max(apart - chance, 0.0))
 
 
-def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, tail: float) -> float:
+def half_of_arms(arms: Sequence[VarianceParts], between_tasks: float, t_tasks: float, tail: float) -> float:
     """Half the width for two methods whose seeds are strangers: sqrt(V + t(n - 1)^2 max(B - (C - K), K)).
 
     K = c_1 C_1 + c_2 C_2 is chance that is known well (`known_chance`), and counts with the tasks' quantile. As many
@@ -371,7 +371,7 @@ def seed_apart(runs: Sequence[TaskMeans]) -> int | None:
     means = _means(_matrix(runs, sorted(runs[0])).T)
     far = max(range(count), key=lambda place: abs(means[place] - fmean(means)))
     rest = [*means[:far], *means[far + 1 :]]
-    chance = count * Parts.of(_matrix(runs, sorted(runs[0]))).chance
+    chance = count * VarianceParts.of(_matrix(runs, sorted(runs[0]))).chance
     deviation = math.sqrt(max(variance(rest), chance) * (1 + 1 / len(rest)))
     return far if abs(means[far] - fmean(rest)) > t_quantile(1 - SURE / 2 / count, count - 2) * deviation else None
 
@@ -380,7 +380,7 @@ def seed_spread(runs: Sequence[TaskMeans]) -> float | None:
     """Standard deviation of training seeds, less what chance alone gives; None for one run or one task."""
     if len(runs) < 2 or len(runs[0]) < 2:
         return None
-    parts = Parts.of(_matrix(runs, sorted(runs[0])))
+    parts = VarianceParts.of(_matrix(runs, sorted(runs[0])))
     return math.sqrt(len(runs) * max(parts.between_seeds - parts.chance, 0.0))
 
 
@@ -447,7 +447,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         raise ScoreError(f"{len(rows)} seeds of {len(rows[0]) if rows else 0} tasks: a pilot needs two of each")
     tasks = sorted(rows[0])
     values = _matrix(rows, tasks)
-    own, arms = Parts.of(values), [Parts.of(_matrix(runs, tasks)) for runs in (first, second)]
+    own, arms = VarianceParts.of(values), [VarianceParts.of(_matrix(runs, tasks)) for runs in (first, second)]
     seeds, error = own.seeds, own.chance * values.size
     chance = 0.0
     if samples > 1:

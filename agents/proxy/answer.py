@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from turngym.agents.proxy.turn_records import CLOSE, OPEN, ChatMessage, ToolCall, Tools, is_tagged, tool_calls
-from turngym.envs.tool_calls import THINK, Dialect, Thoughts
+from turngym.envs.tool_calls import THINK, CallDialect, Thoughts
 
 UNKNOWN = "\ufffd"
 """The character that a decoder writes for bytes that are no character, or not a complete one yet."""
@@ -99,7 +99,7 @@ class AnswerReader:
         *,
         stops: Sequence[str] = (),
         control: Iterable[str] = (),
-        dialect: Dialect | None = None,
+        dialect: CallDialect | None = None,
         tools: Tools = (),
         thoughts: Thoughts = THINK,
         salt: str = "",
@@ -243,7 +243,7 @@ def _dropped(thoughts: Thoughts) -> list[str]:
     return [text for text in (thoughts.gap.strip(), thoughts.spoken, thoughts.aside) if text]
 
 
-def _written(dialect: Dialect | None) -> tuple[str, ...]:
+def _written(dialect: CallDialect | None) -> tuple[str, ...]:
     """Texts with all markers that calls are made of."""
     return () if dialect is None else (dialect.write("n", {"k": "v"}), *dialect.begins, *dialect.stop_text)
 

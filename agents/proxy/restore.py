@@ -143,7 +143,7 @@ def restore(
     complete are trained on.
 
     Args:
-        folder: where `Recorder` writes.
+        folder: where `TurnRecorder` writes.
         renderer: that of the model which answered; it rebuilds the ids of open sessions.
         want_ended: False leaves `RestoredSessions.ended` empty.
         temperature: the trainer's, as in `episode_of`.

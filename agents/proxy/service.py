@@ -35,7 +35,7 @@ from turngym.agents.proxy.sessions import (
     SessionTable,
     session_name,
 )
-from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord, common_prefix
+from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, TurnRecorder, common_prefix
 from turngym.agents.rendering.stop_text import StopText
 from turngym.core import running_clock
 from turngym.core.background_threads import failures_of_threads
@@ -290,7 +290,7 @@ class ProxyService:
             stops=StopText(renderer.tokenizer),
             clock=clock,
         )
-        self.recorder = Recorder(folder)
+        self.recorder = TurnRecorder(folder)
         # before restore(), which reads it
         if resumed_from is not None:
             self.recorder.write(usage_record("resumed", resumed_from))

@@ -1,7 +1,7 @@
 """Chat messages and the records of turns: what the proxy reads, writes and reads again after a restart.
 
 1. `ChatMessage`, `ToolCall`: the OpenAI form, the chat template's form, and equality of messages.
-2. `TurnRecord`, `Recorder`, `iter_records`: records as JSON lines with a checksum, each flushed when it is written.
+2. `TurnRecord`, `TurnRecorder`, `iter_records`: records as JSON lines with a checksum, each flushed when it is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from turngym.core.strict_json import JsonError, strict_json
 from turngym.core.trace import add_checksum, check_checksum, has_checksum
 from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
-from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls, read_calls
+from turngym.envs.tool_calls import STYLES, THINK, CallDialect, TaggedCalls, read_calls
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -192,14 +192,14 @@ def check_arguments(arguments: str) -> None:
         raise
 
 
-def is_tagged(dialect: Dialect) -> bool:
+def is_tagged(dialect: CallDialect) -> bool:
     """Whether every call of this dialect stands between the two tags."""
     if isinstance(dialect, TaggedCalls):
         return OPEN in dialect.starts and dialect.ends[-1] == CLOSE
     return dialect is HERMES
 
 
-def tool_calls(text: str, salt: str, first: int, dialect: Dialect = HERMES, tools: Tools = ()) -> list[ToolCall]:
+def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, tools: Tools = ()) -> list[ToolCall]:
     """The calls that `text` is, from beginning to end; empty where it is none.
 
     Args:
@@ -316,7 +316,7 @@ class TurnRecord:
     version_spans: VersionSpans = ()
     """Spans of weights' versions, as in `Generation`."""
     at: float = 0.0
-    """When `Recorder` wrote it, seconds since 1970; not part of `as_json`."""
+    """When `TurnRecorder` wrote it, seconds since 1970; not part of `as_json`."""
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
@@ -365,7 +365,7 @@ class TurnRecord:
         )
 
 
-class Recorder:
+class TurnRecorder:
     """Appends records to `folder/records.jsonl`, each whole or not at all. Safe for several threads.
 
     Every record has the time when it was written as `at`, in seconds since 1970, and its number in the file as `n`.

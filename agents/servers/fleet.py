@@ -24,15 +24,15 @@ from turngym.agents.servers.server_connection import (
     KEY,
     OWN_NAME,
     Call,
+    ClientLimits,
     Connection,
-    Dialect,
-    Draw,
+    DrawRequest,
     NotThere,
     Score,
+    ServerDialect,
     ServerDown,
     ServerError,
     ServerInfo,
-    ServerSettings,
     ServerTimeout,
     VersionSpan,
     WrongWeights,
@@ -181,7 +181,7 @@ class Fleet:
     """
 
     urls: Sequence[str]
-    settings: ServerSettings = field(default_factory=ServerSettings)
+    settings: ClientLimits = field(default_factory=ClientLimits)
     versions: WeightVersions = field(default_factory=WeightVersions)
     servers: list[ServerInfo] = field(default_factory=list, init=False)
     repair: Callable[[str], None] | None = field(default=None, init=False)
@@ -231,7 +231,7 @@ class Fleet:
         return self.loop.run(work)
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> ServerDialect:
         """How the servers are spoken to."""
         return self.servers[0].dialect
 
@@ -286,7 +286,7 @@ class Fleet:
     def forget(self, session: str) -> None:
         self._assigned.pop(session, None)
 
-    async def send(self, session: str, ask: Draw | Score, read: Callable[[Any, int], T], end: float) -> T:
+    async def send(self, session: str, ask: DrawRequest | Score, read: Callable[[Any, int], T], end: float) -> T:
         """What is answered to `ask`, parsed by `read(answer, floor)`; `end` is the deadline on the connections' clock.
 
         If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
@@ -321,7 +321,7 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = next_pause(pause)
 
-    async def _once(self, endpoint: Endpoint, ask: Draw | Score, end: float) -> Any:
+    async def _once(self, endpoint: Endpoint, ask: DrawRequest | Score, end: float) -> Any:
         rid = f"{OWN_NAME}{secrets.token_hex(8)}"
         endpoint.load += 1
         try:
@@ -335,9 +335,9 @@ class Fleet:
         finally:
             endpoint.load -= 1
 
-    async def _wait(self, endpoint: Endpoint, rid: str, ask: Draw | Score, end: float) -> Any:
+    async def _wait(self, endpoint: Endpoint, rid: str, ask: DrawRequest | Score, end: float) -> Any:
         connection, settings, dialect, where = endpoint.connection, self.settings, self.dialect, ask.where
-        make = dialect.generate_body if isinstance(ask, Draw) else dialect.score_body
+        make = dialect.generate_body if isinstance(ask, DrawRequest) else dialect.score_body
         left = max(end - connection.clock(), 0.01)
         # longer than both waits below, so that an aborted request can still return what was sampled
         asked = connection.request(
@@ -524,7 +524,7 @@ _FLEETS: dict[tuple[Any, ...], Fleet] = {}
 
 
 def shared_fleet(
-    urls: Sequence[str], settings: ServerSettings, versions: WeightVersions, servers: Sequence[ServerInfo]
+    urls: Sequence[str], settings: ClientLimits, versions: WeightVersions, servers: Sequence[ServerInfo]
 ) -> Fleet:
     """This process's fleet of `urls`, opened once and used by every later call.
 

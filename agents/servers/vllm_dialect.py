@@ -20,7 +20,7 @@ from turngym.agents.servers.server_connection import (
     BadAnswer,
     Call,
     Connection,
-    Draw,
+    DrawRequest,
     GeneratedPart,
     NotThere,
     Score,
@@ -54,7 +54,7 @@ HOLD: Mapping[Busy, str] = {"wait": "wait", "retract": "keep", "abort": "abort"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmDialect:
-    """Implements `Dialect`."""
+    """Implements `ServerDialect`."""
 
     processed: bool = True
     """Whether responses come with the log-probabilities that drew them, at any temperature."""
@@ -127,7 +127,7 @@ class VllmDialect:
                 adapters=not isinstance(loads, NotThere),
             )
 
-    def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]:
+    def generate_body(self, ask: DrawRequest, rid: str, model: str | None) -> dict[str, Any]:
         temperature, raw = ask.sampling.temperature, self._raw(ask)
         if raw and not self.full:
             of = f"{ask.shared} of {ask.vocabulary} ids" if ask.bias else f"temperature {temperature:g}"
@@ -157,7 +157,7 @@ class VllmDialect:
         }
         return {"request_id": rid, "model": model, "token_ids": ask.prompt.tolist(), "sampling_params": params}
 
-    def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart:
+    def read_generation(self, answer: Any, ask: DrawRequest) -> GeneratedPart:
         with fields_of_other_types(ask.where):
             named, logprobs, content = _response(answer)
             if self._raw(ask):
@@ -239,8 +239,8 @@ class VllmDialect:
                 logp = rows[ask.positions - ask.start - 1].astype(np.float32)
         return check_scores(logp, ask.where)
 
-    def answer_limit(self, ask: Draw | Score) -> int:
-        if isinstance(ask, Draw):
+    def answer_limit(self, ask: DrawRequest | Score) -> int:
+        if isinstance(ask, DrawRequest):
             each = ENTRY_BYTES * ask.vocabulary if self._raw(ask) else 0
             return SMALL_ANSWER + (TOKEN_BYTES + each) * ask.count
         each = ask.vocabulary if self._dense(ask) else 1 + ask.top + (0 if ask.chosen is None else ask.chosen.shape[1])
@@ -277,7 +277,7 @@ class VllmDialect:
             raise SyncError(f"--weight-sync {backend}: vLLM takes weights from the disk or by nccl")
         return VllmGroup
 
-    def _raw(self, ask: Draw) -> bool:
+    def _raw(self, ask: DrawRequest) -> bool:
         """Whether a response comes with other log-probabilities than those that drew it."""
         return not self.processed and (bool(ask.bias) or ask.sampling.temperature not in (0.0, 1.0))
 

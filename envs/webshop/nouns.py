@@ -28,7 +28,7 @@ from turngym.core.user_files import json_file
 from turngym.envs.spaces import printable
 from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.open_catalog import REPORT_EVERY, Progress, cache_folder, load_catalog
-from turngym.envs.webshop.products import Profile, ShopDataError, find_profile
+from turngym.envs.webshop.products import ShopDataError, ShopProfile, find_profile
 
 BUILTIN = "builtin"
 SPACY_MODEL = "en_core_web_sm"
@@ -48,7 +48,9 @@ class NounTagger:
     """Whether this is the original's tagger; scores by another one are approximate in shops that the original has."""
 
 
-def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Profile, cache: Any = None) -> NounTagger:
+def find_tagger(
+    chosen: str | NounTagger | None, catalog: Catalog, profile: ShopProfile, cache: Any = None
+) -> NounTagger:
     """The tagger of a shop: `chosen`, or by default the recorded nouns of all its titles, else the built-in list.
 
     A generated shop has no original: there the built-in list is what its scores are defined by.

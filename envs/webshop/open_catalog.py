@@ -45,8 +45,8 @@ from turngym.envs.webshop.goals import GoalCollector, GoalEntries, shuffled
 from turngym.envs.webshop.products import (
     Kind,
     Product,
-    Profile,
     ShopDataError,
+    ShopProfile,
     decode_product,
     encode_product,
     find_files,
@@ -64,7 +64,7 @@ CACHE_VARIABLE = "TURNGYM_CACHE"
 
 
 def load_catalog(
-    profile: Profile,
+    profile: ShopProfile,
     data: str | os.PathLike[str] | None,
     *,
     storage: Storage = "auto",

@@ -19,7 +19,7 @@ from small_disk import small_disk
 from turngym.agents import model_server
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
-from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
+from turngym.agents.proxy.turn_records import RecordProblem, TurnRecorder, iter_records
 from turngym.core import background_threads, disk_space, trace
 from turngym.core.background_threads import SupervisedThread, failures_of_threads
 from turngym.core.episode import Episode, Status
@@ -59,7 +59,7 @@ def test_a_line_that_fails_is_not_in_the_file(room: int, tmp_path: Path) -> None
 
 
 def test_records_of_a_disk_that_was_full_for_a_moment(tmp_path: Path) -> None:
-    recorder, told = Recorder(tmp_path), []
+    recorder, told = TurnRecorder(tmp_path), []
     for number in range(8):
         if number in (3, 4):
             recorder._lines.file = Full(recorder._lines.file, 30)

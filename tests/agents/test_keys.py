@@ -24,7 +24,7 @@ from turngym.agents.endpoint.reader import read_answer
 from turngym.agents.model_server import ServerProcess
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown
-from turngym.agents.proxy.turn_records import Recorder
+from turngym.agents.proxy.turn_records import TurnRecorder
 from turngym.agents.servers.server_connection import error_text
 from turngym.core import redaction
 from turngym.core.background_threads import SupervisedThread
@@ -86,7 +86,7 @@ def holder(text: str, folder: Path) -> str:
 
 
 def recorded(text: str, folder: Path) -> str:
-    recorder = Recorder(folder / "records")
+    recorder = TurnRecorder(folder / "records")
     recorder.write({"kind": "turn", "text": text})
     recorder.close()
     path = folder / "records" / "records.jsonl"

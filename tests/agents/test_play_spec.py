@@ -16,7 +16,7 @@ from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation.compare import compare_recorded, rescore
 from turngym.agents.evaluation.evaluate import USUAL
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.play_spec import EvalSpec, Part, Whole, meaning, part_of
+from turngym.agents.play_spec import EvalSpec, PartOfPanel, Whole, meaning, part_of
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
@@ -562,15 +562,15 @@ def test_a_rollout_holds_one_player_in_one_game(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [1, 6, 16, 67, 134, 500])
 def test_a_limit_takes_its_share_of_every_category(limit: int) -> None:
     tasks = load_panel("alfworld-valid-unseen").tasks
-    chosen = part_of(tasks, Part(limit=limit))
+    chosen = part_of(tasks, PartOfPanel(limit=limit))
     assert len(chosen) == min(limit, len(tasks))
     for category in {task.category for task in tasks}:
         share = limit * sum(task.category == category for task in tasks) / len(tasks)
         assert abs(sum(task.category == category for task in chosen) - min(share, share * len(tasks) / limit)) <= 1
     # in the panel's order, and more tasks are the same and others
     assert [task for task in tasks if task in chosen] == list(chosen)
-    assert {*chosen} <= {*part_of(tasks, Part(limit=limit + 1))}
-    assert part_of(tasks, Part(limit=limit, spread=False)) == tasks[:limit]
+    assert {*chosen} <= {*part_of(tasks, PartOfPanel(limit=limit + 1))}
+    assert part_of(tasks, PartOfPanel(limit=limit, spread=False)) == tasks[:limit]
     assert part_of(tasks, Whole()) == tasks
 
 
@@ -581,5 +581,5 @@ def test_which_tasks_a_limit_takes_can_be_asked_for(tmp_path: Path) -> None:
         words = [] if spread else ["--no-spread"]
         assert main(["eval", "--panel", PANEL, "--limit", "5", "--samples", "1", *words, "--out", str(out)]) == 0
         played = {episode.task.task_id for episode in read_trace(out / "trace.jsonl")[0]}
-        assert played == {task.task_id for task in part_of(tasks, Part(limit=5, spread=spread))}
-    assert len({one.category for one in part_of(tasks, Part(limit=5))}) == 5
+        assert played == {task.task_id for task in part_of(tasks, PartOfPanel(limit=5, spread=spread))}
+    assert len({one.category for one in part_of(tasks, PartOfPanel(limit=5))}) == 5

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.http_format import BadRequest, SearchRequest, ServerSettings, read_request
+from turngym.retrieval.http_format import BadRequest, RetrievalServerSettings, SearchRequest, read_request
 
-SMALL = ServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
+SMALL = RetrievalServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
 
 
 def read(fields: Any) -> SearchRequest:
@@ -102,7 +102,7 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
 
 def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short to write and large to hold; the commas and brackets of a query are no values."""
-    defaults = ServerSettings()
+    defaults = RetrievalServerSettings()
     queries = ['who, "when", [where] and {why}\\ ' * 30] * 2000
     body = json.dumps({"queries": queries}).encode()
     assert len(body) > 1 << 20
@@ -128,4 +128,4 @@ def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.M
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(RetrievalError, match=says.replace(".", r"\.")):
-        ServerSettings(**settings)
+        RetrievalServerSettings(**settings)

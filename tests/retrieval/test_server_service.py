@@ -12,7 +12,7 @@ import pytest
 from turngym.retrieval.answer_cache import USUAL, Answers
 from turngym.retrieval.batching import Found
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
-from turngym.retrieval.http_format import ServerSettings
+from turngym.retrieval.http_format import RetrievalServerSettings
 from turngym.retrieval.server import RetrievalService
 from turngym.retrieval.word_cache import of_words
 
@@ -22,7 +22,7 @@ def make(echo: Any) -> Iterator[Callable[..., RetrievalService]]:
     made: list[RetrievalService] = []
 
     def start(**settings: Any) -> RetrievalService:
-        made.append(RetrievalService(echo, ServerSettings(**settings)))
+        made.append(RetrievalService(echo, RetrievalServerSettings(**settings)))
         return made[-1]
 
     yield start

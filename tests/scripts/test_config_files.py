@@ -11,7 +11,7 @@ import pytest
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.play_episodes import USUAL
-from turngym.agents.play_spec import EvalSpec, Player
+from turngym.agents.play_spec import EnvPlayer, EvalSpec
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
@@ -136,7 +136,7 @@ def test_a_configuration_is_read_as_any_editor_writes_it(data: bytes, capsys: py
     Path("c.toml").write_bytes(data)
     assert read_toml(Path("c.toml")) == read_toml(Path("plain.toml"))
     found = shown(capsys, "rollout", "--config", "c.toml")
-    assert (found.play.seed, found.play.env.split, found.agent) == (3, "generated", Player(noise=0.25))
+    assert (found.play.seed, found.play.env.split, found.agent) == (3, "generated", EnvPlayer(noise=0.25))
 
 
 OTHERS = [

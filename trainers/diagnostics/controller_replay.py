@@ -56,7 +56,7 @@ def probe_stats_of(row: Row) -> DepthStats | None:
     )
 
 
-class Replay:
+class ControllerReplay:
     """A controller led along the rows of a run; a probe without statistics measures nothing.
 
     `compared` steps were recorded; in `differing` ones cap, probe, H_eff or H_cov differ, or Hbar by more than

@@ -245,7 +245,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)
     # who scores comes first: no id is drawn and no session grows that they could not score
-    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else Scores()
+    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else LiveScorers()
     room = no_longer_than(scores.longest, chat, model).max_context
     serving = open_engine(config, model, tokenizer, room, settings.max_batch, scores.vocab_size)
     engine = serving.engine
@@ -295,7 +295,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class LiveScorers:
     """What is learned, and the frozen models that score for it; nothing where a proxy only records."""
 
     algorithm: Algorithm | None = None
@@ -307,7 +307,7 @@ class Scores:
     """Most ids of a row that they read; None: they do not say."""
 
 
-def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
+def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> LiveScorers:
     algorithm = _algorithm(config, tokenizer)
     scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
     if config.distill.vocabulary != "same":
@@ -326,7 +326,7 @@ def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
         vocab_size=vocab_size,
         **scoring,
     )
-    return Scores(
+    return LiveScorers(
         algorithm=algorithm,
         teacher=teacher,
         reference=reference,
