@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE
+from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.settings import read_toml
@@ -224,7 +224,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "shard_teacher": config.part("frozen").shard_teacher,
     }
     # a limit is no length, but the longest that a response may be
-    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / FILE).is_file():
+    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / CHAT_FILE).is_file():
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
@@ -291,7 +291,7 @@ def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> 
     """Episodes of an evaluation on `panel`."""
     preset = find_preset(play.preset, panel.env_id)
     samples = evaluation.eval_samples or at({} if preset is None else preset.table, "play.samples")
-    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(USUAL, "play.samples"))
+    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(EVAL_DEFAULTS, "play.samples"))
 
 
 def _line(gpus: int, found: CostEstimate) -> list[str]:

@@ -31,7 +31,7 @@ from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
-from turngym.core.provenance import FILE, write_config
+from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
 from turngym.core.spec import at, kind_of, to_table
@@ -176,7 +176,7 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
     that file is missing; what has changed since and may (one's own code) is said."""
     models, content = config.models, contents.of_all(to_table(config))
     if models.resume:
-        path = models.out / FILE
+        path = models.out / CONFIG_FILE
         # a run may have been killed between its first checkpoint and this file
         if path.exists():
             began = contents.kept(models.out)
@@ -188,7 +188,7 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
         config = changed(config, models=changed(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
     about |= {contents.CONTENTS: content} if content else {}
-    write_config(models.out / FILE, config, command or None, **about)
+    write_config(models.out / CONFIG_FILE, config, command or None, **about)
 
 
 def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:

@@ -23,7 +23,7 @@ from turngym.trainers.checkpoint import (
     save_checkpoint,
 )
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.metrics import FILE
+from turngym.trainers.metrics import METRICS_FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.rollout_schedule import RolloutSchedule
 from turngym.trainers.run_config import EVALUATION, RunConfig
@@ -81,7 +81,7 @@ class RunFolder:
         """
         # only rank 0 looks: another rank might look after rank 0 has begun to write
         begun, exists = on_rank_zero(
-            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / FILE).exists())
+            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / METRICS_FILE).exists())
         )
         if (begun or exists) and not resume:
             first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"

@@ -24,7 +24,7 @@ from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.rollout_sources import SharedEnv
@@ -134,7 +134,7 @@ class StudentPlayer:
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
-        if not (folder / FILE).exists():
+        if not (folder / CHAT_FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
         if why := self.scoring.get("approximate"):

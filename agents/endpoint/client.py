@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
-from turngym.agents.endpoint.failures import SHOWN, RequestFailed, RequestFeatures, advice, error_in, refused
+from turngym.agents.endpoint.failures import SHOWN_LETTERS, RequestFailed, RequestFeatures, advice, error_in, refused
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
@@ -54,16 +54,16 @@ MOST_SAID = 20
 """Different things that are said of one server's answers; the results count all."""
 NAME_SHOWN = 100
 """Characters of the name of a model that are shown."""
-FIRST, LONGEST = 0.5, 60.0
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and most seconds before any later one."""
 
 
 def pauses(rng: np.random.Generator) -> Iterator[float]:
     """Seconds before each retry: doubling from 0.5 to 60, each times a draw from [0.5, 1.5)."""
-    pause = FIRST
+    pause = FIRST_WAIT
     while True:
         yield pause * (0.5 + rng.random())
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, LONGEST_WAIT)
 
 
 @dataclass(slots=True)
@@ -268,7 +268,7 @@ class EndpointClient:
             found = None
         said = found if reply.status >= 400 else error_in(found)
         if reply.status >= 400 or said is not None:
-            failed = refused(reply.status, reply.text(SHOWN), said, reply.headers)
+            failed = refused(reply.status, reply.text(SHOWN_LETTERS), said, reply.headers)
             if reply.proxy is not None:
                 failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:

@@ -47,7 +47,7 @@ from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
 from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
-from turngym.core.provenance import FILE, loaded_versions
+from turngym.core.provenance import CONFIG_FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import differing
@@ -128,9 +128,12 @@ def shared(spec: EvalSpec) -> EvalSpec:
 def _of_training(trace: Path) -> dict[str, Any]:
     """Date, versions and the hash of the weights of RUN/eval/step_000100.jsonl, as far as RUN knows them."""
     run = trace.absolute().parent.parent
-    if trace.parent.name != "eval" or not (run / FILE).is_file():
+    if trace.parent.name != "eval" or not (run / CONFIG_FILE).is_file():
         return {}
-    about, model = read_toml(run / FILE, provenance=True)["provenance"], run / "checkpoints" / trace.stem / "model"
+    about, model = (
+        read_toml(run / CONFIG_FILE, provenance=True)["provenance"],
+        run / "checkpoints" / trace.stem / "model",
+    )
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
         found["weights"] = weights_of(model)

@@ -132,7 +132,7 @@ MAX_TOKENS = 512
 """Most tokens of an answer where neither request nor settings say."""
 NAMES = 100
 """Most names that clients choose which are counted one by one."""
-SHOWN = ("main", "side", "sessions_ended", "underway")
+RENAMED_COUNTS = ("main", "side", "sessions_ended", "underway")
 """Counts that /healthz has under other names."""
 
 
@@ -212,7 +212,10 @@ class RequestCounts:
         with self._lock:
             counts = Counter(self.counts)
             tables = {name: dict(getattr(self, name)) for name in ("ignored", "unsupported", "unnamed")}
-        return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
+        return counts, {
+            **tables,
+            **{name: value for name, value in sorted(counts.items()) if name not in RENAMED_COUNTS},
+        }
 
 
 def _count(table: Counter[str], name: str) -> int:

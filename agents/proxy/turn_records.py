@@ -272,7 +272,7 @@ def _kinds(schema: Any) -> set[str]:
 # Records of turns and session ends, as JSON lines with a checksum. After a restart open sessions are rebuilt from them.
 
 SCHEMA = 1
-FILE = "records.jsonl"
+RECORDS_FILE = "records.jsonl"
 VersionSpans = tuple[tuple[int, int, int], ...]
 """(policy version, start, end) of each stretch of an answer's ids."""
 TORN = b" (torn)\n"
@@ -376,7 +376,7 @@ class TurnRecorder:
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
         self._now = now
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE
+        self.path = folder / RECORDS_FILE
         self._lock, self._held = threading.Lock(), ExitStack()
         # locked before the end is looked at: another process may be in the middle of a line
         try:
@@ -419,7 +419,7 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
 
     Raises ProxyError for a newer schema.
     """
-    path = folder / FILE
+    path = folder / RECORDS_FILE
     if not path.exists():
         return
     expected, damaged = 0, 0

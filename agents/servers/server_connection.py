@@ -111,7 +111,7 @@ class GeneratedPart:
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
-MOST = 1 << 31
+MOST_IDS = 1 << 31
 """No server has as many of anything."""
 
 
@@ -127,7 +127,7 @@ def fields_of_other_types(where: str) -> Iterator[None]:
 
 
 def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST`.
+    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
 
     Args:
         fields: what the server says.
@@ -136,7 +136,7 @@ def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | No
         default: stands for a field that is not there; None: the field must be there.
     """
     value = fields.get(name, default)
-    if type(value) is not int or not 1 <= value <= MOST:
+    if type(value) is not int or not 1 <= value <= MOST_IDS:
         raise BadAnswer(f"{where}: {name} is {brief(value, 80)}; it must be a whole number of at least 1")
     return value
 

@@ -43,9 +43,9 @@ from turngym.core.redaction import excerpt
 
 ENTRY_BYTES = 128
 """Most bytes of JSON for one log-probability with its id and rank; about 75 are usual."""
-UNKNOWN = -9999.0
+NO_LOGPROB = -9999.0
 """What the server says for a log-probability of minus infinity or NaN."""
-PREFIX = "generate-tokens-"
+ID_PREFIX = "generate-tokens-"
 """What the server puts before the id of a request."""
 SLOW = 60.0
 """Seconds that its first answers may take longer than others: it looks at the machine for /server_info."""
@@ -247,7 +247,7 @@ class VllmDialect:
         return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * each
 
     def abort_call(self, rid: str) -> Call:
-        return "POST", "/inference/v1/abort_requests", {"request_ids": [PREFIX + rid]}
+        return "POST", "/inference/v1/abort_requests", {"request_ids": [ID_PREFIX + rid]}
 
     def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
         encoded: list[Call] = [("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}) for text in texts]
@@ -381,7 +381,7 @@ def _tables(answer: Any) -> list[dict[int, float]]:
 def _logprob(entry: Mapping[str, Any]) -> float:
     """Minus infinity where the server knows none, which no id that is drawn or scored may have."""
     value = float(entry["logprob"])
-    return value if value > UNKNOWN else -np.inf
+    return value if value > NO_LOGPROB else -np.inf
 
 
 def _tempered(

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
@@ -316,7 +316,7 @@ def _agent(study: Study, place: Place, method: StudyMethod, out: Path, starts: d
             raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
         layers.append((layer.name, dict(layer.table)))
     with _said_of(where):
-        found = resolve_play(layers, usual=USUAL)
+        found = resolve_play(layers, usual=EVAL_DEFAULTS)
     folder = out / "cells" / place.name / f"{method.name}-seed0"
     made = _made(place, method, folder, found, game_of(found.spec), episodes_of(found.spec.play))
     return replace(made, verb="eval")
