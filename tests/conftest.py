@@ -42,7 +42,7 @@ NIGHTLY = frozenset(
 other people's programs."""
 
 
-ALL_LONG = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.long\b", re.MULTILINE)
+ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|sglang|vllm)\b", re.MULTILINE)
 
 
 def pytest_configure() -> None:
@@ -66,9 +66,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     asked = config.getoption("markexpr").split(" and ")
     if asked == ["smoke"]:
         return True if _in_tests(collection_path) not in SMOKE else None
-    text = collection_path.read_text(encoding="utf-8")
-    other = (asked[0] == "long" and "mark.long" not in text) or (asked[0] == "not long" and ALL_LONG.search(text))
-    return True if other else None
+    job, text = asked[0], collection_path.read_text(encoding="utf-8")
+    if job == "not long":
+        return True if ALL_LATE.search(text) else None
+    held = f"mark.{job}" in text or (job == "nightly" and _in_tests(collection_path) in NIGHTLY)
+    return True if job in ("long", "nightly", "sglang", "vllm") and not held else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
