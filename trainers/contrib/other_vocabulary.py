@@ -137,7 +137,7 @@ def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
     """The smallest spans whose ends both sides share, from the `token_ends` of each.
 
     Tokens behind the last shared end are in none.
-    Source: [gold]; docs/algorithms.md#other-vocabularies.
+    Source: [gold]; docs/contrib_algorithms.md#other-vocabularies.
     """
     # the last token with an end: tokens without text belong to what they follow
     mine = {end: count for count, end in enumerate(student, 1)}
@@ -342,7 +342,7 @@ def divided(pieces: Sequence[Piece], logp: dict[int, float]) -> dict[int, float]
 
     Each piece is divided among its ids as the student divides them: q~(a) = sum_u q(u) p(a) / sum_{a' in A(u)} p(a').
     With these q~, any divergence of the two, and its gradient, is that over the pieces.
-    Source: docs/algorithms.md#other-vocabularies.
+    Source: docs/contrib_algorithms.md#other-vocabularies.
     """
     found: dict[int, float] = {}
     for piece in pieces:
