@@ -79,14 +79,9 @@ def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.C
 
 def test_it_plays_as_many_turns_as_the_run_and_reads_its_examples(tmp_path: Path) -> None:
     world, run = load_world("alfworld"), tmp_path / "run"
-    settings: dict[str, Any] = {
-        "steps": 1,
-        "episodes": 4,
-        "max_turns": 3,
-        "panel": "alfworld-generated-eval",
-        "eval_every": 1,
-    }
-    settings |= {"env": world.env_id, "split": world.split, "env_kwargs": world.make, "keep_checkpoints": 4}
+    settings: dict[str, Any] = {"steps": 1, "episodes": 4, "max_turns": 3, "eval_every": 1}
+    settings |= {"panel": "alfworld-generated-eval", "keep_checkpoints": 4}
+    settings |= {"env": world.env_id, "split": world.split, "env_kwargs": world.make}
     few = {"eval_samples": 1, "eval_limit": 2, "examples": "skills:alfworld", "tensorboard": False, "threads": 1}
     models = {name: world.checkpoint(name) for name in ("student", "teacher")}
     train("opd", **models, out=run, **settings, **few)
