@@ -135,7 +135,7 @@ DOORS: dict[str, Callable[[str, Path], str]] = {
 def test_a_key_at_every_offset_of_every_cut(door: str, tmp_path: Path) -> None:
     found = {}
     for cut in CUTS:
-        for count in range(max(cut - len(KEY) - 30, 0), cut + 2, 3):
+        for count in range(max(cut - len(KEY) - 30, 0), cut + 2, 7):
             for after in ("", "y" * 5000) if count % 2 else ("",):
                 text = DOORS[door]("x" * count + KEY + after, tmp_path)
                 if parts := told(text):
