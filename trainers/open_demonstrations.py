@@ -17,7 +17,7 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.named_agent import open_agent
-from turngym.agents.play_spec import AnyAgent, Local, Player, Replay
+from turngym.agents.play_spec import AnyAgent, EnvPlayer, Local, RecordedAgent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
@@ -52,13 +52,13 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
     )
 
     # recorded episodes; they are filtered as they are read
-    if isinstance(asked, Replay):
+    if isinstance(asked, RecordedAgent):
         recorded = _recorded(user_path(asked.trace), keep, tasks_of(base), env.held_out)
         return Demonstrations(source=recorded, writer=writer)
 
     slots = config.play.slots
     known = ("expert", *base.players)
-    if asked is None or (isinstance(asked, Player) and asked.name in known and not asked.noise):
+    if asked is None or (isinstance(asked, EnvPlayer) and asked.name in known and not asked.noise):
         # the environment's expert, or another player that it knows by name
         name = config.part("expert") if asked is None else asked.name
         agent = ExpertAgent(expert=named_player(name))

@@ -31,7 +31,7 @@ from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
-from turngym.core.provenance import FILE, write_config
+from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
 from turngym.core.spec import at, kind_of, to_table
@@ -42,23 +42,23 @@ from turngym.trainers import contents
 from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
+from turngym.trainers.learning_rate import unmoved_loss, unsuited_lr
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
-from turngym.trainers.optimizer_step import unmoved_loss, unsuited_lr
 from turngym.trainers.panel_evaluation import eval_spec, panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
+from turngym.trainers.rollout_schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.run_spec import spec_of_run
-from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.scorer import LocalScorer, load_student
-from turngym.trainers.several import (
+from turngym.trainers.several_envs import (
     EachPanel,
     FurtherEnv,
     RoutedTeachers,
@@ -174,7 +174,7 @@ def run_training(
 def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
     that file is missing."""
-    models, path = config.models, config.models.out / FILE
+    models, path = config.models, config.models.out / CONFIG_FILE
     if models.resume:
         # a run may have been killed between its first checkpoint and this file
         if path.exists() and at(read_toml(path), "run.steps") in (None, config.run.steps):
@@ -237,7 +237,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
-        told=algorithm.told,
+        privileged=algorithm.privileged,
     )
     envs = _open_envs(config, info, further, opened)
     student = envs[""].student

@@ -13,7 +13,7 @@ from typing import Any
 from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.play_spec import game_of
 from turngym.core.spec import to_table
-from turngym.trainers.several import FurtherEnv
+from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.student_player import RunEnv
 from turngym.trainers.train_config import TrainConfig
 

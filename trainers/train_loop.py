@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from torch.optim import Optimizer
 
+from turngym.core.disk_space import at_once
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.room import at_once
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets, selected, selection_row
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
-from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
+from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
+from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, checked_table
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
 
@@ -349,9 +349,10 @@ class TrainLoop:
 
     def _refilled(self, request: RolloutRequest, episodes: list[Episode]) -> list[Episode]:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
-        select, groups = self.trainer.algorithm.select, request.episodes // request.group
-        for later in range(1, self.trainer.algorithm.refill + 1):
-            if select is None or len({episode.group for episode in select(episodes)}) >= groups:
+        algorithm, groups = self.trainer.algorithm, request.episodes // request.group
+        for later in range(1, algorithm.refill + 1):
+            kept = selected(algorithm.select, episodes, algorithm.name)
+            if algorithm.select is None or len({episode.group for episode in kept}) >= groups:
                 break
             more = replace(request, plan=replace(request.plan, round=later))
             episodes = [*episodes, *self.trainer.source(more)]
@@ -363,7 +364,7 @@ class TrainLoop:
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
-        kept = episodes if algorithm.select is None else algorithm.select(episodes)
+        kept = selected(algorithm.select, episodes, algorithm.name)
         if not kept:
             self._skip((start, collected), plan, episodes)
             return
@@ -380,9 +381,9 @@ class TrainLoop:
         targets = checked_targets(algorithm.target_fn(batch, kept, self._scorers()), batch.tokens, algorithm.name)
         scored = ClockReading.now()
         trainer.progress.phase("update")
-        schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
+        run_step = RunStep(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
-            trainer.model, self.optimizer, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
+            trainer.model, self.optimizer, batch, kept, targets, algorithm, run_step, self._forward(), self.critic
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
@@ -397,16 +398,18 @@ class TrainLoop:
             **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
             # versions count steps done: fresh episodes of this step were played by version step - 1
             **step_metrics.staleness_row(episodes, step - 1),
-            **step_metrics.selection_row(algorithm.select, episodes),
-            **step_metrics.weight_row(algorithm.weight, schedule),
+            **step_metrics.weight_row(algorithm.weight, run_step),
             "tokens_per_s": batch.tokens / (end.wall - start.wall),
             **phase_row((start, collected, scored, end)),
             "time/step_s": end.wall - start.wall,
             "time/train_s": spent,
         }
-        if taken := sorted(row.keys() & targets.log.keys()):
-            raise ConfigError(f"algorithm {algorithm.name}: its log has {taken[0]!r}, a column of every run; rename it")
-        self._write({**row, **targets.log})
+        chosen = selection_row(algorithm.select, episodes, algorithm.name)
+        for where, own in (("its log", targets.log), ("the row of its select", chosen)):
+            if taken := sorted(row.keys() & own.keys()):
+                said = f"{where} has {taken[0]!r}, a column of every run; rename it"
+                raise ConfigError(f"algorithm {algorithm.name}: {said}")
+        self._write({**row, **chosen, **targets.log})
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
@@ -431,7 +434,7 @@ class TrainLoop:
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)
         row |= played_row(episodes) | judge_row(episodes, None)
-        row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
+        row |= selection_row(self.trainer.algorithm.select, episodes, self.trainer.algorithm.name)
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 
     def _updated(self, step: int) -> None:
