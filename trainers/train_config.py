@@ -43,7 +43,6 @@ from turngym.core.spec import (
     needing,
     settings_of,
     short_name,
-    to_table,
 )
 from turngym.trainers.algorithm import BUILT_IN, PLAYS, AlgorithmSpec, find_algorithm
 from turngym.trainers.lora import LoraConfig
@@ -172,7 +171,7 @@ class ChatConfig(Spec):
     @property
     def table(self) -> dict[str, Any]:
         """What is given, as a partial table of `ModelChat`."""
-        given = {name: value for name, value in to_table(self).items() if value is not None}
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         return {"memory.prompts" if name == "prompts" else name: value for name, value in given.items()}
 
 

@@ -191,7 +191,7 @@ WRONG: list[tuple[type[Any], dict[str, Any]]] = [
     *((ppo.PpoConfig, row) for row in ({"gamma": 1.1}, {"lam": 1.1}, {"kl_coef": math.nan})),
     *((cls.config, {"n": 1}) for cls in map(find_algorithm, ("grpo", "rloo", "atod", "sdar", "grpo-kd", "luffy"))),
     *((luffy.PrefixSchedule, row) for row in ({"high": 1.5}, {"count": 0}, {"steps": 0})),
-    *((run_config.Renewed, {"reference_every": 1, "reference_rate": rate}) for rate in (0.0, 1.5)),
+    *((run_config.Renewed, {"reference_rate": rate, "reference_every": 1}) for rate in (0.0, 1.5)),
     (run_config.Renewed, {"reference_every": 0}),
     *((run_config.DistillConfig, row) for row in ({"top_k": 0}, {"beta": 1.1}, {"importance": (0.1, 0.9)})),
     *((run_config.CriticConfig, row) for row in ({"lr": 0.0}, {"clip": 0.0}, {"max_grad_norm": math.inf})),
