@@ -28,7 +28,7 @@ from turngym.trainers.algorithm import BUILT_IN, Algorithm
 from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.several_envs import further_env
-from turngym.trainers.student_player import chat_settings
+from turngym.trainers.student_player import student_chat
 from turngym.trainers.teacher import is_the_base
 from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config
 from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
@@ -201,7 +201,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
     config = _run_config(table, where)
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
-    chat = chat_settings(config.chat, play, config.models.student)
+    chat = student_chat(config.chat, play, config.models.student)
     work: dict[str, Any] = {
         "episodes": run.episodes,
         "turns": run_of(config).full_depth,
@@ -280,7 +280,7 @@ def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
         return "none"
     base = is_the_base(
         adapters=config.lora is not None,
-        renewed=bool(config.part("reference").reference_every),
+        renewed=config.part("reference") is not None,
         student=config.models.dtype,
         frozen=config.part("frozen").teacher_dtype,
     )

@@ -631,6 +631,8 @@ def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algo
     Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
     """
     name = algorithm.name
+    if setting and not setting > 1:
+        raise ConfigError(f"dual_clip is {setting}; valid: above 1, or 0 for no bound")
     if setting and not _has_ratio(algorithm.token_loss):
         raise ConfigError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
     bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
