@@ -19,10 +19,10 @@ import torch
 from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
-from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
+from turngym.agents.proxy.turn_records import votes_record
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.core.background_threads import say
