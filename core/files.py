@@ -267,12 +267,16 @@ def weights_hash(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def missing_weights(loading: Mapping[str, Collection[str]]) -> str:
-    """Says which weights of a model its files lack, as a clause for an error; empty if they have all.
+def missing_weights(loading: Mapping[str, Collection[Any]]) -> str:
+    """Says which weights of a model its files lack or have in another shape, as a clause for an error; empty if all are
+    as they should be.
 
-    `loading` is what transformers returns with `output_loading_info`. Transformers fills such weights with random
-    numbers and only warns. Weights that are tied to others are not counted as missing.
+    `loading` is what transformers returns with `output_loading_info` and `ignore_mismatched_sizes`. Transformers fills
+    such weights with random numbers and only warns. Weights that are tied to others are not counted as missing.
     """
+    if other := sorted(loading["mismatched_keys"]):
+        name, found, wanted = other[0]
+        return f"its files have {name} as {list(found)}, its config.json says {list(wanted)}"
     missing = sorted(loading["missing_keys"])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"its files lack the weights {', '.join(missing[:3])}{more}" if missing else ""
+    return f"its files lack the weights {', '.join(missing[:3])}{more}; they would be random" if missing else ""

@@ -25,7 +25,7 @@ from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets, selected, selection_row
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
@@ -340,9 +340,10 @@ class TrainLoop:
 
     def _refilled(self, request: RolloutRequest, episodes: list[Episode]) -> list[Episode]:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
-        select, groups = self.trainer.algorithm.select, request.episodes // request.group
-        for later in range(1, self.trainer.algorithm.refill + 1):
-            if select is None or len({episode.group for episode in select(episodes)}) >= groups:
+        algorithm, groups = self.trainer.algorithm, request.episodes // request.group
+        for later in range(1, algorithm.refill + 1):
+            kept = selected(algorithm.select, episodes, algorithm.name)
+            if algorithm.select is None or len({episode.group for episode in kept}) >= groups:
                 break
             more = replace(request, plan=replace(request.plan, round=later))
             episodes = [*episodes, *self.trainer.source(more)]
@@ -354,7 +355,7 @@ class TrainLoop:
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
-        kept = episodes if algorithm.select is None else algorithm.select(episodes)
+        kept = selected(algorithm.select, episodes, algorithm.name)
         if not kept:
             self._skip((start, collected), plan, episodes)
             return
@@ -388,16 +389,18 @@ class TrainLoop:
             **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
             # versions count steps done: fresh episodes of this step were played by version step - 1
             **step_metrics.staleness_row(episodes, step - 1),
-            **step_metrics.selection_row(algorithm.select, episodes),
             **step_metrics.weight_row(algorithm.weight, run_step),
             "tokens_per_s": batch.tokens / (end.wall - start.wall),
             **phase_row((start, collected, scored, end)),
             "time/step_s": end.wall - start.wall,
             "time/train_s": spent,
         }
-        if taken := sorted(row.keys() & targets.log.keys()):
-            raise ConfigError(f"algorithm {algorithm.name}: its log has {taken[0]!r}, a column of every run; rename it")
-        self._write({**row, **targets.log})
+        chosen = selection_row(algorithm.select, episodes, algorithm.name)
+        for where, own in (("its log", targets.log), ("the row of its select", chosen)):
+            if taken := sorted(row.keys() & own.keys()):
+                said = f"{where} has {taken[0]!r}, a column of every run; rename it"
+                raise ConfigError(f"algorithm {algorithm.name}: {said}")
+        self._write({**row, **chosen, **targets.log})
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
@@ -422,7 +425,7 @@ class TrainLoop:
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)
         row |= played_row(episodes) | judge_row(episodes, None)
-        row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
+        row |= selection_row(self.trainer.algorithm.select, episodes, self.trainer.algorithm.name)
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 
     def _updated(self, step: int) -> None:

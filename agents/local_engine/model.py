@@ -229,7 +229,9 @@ def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 def layer_types(config: Any) -> tuple[str, ...]:
     """The configured kind of each layer; empty if all layers are alike."""
-    return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    # GPT-Neo's are `attention_layers`: its local ones keep a window of their own, which the trial's rows do not reach
+    names = ("layer_types", "layers_block_type", "attention_layers")
+    return tuple(next((found for name in names if (found := getattr(config, name, None))), ()))
 
 
 CELLS = 1 << 24
@@ -398,7 +400,7 @@ def ragged_problem(model: CausalModel) -> str | None:
     """
     config = model.config
     kinds = set(model.layer_types)
-    known = {"full_attention"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
+    known = {"full_attention", "global"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
     if not kinds <= known:
         return f"it has layers of type {', '.join(sorted(kinds - known))}, whose state this engine does not know"
     attention = getattr(config, "_attn_implementation", None)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote as in_address
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.endpoint.completion_fields import UnreadableAnswer
@@ -135,7 +135,7 @@ DOORS: dict[str, Callable[[str, Path], str]] = {
 def test_a_key_at_every_offset_of_every_cut(door: str, tmp_path: Path) -> None:
     found = {}
     for cut in CUTS:
-        for count in range(max(cut - len(KEY) - 30, 0), cut + 2, 3):
+        for count in range(max(cut - len(KEY) - 30, 0), cut + 2, 7):
             for after in ("", "y" * 5000) if count % 2 else ("",):
                 text = DOORS[door]("x" * count + KEY + after, tmp_path)
                 if parts := told(text):
@@ -146,7 +146,6 @@ def test_a_key_at_every_offset_of_every_cut(door: str, tmp_path: Path) -> None:
 
 
 @given(before=st.integers(0, 3 * LONGEST_KEY), after=st.integers(0, 100), limit=st.integers(1, 600), end=st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_an_excerpt_shows_no_part_of_a_key(before: int, after: int, limit: int, end: bool) -> None:
     remember_key(KEY)
     text = "x" * before + KEY + "y" * after

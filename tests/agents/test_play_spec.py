@@ -24,7 +24,7 @@ from turngym.core.resolve import Resolved
 from turngym.core.settings import to_toml
 from turngym.core.spec import SettingsError, at, choices_of, diff, fields_of, kind_of, put, settings_of, to_table
 from turngym.core.trace import TraceWriter, read_specs, read_trace
-from turngym.envs.panels import PanelError, list_panels, load_panel
+from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts.eval import VERB
 from turngym.scripts.main import main
 
@@ -120,7 +120,9 @@ def speech(preset: Mapping[str, Any], asked: Mapping[str, Any], made: Mapping[st
     return chat
 
 
-@pytest.mark.parametrize("name", list_panels())
+@pytest.mark.parametrize(
+    "name", ["alfworld-valid-seen-v1", "alfworld-loops-v1", "search-loops-v1", "webshop-papers-test-v1"]
+)
 def test_the_layers_stand_on_top_of_each_other(name: str) -> None:
     panel = load_panel(name)
     world = panel.env_id.partition("/")[2].partition("-")[0].lower()
@@ -133,7 +135,7 @@ def test_the_layers_stand_on_top_of_each_other(name: str) -> None:
             made = game(panel, preset, asked)
             chat = speech(preset, asked, made)
             named = {"preset": preset["name"]} if preset else {}
-            for path in [None, *folders]:
+            for path in [None, *folders[: 1 if preset else None]]:
                 if path is None and "temperature" in asked:
                     continue
                 agent = {} if path is None else {"agent": f"model:{path.parent}"}

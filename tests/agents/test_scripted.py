@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.playing.env_maker import env_maker
@@ -69,7 +69,6 @@ def test_an_expert_of_ones_own_and_one_that_gives_up(make_doors: Any) -> None:
     assert episode.meta["error"] == "the expert knows no action at turn 1"
 
 
-@settings(max_examples=20, deadline=None)
 @given(slots=st.integers(1, 9), seed=st.integers(0, 2**40))
 def test_random_episodes_depend_on_their_job_alone(make_doors: Any, slots: int, seed: int) -> None:
     jobs = [Job(task_id=f"doors/{n}", sample=s, seed=seed) for n in (2, 3) for s in range(3)]

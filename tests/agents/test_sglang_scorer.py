@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sglang_fake as fake
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.servers.fleet import Fleet
@@ -131,7 +131,6 @@ def test_ids_that_somebody_else_chose(setup: Any) -> None:
     assert asked == {(0, 1, 7, 39), (2, 3, 4), (5, 6, 7)}  # two positions at a time, each id once
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=12), min_size=1, max_size=5), st.data())
 def test_any_rows_and_positions(setup: Any, rows: list[list[int]], data: Any) -> None:
     ids = [np.array(row, np.int32) for row in rows]

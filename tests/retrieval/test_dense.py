@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
@@ -298,7 +298,6 @@ def test_only_large_exact_searches_use_all_threads() -> None:
     assert used == {case: 1 if case[1:] == (50_000, True) else 3 for case in used}
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1000), batch=st.integers(1, 70), k=st.integers(1, 12))
 def test_a_query_gets_the_same_hits_in_any_batch(seed: int, batch: int, k: int) -> None:
     """Near ties on purpose, four at a time: they differ by less than float32 sums resolve."""

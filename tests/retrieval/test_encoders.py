@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
@@ -69,7 +69,6 @@ def test_hashing_finds_the_passage(hashing: HashingEncoder) -> None:
     assert scores.argmax(1).tolist() == [0, 1]
 
 
-@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text(max_size=40), max_size=6))
 def test_hashing_is_the_same_in_every_batch(hashing: HashingEncoder, texts: list[str]) -> None:
     together = hashing.encode_queries(texts)

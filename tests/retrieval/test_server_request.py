@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
@@ -84,7 +84,6 @@ JSON = st.recursive(
 FIELDS = st.dictionaries(st.sampled_from(["queries", "query", "topk", "return_scores", "x"]), JSON, max_size=4)
 
 
-@settings(deadline=None)
 @given(body=st.binary(max_size=60) | FIELDS.map(lambda fields: json.dumps(fields).encode()))
 def test_any_body_is_read_or_refused(body: bytes) -> None:
     refused: BadRequest | None = None

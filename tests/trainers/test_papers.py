@@ -20,6 +20,7 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.train_config import has_setting, train_config
 
+pytestmark = pytest.mark.long
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("algorithms.md", "contrib_algorithms.md"))
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
@@ -42,7 +43,6 @@ def command(option: str) -> list[str]:
     return [name, *given]
 
 
-@pytest.mark.long
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
     given: dict[str, list[list[str]]] = defaultdict(list)
@@ -68,7 +68,6 @@ def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(given) > 8
 
 
-@pytest.mark.long
 def test_a_file_takes_every_setting_that_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in LINES:
         key = line.partition(" = ")[0]

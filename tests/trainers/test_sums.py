@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -121,6 +122,13 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
         said = rf"its files lack the weights {min(gone)}.*; they would be random"
         with pytest.raises(ModelError, match=said):
             load_model(model)
+    save_file(whole, model / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 7}))
+    with pytest.raises(
+        ModelError, match=r"have \S+embed_tokens\.weight as \[\d+, \d+\], its config.json says \["
+    ):
+        load_model(model)
 
 
 @pytest.mark.parametrize(

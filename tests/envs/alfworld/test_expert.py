@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.alfworld.engine import NativeEngine
@@ -200,7 +200,6 @@ def wander(engine: NativeEngine, seed: int, steps: int, expert: SearchingPlayer)
     steps=st.integers(0, 40),
     observed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_both_win_from_any_state(config: str, number: int, seed: int, steps: int, observed: bool) -> None:
     engine = NativeEngine(Game(generate(PRESETS[config], "train", number)))
     expert = SearchingPlayer(engine)
