@@ -1,4 +1,4 @@
-"""What a proxy takes up again after a restart: open sessions go on; ended ones that no step was trained on are returned."""
+"""What a proxy takes up after a restart: open sessions go on; ended ones that no step was trained on are returned."""
 
 from __future__ import annotations
 
