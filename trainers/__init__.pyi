@@ -20,7 +20,7 @@ from .algorithm import Weight as Weight
 from .algorithm import find_algorithm as find_algorithm
 from .batch import RolloutBatch as RolloutBatch
 from .batch import pack as pack
-from .batch import refused as refused
+from .batch import was_refused as was_refused
 from .group_advantage import ComparableGroups as ComparableGroups
 from .group_advantage import GroupAdvantage as GroupAdvantage
 from .group_advantage import grpo_advantage as grpo_advantage

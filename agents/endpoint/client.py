@@ -28,7 +28,14 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
-from turngym.agents.endpoint.failures import SHOWN_LETTERS, RequestFailed, RequestFeatures, advice, error_in, refused
+from turngym.agents.endpoint.failures import (
+    SHOWN_LETTERS,
+    RequestFailed,
+    RequestFeatures,
+    advice,
+    error_in,
+    read_failure,
+)
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
@@ -268,7 +275,7 @@ class EndpointClient:
             found = None
         said = found if reply.status >= 400 else error_in(found)
         if reply.status >= 400 or said is not None:
-            failed = refused(reply.status, reply.text(SHOWN_LETTERS), said, reply.headers)
+            failed = read_failure(reply.status, reply.text(SHOWN_LETTERS), said, reply.headers)
             if reply.proxy is not None:
                 failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:

@@ -284,7 +284,7 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
     response = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
-    rows, heat = choice.logprobs.get("content"), choice.logprobs.get("temperature")
+    rows, temperature = choice.logprobs.get("content"), choice.logprobs.get("temperature")
     known = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     logprobs = None
     if len(known) == len(response) and all(type(value) in (int, float) for value in known):
@@ -296,7 +296,7 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
         prompt=np.asarray(prompt, np.int32),
         response=np.asarray(response, np.int32),
         logprobs=logprobs,
-        temperature=heat if isinstance(heat, float | int) and 0 <= heat < 1e3 else None,
+        temperature=temperature if isinstance(temperature, float | int) and 0 <= temperature < 1e3 else None,
         alternatives=_alternatives(rows[0]) if isinstance(rows, list) and rows else {},
     )
 

@@ -442,11 +442,11 @@ def evaluate_as(
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
     limits = [tasks, sampling.limit if isinstance(sampling, PartOfPanel) else None]
     counts = [count for count in limits if count is not None]
-    heat = getattr(recorded.agent, "temperature", None)
+    temperature = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
     # a recorded choice is made again
     more |= {"spread": sampling.spread} if isinstance(sampling, PartOfPanel) else {}
-    more |= {} if heat is None else {"temperature": heat}
+    more |= {} if temperature is None else {"temperature": temperature}
     return evaluate(
         panel,
         agent,
