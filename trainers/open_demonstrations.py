@@ -32,7 +32,7 @@ from turngym.trainers.student_player import RunEnv, text_writer
 
 
 def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, Any]]:
-    """Opens what `--demonstrations` names, for the student in `env`; without a name the environment's expert.
+    """Opens what `--demonstrations` names, for the student in `env`; the environment's expert where it names nothing.
 
     Returns the demonstrations, and what a resumed run must share of them; None where the run needs none: its episodes
     are recorded, or an expert plays them itself. Raises TurngymError for an unknown agent, a missing file, or a file

@@ -275,7 +275,9 @@ class ReferenceRefresh:
 def reference_refresh(
     every: int, reference: Scorer | None, student: Any, ranks: Ranks, rate: float = 1.0
 ) -> ReferenceRefresh | None:
-    """What `reference_every` and `reference_rate` ask for; None without. Raises ConfigError where it cannot be had.
+    """The refresh that `reference_every` and `reference_rate` ask for; None if they ask for none.
+
+    Raises ConfigError where it cannot be had.
 
     Args:
         every: steps between two refreshes; 0: the reference stays.

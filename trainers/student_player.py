@@ -220,7 +220,7 @@ class StudentPlayer:
         return self.made_in(self.settings.channel)
 
     def made_in(self, channel: str | None) -> MakeEnv:
-        """Makes environments to train on, in another agent's channel; None: in the environment's own."""
+        """Makes environments to train on, in the `channel` of another agent; None: responses are bare actions."""
         return env_maker(self._env_id, **self._made, channel=channel)
 
     @property

@@ -56,7 +56,7 @@ class RequestFailed(Exception):
 
     @property
     def rejected(self) -> bool:
-        """Whether the server takes the request for wrong."""
+        """Whether the server says that the request itself is wrong, so that the same one would fail again."""
         return self.code in (400, 422) and not self.overflow and self.written is None and not self.filtered
 
     @property

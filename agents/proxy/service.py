@@ -410,7 +410,7 @@ class ProxyService:
         return [episode_of(session, "open", temperature=self.temperature) for session in found]
 
     def deadline(self) -> float:
-        """When a request that begins to wait now has waited too long, on `clock`."""
+        """Until when a request that comes now may wait, on `clock`."""
         return self.clock() + self.settings.deadline
 
     def sweep(self) -> int:
