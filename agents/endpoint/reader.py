@@ -142,6 +142,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     for choice in choices:
         choice.message = without_halves(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
+
+    # What counts: the first choice, and calls of another one where it has none.
     first, message = choices[0], messages[0]
     table, calls = first.message, calls_of(message, reading)
     if len(choices) > 1:
@@ -151,6 +153,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         if not calls and other:
             reading.note(Noticed.OTHER_CHOICE)
             calls, table = calls_of(messages[other], reading), {**choices[other].message, **table}
+
+    # What the model said and thought; its thoughts go back to the server as they came.
     content, thoughts = _parts(message.content)
     # a refusal is an answer, too
     content = content or message.refusal
@@ -162,6 +166,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
             reading.note(Noticed.TOO_DEEP, "message.content")
         else:
             back["content"] = parts
+
+    # What ended it, and what is odd about it.
     empty = not (content or reasoning or calls)
     finish, ending = _ending(first.finish_reason, empty, no_tokens)
     if ending:
@@ -179,6 +185,7 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         reading.note(Noticed.HIDDEN)
     if reasoning and not content and not calls and finish == "stop":
         reading.note(Noticed.ONLY_THOUGHT)
+
     more = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)
     return ChatAnswer(

@@ -72,13 +72,13 @@ def restore(
             judgment = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
             reading.restored.votes[record["session"], record["turn"]] = judgment
         elif record["kind"] == "feedback":
-            said = Feedback(score=record["score"], text=record["text"])
-            reading.restored.feedback[record["session"], record["turn"]] = said
+            feedback = Feedback(score=record["score"], text=record["text"])
+            reading.restored.feedback[record["session"], record["turn"]] = feedback
     restored = reading.restored
     restored.open = list(reading.under_way.values())
     wanted = {*reading.under_way, *(episode.task.task_id for episode in restored.ended)}
-    restored.votes = {place: votes for place, votes in restored.votes.items() if place[0] in wanted}
-    restored.feedback = {place: said for place, said in restored.feedback.items() if place[0] in wanted}
+    restored.votes = {key: votes for key, votes in restored.votes.items() if key[0] in wanted}
+    restored.feedback = {key: feedback for key, feedback in restored.feedback.items() if key[0] in wanted}
     if restored.damaged:
         first = restored.damaged[0]
         where = f"line {first.line}: " if first.line else ""

@@ -57,10 +57,10 @@ def episode_of(
                 excluded=excluded,
             )
         )
-        said: dict[str, Any] = {"kept": record.kept, "messages": [message.as_json() for message in record.messages]}
-        said |= {} if record.tools is None else {"tools": list(record.tools)}
-        said |= {"calls": [call.as_json() for call in record.reply.tool_calls]} if record.reply.tool_calls else {}
-        chat.append(said)
+        shown: dict[str, Any] = {"kept": record.kept, "messages": [message.as_json() for message in record.messages]}
+        shown |= {} if record.tools is None else {"tools": list(record.tools)}
+        shown |= {"calls": [call.as_json() for call in record.reply.tool_calls]} if record.reply.tool_calls else {}
+        chat.append(shown)
     name, _, number = session.key.rpartition("-")
     return Episode(
         task=Task(

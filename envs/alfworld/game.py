@@ -318,10 +318,10 @@ def _phrases(template: str, with_help: bool) -> Wording:
         "action help": help_words,
         answer_rule: help_words,
     }
-    found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
-    found |= {name: rule_digest(rule) for name, rule in rules.items()}
+    digests = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
+    digests |= {name: rule_digest(rule) for name, rule in rules.items()}
     known = _known()["grammar"]
-    unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
+    unknown = [name for name in digests if digests[name] not in known.get(name, ()) and phrases.get(name) is None]
     if unknown:
         raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
     go, put, command, *_ = phrases.values()

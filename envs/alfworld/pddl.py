@@ -199,17 +199,17 @@ def parse_problem(text: str) -> Problem:
 
     def groups(name: str, first: str, second: str) -> tuple[Indices, ...]:
         """Maps each index of the second kind to the indices of the first kind that a fact gives it, ascending."""
-        found: list[set[int]] = [set() for _ in ids[second]]
+        members_of: list[set[int]] = [set() for _ in ids[second]]
         for member, group in pairs(name, first, second):
-            found[group].add(member)
-        return tuple(tuple(sorted(group)) for group in found)
+            members_of[group].add(member)
+        return tuple(tuple(sorted(group)) for group in members_of)
 
     def types(name: str, words: list[str]) -> tuple[str, ...]:
-        found: dict[str, str] = {}
+        type_of: dict[str, str] = {}
         for word, kind in facts.get(name, ()):
-            if found.setdefault(word, kind) != kind:
-                raise UnsupportedFacts(f"{word} has two types, {found[word]} and {kind}")
-        return tuple(found.get(word, "") for word in words)
+            if type_of.setdefault(word, kind) != kind:
+                raise UnsupportedFacts(f"{word} has two types, {type_of[word]} and {kind}")
+        return tuple(type_of.get(word, "") for word in words)
 
     location: dict[int, int] = {}
     for receptacle, spot in pairs("receptacleatlocation", "receptacle", "location"):

@@ -99,8 +99,8 @@ class Training:
             self.room(lambda: service.recorder.write(one))
 
         path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
-        found = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
-        before = {one.task.task_id: one for one in found if one.task.task_id in unused}
+        episodes = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
+        before = {one.task.task_id: one for one in episodes if one.task.task_id in unused}
         self._trace = TraceWriter(path)
         self.source = SessionBuffer(
             engine=service.engine,
