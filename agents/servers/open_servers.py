@@ -99,7 +99,8 @@ def train_policy(
         check_model(fleet, config)
         policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length, vocab_size)
 
-        # Whether adapters go to the servers, or whole weights: adapters are megabytes, and a server that loads them has its own weights all the time
+        # Whether adapters go to the servers, or whole weights: adapters are megabytes, and a server that loads them has
+        # its own weights all the time.
         adapters = bool(weights.adapter) and isinstance(sync, Disk) and all(one.adapters for one in fleet.servers)
         fleet.versions.adapters = adapters
         for one in fleet.servers:
