@@ -22,9 +22,9 @@ from turngym.core.episode import Episode
 from turngym.core.protocols import RolloutSource
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import Algorithm, DepthPlan
-from turngym.trainers.losses import TruncatedImportance
 from turngym.trainers.run_config import Stale
 from turngym.trainers.tensor_file import read_tensors
+from turngym.trainers.token_losses import TruncatedImportance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

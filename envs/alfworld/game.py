@@ -21,22 +21,24 @@ from turngym.core.redaction import excerpt
 from turngym.core.rows import show, stat_stamp, text_problem
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of
-from turngym.envs.alfworld.pddl import (
+from turngym.envs.alfworld.game_rules import (
     TASK_SIGN,
+    digest,
+    domain_digests,
+    grammar_digests,
+    parse_grammar,
+    rule_digest,
+    split_task,
+)
+from turngym.envs.alfworld.pddl import (
     GameError,
     GameUnsupported,
     UnsupportedFacts,
     category,
-    digest,
-    domain_digests,
     entity_names,
-    grammar_digests,
     listing,
-    parse_grammar,
     parse_problem,
-    rule_digest,
     shuffled,
-    split_task,
 )
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")

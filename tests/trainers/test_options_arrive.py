@@ -51,11 +51,8 @@ from turngym.trainers.contrib.sage_opd import Intervention
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
-    ClippedAdvantage,
     JensenShannon,
     MixedKL,
-    PolicyGradient,
-    SupportKL,
     bin_forward_kl,
     bin_reverse_kl,
     clipped_surrogate,
@@ -69,6 +66,7 @@ from turngym.trainers.losses import (
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
+from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
 from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
 from turngym.trainers.train_config import train_config
 

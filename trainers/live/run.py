@@ -41,7 +41,6 @@ from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_sessio
 from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
-from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
 from turngym.trainers.rollout_schedule import truncated
 from turngym.trainers.scorer import load_student
@@ -53,6 +52,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
+from turngym.trainers.token_losses import bounded
 from turngym.trainers.train_loop import Trainer
 
 SESSIONS = "sessions.jsonl"
