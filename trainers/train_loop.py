@@ -538,7 +538,7 @@ class Interrupts:
 
     @contextmanager
     def protected(self) -> Iterator[None]:
-        """Finish what is inside first."""
+        """Context whose body is finished before a signal interrupts."""
         # a counter, for blocks may be nested: only the end of the outermost one raises
         self._protected += 1
         try:
