@@ -83,10 +83,15 @@ def tiny_qwen3(
 
 def backbone(model: Any) -> nn.Module:
     """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
+    from transformers import PreTrainedModel
+
+    # transformers' get_decoder and base_model fall back to the model itself, which ends in logits
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    # transformers' get_decoder falls back to the model itself, which ends in logits
-    inner = decoder if decoder is not None and decoder is not model else getattr(model, "base_model", None)
-    if inner is None or inner is model:
+    parts = [decoder, getattr(model, "base_model", None)]
+    # Llama 4's base model bears another name than its text part has
+    parts += [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    inner = next((part for part in parts if part is not None and part is not model), None)
+    if inner is None:
         raise ModelError(f"{type(model).__name__} has no backbone apart from its head; use a Hugging Face causal model")
     return inner
 
@@ -184,8 +189,10 @@ def hidden_states(
         positions_BL: position of each id in its row; None: 0 to L - 1.
         line: which tokens of a line belong together; None: each line is a row.
 
-    Raises ModelError for rows that are longer than the model's context (`position_limit`).
+    Raises ModelError for rows that are longer than the model's context (`position_limit`), and for ids that it has no
+    embedding for.
     """
+    check_embedded(model, ids_BL)
     check_length(model, ids_BL.shape[1] if positions_BL is None else int(positions_BL.max(initial=0)) + 1)
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
@@ -194,6 +201,17 @@ def hidden_states(
     if positions_BL is None:
         return run(ids).flatten(0, 1)
     return run(ids, torch.from_numpy(positions_BL).to(device), line).flatten(0, 1)
+
+
+def check_embedded(model: Any, ids_BL: NDArray[np.int64]) -> None:
+    """Raises ModelError for an id that `model` has no row for, as of a token that was added to its tokenizer alone."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    size, most = getattr(embedding, "num_embeddings", None), int(ids_BL.max(initial=0))
+    if size is not None and most >= size:
+        raise ModelError(
+            f"id {most} is read, and {type(model).__name__} knows ids 0 to {size - 1}: its tokenizer has tokens that "
+            "were not added to the model (resize_token_embeddings does that)"
+        )
 
 
 def check_length(model: Any, size: int) -> None:

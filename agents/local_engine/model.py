@@ -429,6 +429,30 @@ def _compare(model: CausalModel) -> str | None:
     return problem and f"a trial on two short rows {problem}"
 
 
+def keeps_own_cache(model: CausalModel) -> bool:
+    """Whether the cache that `model` brings gives the logits of whole rows, id by id; with a warning where it does not.
+
+    Those of some families do not (MiniMax's), and their scores are always those of whole rows.
+    """
+    row = (np.arange(_LENGTHS[0]) * 7 + 1).astype(np.int32) % model.vocabulary
+    try:
+        with model.evaluating(inference=False):
+            past = None
+            for end in range(_LENGTHS[1], len(row) + 1):
+                got, past = model.plain(row[:end], past)
+            problem = logits_problem(got, model.plain(row, None)[0])
+    # as above
+    except Exception as error:
+        problem = f"failed: {type(error).__name__}: {error}"
+    if problem is not None:
+        warnings.warn(
+            f"model type {model.kind!r} has a cache that is not to be used, for a trial on a short row {problem}. "
+            "Every id is drawn from a pass over its whole row: very slow",
+            stacklevel=3,
+        )
+    return problem is None
+
+
 def logits_problem(got: Tensor, want: Tensor) -> str | None:
     """Why the logits `got` [..., V] are further from those of a plain pass, `want`, than rounding; or None."""
     tolerance = 1e-3 if want.dtype == torch.float32 else 0.25
