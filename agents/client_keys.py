@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turngym.core.clean_keys import clean_key
 from turngym.core.errors import TurngymError
-from turngym.core.secrets import clean_key
 from turngym.core.user_files import read_text
 
-SHORTEST = 16
+SHORTEST_KEY = 16
 """Fewest characters of a client's key: shorter ones can be guessed."""
 
 
@@ -46,10 +46,10 @@ class ClientKeys:
                 continue
             # a line is never quoted: it holds a key
             where = f"--client-keys {path}, line {number}"
-            usable = name[0].isalnum() and len(rest) == 1 and len(rest[0]) >= SHORTEST
+            usable = name[0].isalnum() and len(rest) == 1 and len(rest[0]) >= SHORTEST_KEY
             if not usable:
                 raise TurngymError(
-                    f"{where}: it must be a name and a key of at least {SHORTEST} characters; a name begins with a "
+                    f"{where}: it must be a name and a key of at least {SHORTEST_KEY} characters; a name begins with a "
                     "letter or a digit, and a line that begins with # is left out"
                 )
             if name in keys or rest[0] in keys.values():

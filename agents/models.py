@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
-from turngym.agents.model_files import check_model_files
+from turngym.agents.model_folder_check import check_model_files
 from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
-from turngym.core.provenance import FILE
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at
 from turngym.core.user_files import library_path, user_path
@@ -327,7 +327,7 @@ def trained_on(folder: str | Path) -> tuple[str, ...]:
     """The environments of the run that a model is a checkpoint of, by the run's config.toml; none if not known."""
     path = Path(folder).resolve()
     # RUN/checkpoints/step_000100/model
-    config = next((found for parent in path.parents[:3] if (found := parent / FILE).is_file()), None)
+    config = next((found for parent in path.parents[:3] if (found := parent / CONFIG_FILE).is_file()), None)
     if config is None or not path.is_relative_to(config.parent / "checkpoints"):
         return ()
     try:

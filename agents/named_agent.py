@@ -22,15 +22,15 @@ from turngym.agents.play_spec import (
     AnyAgent,
     BareChat,
     EndpointChat,
+    EnvPlayer,
     ExampleFile,
     Local,
     Model,
     ModelChat,
     OpenAI,
     Own,
-    Player,
     Random,
-    Replay,
+    RecordedAgent,
     SkillTexts,
     VerlAgent,
     Window,
@@ -41,7 +41,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
-from turngym.agents.rendering.skills import PREFIX
+from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned
@@ -56,7 +56,7 @@ from turngym.envs.base import TextEnv
 from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 
 AnyChat = TypeVar("AnyChat", ModelChat, EndpointChat)
-KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
+AGENT_KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class OpenedAgent:
     """How a model is spoken to, in a line for people."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
-    spec: AnyAgent = field(default_factory=Player)
+    spec: AnyAgent = field(default_factory=EnvPlayer)
     """The player as it was opened, with nothing left open. `open_agent` sets it."""
 
 
@@ -102,7 +102,7 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
     found: Agent
     if isinstance(spec, Random):
         found = RandomAgent()
-    elif isinstance(spec, Replay):
+    elif isinstance(spec, RecordedAgent):
         found = ReplayAgent(read_episodes(spec.trace), name=f"replay {Path(spec.trace).name}")
     else:
         name = spec.name
@@ -111,7 +111,7 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
             if hint := _meant(name):
                 raise AgentError(f"unknown agent {name!r}. {hint}")
             # says which there are
-            find(AGENTS, name, {}, known=(*KINDS, *env.players))
+            find(AGENTS, name, {}, known=(*AGENT_KINDS, *env.players))
         shown = f"{name} (noise {spec.noise:g})" if spec.noise else name
         found = ExpertAgent(expert=named_player(name), noise=spec.noise, name=shown)
     return OpenedAgent(agent=found, channel=_plain_channel(spec.chat), system=spec.chat.system, spec=spec)
@@ -151,7 +151,7 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
 def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     if spec.name not in installed(AGENTS) and (hint := _meant(spec.name)):
         raise AgentError(f"unknown agent {spec.name!r}. {hint}")
-    make: MakeAgent = find(AGENTS, spec.name, {}, known=(*KINDS, *env.players))
+    make: MakeAgent = find(AGENTS, spec.name, {}, known=(*AGENT_KINDS, *env.players))
     with failures_of(f"--agent {spec.name}", make, AgentError):
         made = make(env, spec)
     opened = opened_object(made, spec)
@@ -161,7 +161,7 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
 def _meant(name: str) -> str:
     """What a name that nothing stands for was meant as; "" where it may be an agent of another package."""
     path, (kind, colon, rest) = user_path(name), name.partition(":")
-    near = nearest(kind, [known.partition(":")[0] for known in KINDS if ":" in known], cutoff=0.6)
+    near = nearest(kind, [known.partition(":")[0] for known in AGENT_KINDS if ":" in known], cutoff=0.6)
     if colon and near and find_spec(kind.partition(".")[0]) is None:
         return f"Did you mean '{near[0]}:{rest}'?"
     if path.suffix == ".jsonl":
@@ -266,7 +266,7 @@ def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel:
     if asked is None:
         return Examples()
     if isinstance(asked, SkillTexts):
-        found = read_examples(f"{PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
+        found = read_examples(f"{SKILLS_PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
     else:
         found = read_examples(asked.file, asked.form, env.env_id, channel, env.tool, asked.shown_for)
     if found.skills is not None:

@@ -1,4 +1,5 @@
-"""What is played and by whom: `PlaySpec` is everything on which an episode depends but the player, `Agent` the player.
+"""What is played and by whom: `PlaySpec` is everything on which an episode depends but the player, and
+`AgentSettings` the player.
 
     EvalSpec            an evaluation, or a rollout
       play  PlaySpec    the game: environment, tasks, samples, seed, what scores
@@ -63,15 +64,15 @@ class Environment(Spec):
 # Which tasks.
 
 
-class Sampling(Spec, tag_field=KIND):
+class TaskChoice(Spec, tag_field=KIND):
     """Which tasks of a panel are played."""
 
 
-class Whole(Sampling, tag="panel"):
+class Whole(TaskChoice, tag="panel"):
     """Every task."""
 
 
-class Part(Sampling, tag="part"):
+class PartOfPanel(TaskChoice, tag="part"):
     """Some tasks of the panel, the same ones for the same number."""
 
     limit: Count
@@ -92,13 +93,13 @@ class Part(Sampling, tag="part"):
         return spread if self.spread else f"the first {self.limit} of {size} tasks"
 
 
-def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:
+def part_of(tasks: Sequence[Task], sampling: TaskChoice) -> tuple[Task, ...]:
     """The tasks of a panel that are played where nothing is drawn, in the panel's order.
 
     Spread: the k-th (from 0) of a category of n tasks is at (k + 1/2) / n; those with the least places are taken. So
     every category has its share, and more tasks are those of a smaller limit and others.
     """
-    if not isinstance(sampling, Part):
+    if not isinstance(sampling, PartOfPanel):
         return tuple(tasks)
     if not sampling.spread:
         return tuple(tasks[: sampling.limit])
@@ -111,7 +112,7 @@ def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:
     return tuple(tasks[number] for number in sorted(number for _, number in sorted(places)[: sampling.limit]))
 
 
-class Published(Sampling, tag="published"):
+class Published(TaskChoice, tag="published"):
     """The tasks that the published harness draws, as often as it draws them; `samples` counts its validations."""
 
     harness: Annotated[int, Meta(ge=1, le=10_000)] = 128
@@ -136,7 +137,7 @@ class OnPanel(Tasks, tag="panel"):
     """Hash of the panel."""
     size: Number = 0
     """Number of its tasks."""
-    sampling: Whole | Part | Published = Whole()
+    sampling: Whole | PartOfPanel | Published = Whole()
     """`panel`: every task, --samples times. `published`: the tasks that the published harness (verl-agent) draws with
     128 workers, `published:N` with N, in --samples validations; a number so drawn depends on N."""
 
@@ -186,7 +187,7 @@ def episodes_of(play: PlaySpec) -> int:
         return len(tasks.task) * play.samples
     if isinstance(tasks.sampling, Published):
         return tasks.sampling.harness * play.samples
-    most = tasks.sampling.limit if isinstance(tasks.sampling, Part) else tasks.size
+    most = tasks.sampling.limit if isinstance(tasks.sampling, PartOfPanel) else tasks.size
     return min(most, tasks.size) * play.samples
 
 
@@ -198,26 +199,26 @@ def drawn(play: PlaySpec) -> bool:
 # How a model is spoken to.
 
 
-class Memory(Spec, tag_field=KIND):
+class MemorySettings(Spec, tag_field=KIND):
     """What a turn's prompt holds of the episode."""
 
 
-class All(Memory, tag="all"):
+class All(MemorySettings, tag="all"):
     """All of it."""
 
 
-class Window(Memory, tag="window"):
+class Window(MemorySettings, tag="window"):
     """The task and the last turns."""
 
     turns: Number
     """Number of the last turns."""
 
 
-class React(Memory, tag="react"):
+class React(MemorySettings, tag="react"):
     """A transcript."""
 
 
-class VerlAgent(Memory, tag="verl-agent"):
+class VerlAgent(MemorySettings, tag="verl-agent"):
     """Templates with the last turns, as verl-agent writes them."""
 
     turns: Number
@@ -229,7 +230,7 @@ class VerlAgent(Memory, tag="verl-agent"):
     """Hash of the templates."""
 
 
-class Examples(Spec, tag_field=KIND):
+class ExampleSettings(Spec, tag_field=KIND):
     """What the prompt shows in front of the task."""
 
     @classmethod
@@ -239,7 +240,7 @@ class Examples(Spec, tag_field=KIND):
         return {KIND: kind, "folder": folder} if kind == "skills" and colon else {KIND: "file", "file": text}
 
 
-class ExampleFile(Examples, tag="file"):
+class ExampleFile(ExampleSettings, tag="file"):
     """Examples (few-shots) of a file."""
 
     file: str
@@ -253,7 +254,7 @@ class ExampleFile(Examples, tag="file"):
     """Hash of what is shown."""
 
 
-class SkillTexts(Examples, tag="skills"):
+class SkillTexts(ExampleSettings, tag="skills"):
     """Texts by the kind of task (docs/algorithms.md#told)."""
 
     folder: str
@@ -312,7 +313,7 @@ class EndpointChat(Chat):
 # Who plays.
 
 
-class Agent(Spec, tag_field=KIND):
+class AgentSettings(Spec, tag_field=KIND):
     """Who plays."""
 
     @classmethod
@@ -328,7 +329,7 @@ class Agent(Spec, tag_field=KIND):
         return {KIND: "own" if colon or text in installed(AGENTS) else "player", "name": text}
 
 
-class Player(Agent, tag="player"):
+class EnvPlayer(AgentSettings, tag="player"):
     """One of the environment's players."""
 
     name: str = "expert"
@@ -340,14 +341,14 @@ class Player(Agent, tag="player"):
     """How its actions are written."""
 
 
-class Random(Agent, tag="random"):
+class Random(AgentSettings, tag="random"):
     """Chooses among the admissible actions."""
 
     chat: BareChat = BareChat()
     """How its actions are written."""
 
 
-class Replay(Agent, tag="replay"):
+class RecordedAgent(AgentSettings, tag="replay"):
     """Says again what was recorded."""
 
     trace: str
@@ -356,11 +357,11 @@ class Replay(Agent, tag="replay"):
     """How its actions are written."""
 
 
-class Engine(Spec, tag_field=KIND):
+class EngineSettings(Spec, tag_field=KIND):
     """What generates."""
 
 
-class Local(Engine, tag="local"):
+class Local(EngineSettings, tag="local"):
     """This process, or worker processes beside it."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -371,7 +372,7 @@ class Local(Engine, tag="local"):
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
 
 
-class Servers(Engine, tag="servers"):
+class Servers(EngineSettings, tag="servers"):
     """Servers (SGLang, vLLM) that play with the model's weights."""
 
     policy_server: str
@@ -385,7 +386,7 @@ class Servers(Engine, tag="servers"):
     """The kind of server, which is asked: another one draws other episodes from the same seed."""
 
 
-class Model(Agent, tag="model"):
+class Model(AgentSettings, tag="model"):
     """A language model."""
 
     folder: str
@@ -400,7 +401,7 @@ class Model(Agent, tag="model"):
     """How it is spoken to."""
 
 
-class OpenAI(Agent, tag="openai"):
+class OpenAI(AgentSettings, tag="openai"):
     """A model behind an OpenAI-compatible endpoint."""
 
     model: str
@@ -413,7 +414,7 @@ class OpenAI(Agent, tag="openai"):
     """How it is asked."""
 
 
-class Own(Agent, tag="own"):
+class Own(AgentSettings, tag="own"):
     """An agent of another package, or an object."""
 
     name: str
@@ -430,7 +431,7 @@ class Own(Agent, tag="own"):
     """How it asks, where it asks an endpoint."""
 
 
-AnyAgent = Player | Random | Replay | Model | OpenAI | Own
+AnyAgent = EnvPlayer | Random | RecordedAgent | Model | OpenAI | Own
 
 
 # Who computes.
@@ -452,7 +453,7 @@ class EvalSpec(Spec):
 
     play: PlaySpec
     """What is played."""
-    agent: AnyAgent = Player()
+    agent: AnyAgent = EnvPlayer()
     """`expert` (sees the hidden state), one of the environment's own players, `random`, `replay:TRACE`, `model:FOLDER`
     (a Hugging Face causal model; `model:ORG/NAME[@REVISION]` is one of the hub), `openai:MODEL` (a model behind any
     OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, Player, PlaySpec
+from turngym.agents.play_spec import AnyAgent, Environment, EnvPlayer, EvalSpec, MemorySettings, PlaySpec
 from turngym.agents.presets import Preset, find_preset, require_named
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.core.errors import AgentError
 from turngym.core.resolve import Layer, Resolved, merged, resolve
 from turngym.core.spec import KIND, SettingsError, Spec, at, expand, flat, put, short_name
@@ -108,7 +108,7 @@ def panel_name(panel: Panel, named: str) -> str:
 
 
 class _Alone(Spec):
-    agent: AnyAgent = Player()
+    agent: AnyAgent = EnvPlayer()
 
 
 def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool = True) -> AnyAgent:
@@ -151,14 +151,14 @@ def play_table(env_id: str, made: Mapping[str, Any]) -> dict[str, Any]:
 def folder_layer(folder: str) -> Layer:
     """How a model's folder says that the model is spoken to; nothing where it does not say."""
     path = user_path(hub_folder(folder))
-    if not (path / FILE).exists():
+    if not (path / CHAT_FILE).exists():
         return Layer(name="model folder", table={})
-    return Layer(name=f"{FILE} of the model", table={"agent": {"chat": chat_table(ChatSettings.load(path))}})
+    return Layer(name=f"{CHAT_FILE} of the model", table={"agent": {"chat": chat_table(ChatSettings.load(path))}})
 
 
 def chat_table(settings: ChatSettings) -> dict[str, Any]:
     """The chat settings of a folder as a partial table of `ModelChat`."""
-    memory = Memory.table_of(settings.memory)
+    memory = MemorySettings.table_of(settings.memory)
     if settings.prompts is not None:
         memory["prompts"] = "model"
     return {

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.access import Access
+from turngym.agents.request_origin import Access
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
-from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.server import RetrievalService
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
     except (OSError, ValueError, OverflowError) as error:
         raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
     made.channel_class = type(
-        "Channel", (Channel,), {"error_task_class": type("Refusal", (Refusal,), {"front": front})}
+        "TimedChannel", (TimedChannel,), {"error_task_class": type("Refusal", (Refusal,), {"front": front})}
     )
     made.front, made.most = front, connections
     return made
@@ -412,7 +412,7 @@ class Refusal(ErrorTask):
         self.write(body)
 
 
-class Answer(WSGITask):
+class AnswerTask(WSGITask):
     """An answer of the application; while the server leaves, the last of its connection."""
 
     def build_response_header(self) -> bytes:
@@ -436,10 +436,10 @@ class Parser(HTTPRequestParser):
             self.expect_continue = False
 
 
-class Channel(HTTPChannel):
+class TimedChannel(HTTPChannel):
     """One connection that knows how long everything takes."""
 
-    task_class, error_task_class, parser_class = Answer, Refusal, Parser
+    task_class, error_task_class, parser_class = AnswerTask, Refusal, Parser
     began: float | None = None
     """When the first byte of the request came that is not complete yet."""
     refused = False

@@ -18,8 +18,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from turngym.agents.access import Access
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.request_origin import Access
 from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, url_of
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
@@ -153,7 +153,7 @@ class Guarded:
 
 
 CLOSE = (b"connection", b"close")
-PIECE = 4 * 2**10
+HEADER_PIECE = 4 * 2**10
 """Bytes of headers that are parsed at a time: h11 looks at their limit only between two pieces."""
 
 
@@ -179,7 +179,7 @@ class LimitedProtocol(H11Protocol):
         while data:
             if self.transport.is_closing() or self.transport.get_protocol() is not self:
                 return
-            size = PIECE if self.conn.their_state is h11.IDLE else len(data)
+            size = HEADER_PIECE if self.conn.their_state is h11.IDLE else len(data)
             super().data_received(data[:size])
             data = data[size:]
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):

@@ -25,11 +25,11 @@ from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.line_file import refuse_link
-from turngym.core.mapped import changed_files, describe_files, files_under
+from turngym.core.memory_mapped import changed_files, describe_files, files_under
 from turngym.core.redaction import brief, excerpt
-from turngym.core.secrets import recorded_command
 from turngym.core.tables import written_whole
 from turngym.core.trace import add_checksum, check_checksum
 from turngym.core.user_files import json_of
@@ -188,7 +188,7 @@ def _is_same(path: Path, other: Path) -> bool:
 
 # Checksums of the files of a model or checkpoint folder, in one file beside them.
 
-FILE = "turngym.sums"
+SUMS_FILE = "turngym.sums"
 """Holds sizes and CRC-32s by file name. A folder without it, such as another program's model, is not checked."""
 CHEAP = 1 << 32
 """Folders of up to this many bytes are checked whenever they are loaded: a second or two, less than reading them."""
@@ -205,11 +205,11 @@ def inside(name: str) -> bool:
 
 def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
     """Writes `turngym.sums` for all files under `folder` except those under the names `without`."""
-    facts = describe_files(folder, files_under(folder, without=(FILE, *without)))
+    facts = describe_files(folder, files_under(folder, without=(SUMS_FILE, *without)))
     pairs = {name: [fact["bytes"], fact["crc32"]] for name, fact in facts.items()}
-    with written_whole(folder / FILE) as scratch:
+    with written_whole(folder / SUMS_FILE) as scratch:
         scratch.write_text(add_checksum(json.dumps({"files": pairs})) + "\n", encoding="ascii")
-    return folder / FILE
+    return folder / SUMS_FILE
 
 
 def changed_sums(folder: Path, *, limit: float = float("inf")) -> list[str]:
@@ -227,13 +227,13 @@ def check_sums(folder: str | Path) -> None:
     if problems := changed_sums(folder, limit=CHEAP):
         raise ChangedFileError(
             f"{folder} is damaged: {'; '.join(problems)}. Take another copy; if you changed it on purpose, delete "
-            f"{folder / FILE}"
+            f"{folder / SUMS_FILE}"
         )
 
 
 def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
     """(bytes, CRC-32) by file name; empty without `turngym.sums`. Raises ChangedFileError if that file is damaged."""
-    path = folder / FILE
+    path = folder / SUMS_FILE
     if not path.is_file():
         return {}
     try:

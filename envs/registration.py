@@ -19,10 +19,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief, said_by
-from turngym.core.secrets import refuse_credentials
 from turngym.core.task import MAX_TURNS, plain_id
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel

@@ -165,7 +165,7 @@ def guard_pages(app: Flask, policy: str, error_page: Callable[[int], Any]) -> No
         return error_page(status)
 
 
-class Recorder:
+class EpisodeRecorder:
     """Appends people's episodes to a trace; sample numbers go on from those that are in it. Safe across threads."""
 
     def __init__(self, path: Path) -> None:

@@ -38,19 +38,19 @@ from turngym.trainers.model_shapes import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
 
-SMALL = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384, vocab=600, tied=True)
+SMALL_SHAPE = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384, vocab=600, tied=True)
 MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
     # about that of the embedded quickstart
-    "tiny": (SMALL, (3, 10, 30), (1, 8, 32, 64)),
+    "tiny": (SMALL_SHAPE, (3, 10, 30), (1, 8, 32, 64)),
     # one whose matrix products outweigh the overhead of each call
     "larger": (
-        replace(SMALL, layers=8, width=512, heads=8, kv_heads=4, head_dim=64, mlp=1536),
+        replace(SMALL_SHAPE, layers=8, width=512, heads=8, kv_heads=4, head_dim=64, mlp=1536),
         (3, 10, 30),
         (1, 8, 32),
     ),
     # a model of 0.5B parameters, with its vocabulary
     "half-billion": (
-        replace(SMALL, layers=24, width=896, heads=14, head_dim=64, mlp=4864, vocab=151_936),
+        replace(SMALL_SHAPE, layers=24, width=896, heads=14, head_dim=64, mlp=4864, vocab=151_936),
         (3,),
         (1, 8),
     ),

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE
+from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.settings import read_toml
@@ -27,11 +27,11 @@ from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import BUILT_IN, Algorithm
 from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.several import further_env
+from turngym.trainers.several_envs import further_env
 from turngym.trainers.student_player import chat_settings
 from turngym.trainers.teacher import is_the_base
 from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config
-from turngym.trainers.training_costs import Estimate, Workload, chip_named, estimate, traffic
+from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class PlanOptions:
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
-    work: Workload = field(default_factory=Workload)
+    work: StepWorkload = field(default_factory=StepWorkload)
 
     def unread(self) -> Unread:
         if self.steps is None:
@@ -176,7 +176,7 @@ def _ahead(options: PlanOptions) -> list[str]:
     ] * bool(said)
 
 
-def ahead_seconds(found: Estimate) -> float:
+def ahead_seconds(found: CostEstimate) -> float:
     """Seconds of a step whose episodes are played elsewhere, beside the step before it."""
     return max(found.rollout_s, found.teacher_s + found.update_s)
 
@@ -225,7 +225,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "shard_teacher": config.part("frozen").shard_teacher,
     }
     # a limit is no length, but the longest that a response may be
-    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / FILE).is_file():
+    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / CHAT_FILE).is_file():
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
@@ -239,7 +239,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     return PlanOptions(
         student=str(config.models.student),
         teacher=str(config.teacher) if held else None,
-        work=Workload(**work),
+        work=StepWorkload(**work),
         eval_every=run.eval_every,
         steps=run.steps if "run.steps" in asked else None,
     )
@@ -296,10 +296,10 @@ def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> 
     """Episodes of an evaluation on `panel`."""
     preset = find_preset(play.preset, panel.env_id)
     samples = evaluation.eval_samples or at({} if preset is None else preset.table, "play.samples")
-    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(USUAL, "play.samples"))
+    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(EVAL_DEFAULTS, "play.samples"))
 
 
-def _line(gpus: int, found: Estimate) -> list[str]:
+def _line(gpus: int, found: CostEstimate) -> list[str]:
     memory = [f"{value / 1e9:.1f}" for value in (found.states, found.update, found.scoring, found.rollout, found.peak)]
     times = [found.rollout_s, found.teacher_s, found.update_s, found.step_s, found.eval_s]
     seconds = [f"{value:.1f}" if found.fits else "-" for value in times]

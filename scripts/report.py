@@ -32,8 +32,8 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
-from turngym.core.secrets import recorded_command
 from turngym.core.spec import Positional, Unread, needing
 from turngym.core.tables import Table, csv_text, filled, lines_of, markdown, markup
 from turngym.scripts.options import pop_option, read_options

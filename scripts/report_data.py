@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
-from turngym.agents.evaluation.original import departures
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.agents.evaluation.seeds import TaskMeans
 from turngym.agents.play_spec import EvalSpec, OnPanel, meaning
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
-from turngym.core.provenance import FILE
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
 from turngym.core.spec import NONE, flat, short_name, to_table
 from turngym.core.spec import settings_of as paths
@@ -140,7 +140,7 @@ def _load(name: str, path: Path, place: int) -> Run:
     # shown in tables and figures, which know no bytes that are no text
     name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
     folder = path.parent if path.is_file() else path
-    config = _named(read_toml(folder / FILE, provenance=True)) if (folder / FILE).is_file() else {}
+    config = _named(read_toml(folder / CONFIG_FILE, provenance=True)) if (folder / CONFIG_FILE).is_file() else {}
     about = Run(name=name, path=path, place=place, config=config)
     if path.is_file():
         return _seeded(replace(about, **_nonempty(path, _evaluation(path))))

@@ -7,6 +7,7 @@ from .algorithm import DepthController as DepthController
 from .algorithm import DepthPlan as DepthPlan
 from .algorithm import DepthState as DepthState
 from .algorithm import FixedDepth as FixedDepth
+from .algorithm import PrivilegedText as PrivilegedText
 from .algorithm import Reader as Reader
 from .algorithm import Scorers as Scorers
 from .algorithm import TargetFn as TargetFn
@@ -15,7 +16,6 @@ from .algorithm import Term as Term
 from .algorithm import TokenLoss as TokenLoss
 from .algorithm import TokenLosses as TokenLosses
 from .algorithm import Tokens as Tokens
-from .algorithm import Told as Told
 from .algorithm import Weight as Weight
 from .algorithm import find_algorithm as find_algorithm
 from .batch import RolloutBatch as RolloutBatch
@@ -35,6 +35,9 @@ from .losses import bin_forward_kl as bin_forward_kl
 from .losses import known_behavior as known_behavior
 from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
+from .privileged import PrivilegedLogprobs as PrivilegedLogprobs
+from .privileged import batch_turns as batch_turns
+from .privileged import privileged_logprobs as privileged_logprobs
 from .rewards import Reward as Reward
 from .run import build_trainer as build_trainer
 from .run import train as train
@@ -57,9 +60,6 @@ from .targets import support_kl as support_kl
 from .teacher import Translation as Translation
 from .token_weights import WEIGHTS as WEIGHTS
 from .token_weights import blend_alpha as blend_alpha
-from .told import ToldLogprobs as ToldLogprobs
-from .told import batch_turns as batch_turns
-from .told import told_logprobs as told_logprobs
 from .train_config import TrainConfig as TrainConfig
 from .train_loop import RunResult as RunResult
 from .train_loop import Trainer as Trainer

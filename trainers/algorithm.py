@@ -382,8 +382,8 @@ Reader = Literal["initial", "live"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What becomes of a judge's hints: where they stand in a prompt, and who reads them (`trainers/told.py`)."""
+class PrivilegedText:
+    """What becomes of a judge's hints: where they stand in a prompt, and who reads them (`trainers/privileged.py`)."""
 
     position: Position = "last_user"
     reader: Reader = "initial"
@@ -438,7 +438,7 @@ class Algorithm:
     """Whether recorded episodes (`--traces`) end at the step's depth cap, as played ones do."""
     judge: Question | None = None
     """What a judge is asked about every turn; None: nothing is judged."""
-    told: Told | None = None
+    privileged: PrivilegedText | None = None
     """What becomes of the judge's hints; None: it reads none."""
     entropy_gradient: bool = False
     """Whether the token loss uses the entropy of the distribution."""

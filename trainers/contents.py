@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from turngym.agents.playing.env_maker import env_class
-from turngym.agents.rendering.skills import PREFIX, read_skills
-from turngym.core.provenance import FILE
+from turngym.agents.rendering.skills import SKILLS_PREFIX, read_skills
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
 from turngym.core.spec import NONE, at, flat
 from turngym.core.strict_json import json_object
@@ -39,7 +39,7 @@ def of_all(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def kept(folder: Path) -> dict[str, str]:
     """What `of_all` was when the training run in `folder` began. Raises SettingsError without a config.toml."""
-    about = read_toml(folder / FILE, provenance=True).get(PROVENANCE, {})
+    about = read_toml(folder / CONFIG_FILE, provenance=True).get(PROVENANCE, {})
     return dict(about.get(CONTENTS, {}))
 
 
@@ -55,7 +55,7 @@ def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, value in every.items():
         table, _, last = name.rpartition(".")
         if last == "folder" and every.get(f"{table}.kind") == "skills":
-            value = f"{PREFIX}{value}"
+            value = f"{SKILLS_PREFIX}{value}"
         texts = [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
         if contents := [content for content in map(_of_file, texts) if content is not None]:
             found[name] = content_hash({"contents": contents})[:16]
@@ -101,8 +101,8 @@ def _of_file(text: str) -> str | None:
     """What is in the file, or the folder of skills, that `text` names; None for other texts and what comes along."""
     if "\0" in text:
         return None
-    path = user_path(text.removeprefix(PREFIX))
-    if text.startswith(PREFIX):
+    path = user_path(text.removeprefix(SKILLS_PREFIX))
+    if text.startswith(SKILLS_PREFIX):
         return read_skills(str(path)).identity if path.exists() else None
     # the name of a method or a split may be a file's in somebody's folder; `Path.is_file` raises for texts too long
     if not ("/" in text or path.suffix) or not os.path.isfile(path):

@@ -22,7 +22,7 @@ from turngym.trainers.algorithm import Algorithm, find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import EVALUATION, fingerprint
 from turngym.trainers.scorer import Scorer
-from turngym.trainers.several import FurtherEnv
+from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.student_player import RunEnv
 from turngym.trainers.train_config import TrainConfig
 

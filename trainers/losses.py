@@ -89,7 +89,7 @@ def bin_forward_kl(
     l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
     has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0. Its gradient at an
     id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns.
+    Source: [guided-opd]; docs/algorithms.md#forward-kl.
 
     Args:
         student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.

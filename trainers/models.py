@@ -435,7 +435,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 # Refuse to distill between models that do not share a vocabulary.
 
-SHOWN = 5
+SHOWN_IDS = 5
 """How many ids that differ an error names."""
 OTHER = "--distill.vocabulary other compares what the two say as text"
 
@@ -460,7 +460,7 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     mine, theirs = _by_id(student), _by_id(teacher)
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
     if wrong:
-        rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN])
+        rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
         raise VocabularyError(
             f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
             f"Distillation needs one tokenizer for both; {OTHER}"

@@ -18,7 +18,7 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.named_agent import open_agent
-from turngym.agents.play_spec import AnyAgent, Local, Player, Replay, meaning
+from turngym.agents.play_spec import AnyAgent, EnvPlayer, Local, RecordedAgent, meaning
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
@@ -57,7 +57,7 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
     identity = {f"collect.{name}": value for name, value in filters.items()}
 
     # recorded episodes; they are filtered as they are read
-    if isinstance(asked, Replay):
+    if isinstance(asked, RecordedAgent):
         path = user_path(asked.trace)
         recorded = _recorded(path, keep, tasks_of(base), env.held_out)
         # by name alone, for folders may have moved
@@ -65,7 +65,7 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
 
     slots = config.play.slots
     known = ("expert", *base.players)
-    if asked is None or (isinstance(asked, Player) and asked.name in known and not asked.noise):
+    if asked is None or (isinstance(asked, EnvPlayer) and asked.name in known and not asked.noise):
         # the environment's expert, or another player that it knows by name
         name = config.part("expert") if asked is None else asked.name
         agent = ExpertAgent(expert=named_player(name))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel
 from turngym.agents.play_spec import EvalSpec, Model, OnPanel, part_of
@@ -112,7 +112,7 @@ def eval_spec(
     preset = find_preset(play.preset, panel.env_id)
     shared = {name: value for name, value in play.env_kwargs.items() if name in AGENT_FACING}
     training = Layer(name="training", table=play_table(panel.env_id, {"max_turns": max_turns, **shared}))
-    layers = [Layer(name="default", table=USUAL), environment_layer(panel.env_id)]
+    layers = [Layer(name="default", table=EVAL_DEFAULTS), environment_layer(panel.env_id)]
     if preset is None:
         layers += [training, panel_layer(panel)]
     else:

@@ -12,7 +12,12 @@ from turngym.core.progress import ACTIVITY, LogLines, clock
 
 MUCH = 0.5
 """Share of answers that are cut or cannot be read from which on they are what holds a run up."""
-SHOWN = (("loss", "loss {:.3f}"), ("success", "success {:.0%}"), ("depth/cap", "depth {}"), ("eval/avg", "Avg {:.1%}"))
+SHOWN_METRICS = (
+    ("loss", "loss {:.3f}"),
+    ("success", "success {:.0%}"),
+    ("depth/cap", "depth {}"),
+    ("eval/avg", "Avg {:.1%}"),
+)
 
 
 class Progress:
@@ -232,5 +237,5 @@ def peak_memory() -> int:
 
 def describe(row: Mapping[str, Any]) -> str:
     """`step 10  loss 0.412  success 25%  depth 12  Avg 31.0%` from the numbers that are there."""
-    parts = [text.format(row[name]) for name, text in SHOWN if row.get(name) is not None]
+    parts = [text.format(row[name]) for name, text in SHOWN_METRICS if row.get(name) is not None]
     return "  ".join([f"step {row.get('step', 0)}", *parts])

@@ -24,7 +24,7 @@ from turngym.core.trace import iter_episodes, read_episodes, read_specs
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.several import ENVIRONMENT
+from turngym.trainers.several_envs import ENVIRONMENT
 from turngym.trainers.student_player import RunEnv, text_writer
 from turngym.trainers.targets import rows
 from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig

@@ -31,7 +31,7 @@ from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
-from turngym.core.provenance import FILE, write_config
+from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
 from turngym.core.spec import at, kind_of, to_table
@@ -43,22 +43,22 @@ from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built,
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.identity import of_training
+from turngym.trainers.learning_rate import unmoved_loss, unsuited_lr
 from turngym.trainers.lora import add_adapters
 from turngym.trainers.losses import bounded
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
-from turngym.trainers.optimizer_step import unmoved_loss, unsuited_lr
 from turngym.trainers.panel_evaluation import eval_spec, panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
+from turngym.trainers.rollout_schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.scorer import LocalScorer, load_student
-from turngym.trainers.several import (
+from turngym.trainers.several_envs import (
     EachPanel,
     FurtherEnv,
     RoutedTeachers,
@@ -176,7 +176,7 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
     that file is missing; what has changed since and may (one's own code) is said."""
     models, content = config.models, contents.of_all(to_table(config))
     if models.resume:
-        path = models.out / FILE
+        path = models.out / CONFIG_FILE
         # a run may have been killed between its first checkpoint and this file
         if path.exists():
             began = contents.kept(models.out)
@@ -188,7 +188,7 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
         config = changed(config, models=changed(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
     about |= {contents.CONTENTS: content} if content else {}
-    write_config(models.out / FILE, config, command or None, **about)
+    write_config(models.out / CONFIG_FILE, config, command or None, **about)
 
 
 def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:
@@ -242,7 +242,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
-        told=algorithm.told,
+        privileged=algorithm.privileged,
     )
     envs = _open_envs(config, info, further, opened)
     student = envs[""].student

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from turngym.core.disk_space import at_once
 from turngym.core.files import locked_folder
-from turngym.core.room import at_once
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -23,10 +23,10 @@ from turngym.trainers.checkpoint import (
     save_checkpoint,
 )
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.metrics import FILE
+from turngym.trainers.metrics import METRICS_FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
+from turngym.trainers.rollout_schedule import RolloutSchedule
 from turngym.trainers.run_config import EVALUATION, RunConfig
-from turngym.trainers.schedule import RolloutSchedule
 from turngym.trainers.scorer import ReferenceRefresh
 
 STEPS = "run.steps"
@@ -81,7 +81,7 @@ class RunFolder:
         """
         # only rank 0 looks: another rank might look after rank 0 has begun to write
         begun, exists = on_rank_zero(
-            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / FILE).exists())
+            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / METRICS_FILE).exists())
         )
         if (begun or exists) and not resume:
             first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"

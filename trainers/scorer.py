@@ -223,7 +223,7 @@ def load_scorer(
 
 # The reference of a KL, replaced now and then by the student as it then is.
 
-FILE = "reference.pt"
+REFERENCE_FILE = "reference.pt"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,11 +260,11 @@ class ReferenceRefresh:
 
     def save(self, folder: Path) -> None:
         if self._replaced:
-            torch.save(self._average or self.reference.state_dict(), folder / FILE)
+            torch.save(self._average or self.reference.state_dict(), folder / REFERENCE_FILE)
 
     def load(self, folder: Path) -> None:
-        if (folder / FILE).exists():
-            weights = read_tensors(folder / FILE)
+        if (folder / REFERENCE_FILE).exists():
+            weights = read_tensors(folder / REFERENCE_FILE)
             self.reference.load_state_dict(weights)
             if self.rate < 1.0:
                 device = next(iter(self.reference.state_dict().values())).device
@@ -348,7 +348,7 @@ class ModelWeights:
 
     @property
     def adapter(self) -> int:
-        return int(self.model.peft_config[lora.NAME].r) if lora.adapted(self.model) else 0
+        return int(self.model.peft_config[lora.ADAPTER_NAME].r) if lora.adapted(self.model) else 0
 
     def save_adapter(self, folder: Path) -> None:
         lora.save_adapter(self.model, self.model.state_dict(), folder)

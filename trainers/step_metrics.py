@@ -14,7 +14,7 @@ from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, Targets, Weight
 from turngym.trainers.batch import RolloutBatch, refused
 from turngym.trainers.judge_votes import judge_row
-from turngym.trainers.optimizer_step import Epochs, Schedule
+from turngym.trainers.optimizer_step import Epochs, RunStep
 from turngym.trainers.rewards import PAID
 from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats
 
@@ -269,11 +269,11 @@ def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
     }
 
 
-def weight_row(weight: Weight, schedule: Schedule) -> dict[str, float]:
+def weight_row(weight: Weight, run_step: RunStep) -> dict[str, float]:
     """How far the token weights have moved from trajectories to turns; nothing for weights that know no such scale."""
     if not isinstance(weight, Blended):
         return {}
-    return {"weight/alpha": weight.alpha(step=schedule.step, total_steps=schedule.total_steps)}
+    return {"weight/alpha": weight.alpha(step=run_step.step, total_steps=run_step.total_steps)}
 
 
 def _mean(values: NDArray[np.float32] | None) -> float | None:

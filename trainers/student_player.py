@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from turngym.agents.executor.worker_count import Workload
+from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
@@ -24,7 +24,7 @@ from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.rollout_sources import SharedEnv
@@ -35,7 +35,7 @@ from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
-from turngym.trainers.algorithm import ExpertPlay, Told
+from turngym.trainers.algorithm import ExpertPlay, PrivilegedText
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
@@ -75,7 +75,7 @@ class RunInfo:
     """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
-    told: Told | None = None
+    privileged: PrivilegedText | None = None
     """What becomes of its hints."""
 
 
@@ -109,7 +109,7 @@ class StudentPlayer:
         self._closing = ExitStack()
         served = not isinstance(config.engine, Here)
         elsewhere = served or play.traces or run.imitates is not None
-        workload = Workload(
+        workload = PlayWorkload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
         choice = config.workers.choice(workload)
@@ -134,7 +134,7 @@ class StudentPlayer:
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
-        if not (folder / FILE).exists():
+        if not (folder / CHAT_FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
         if why := self.scoring.get("approximate"):

@@ -141,7 +141,7 @@ def combined_advantage(
     """A_i = w_reward A^reward_i + w_teacher (log q - log p): float32 [N].
 
     `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
-    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+    Source: [openclaw-rl], [slime]; docs/contrib_algorithms.md#combined-advantage.
 
     Args:
         reward_N: the reward's advantage [N].

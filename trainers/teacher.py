@@ -25,7 +25,7 @@ from turngym.trainers.microbatch import packing_for
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
-from turngym.trainers.several import FurtherEnv
+from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
 
 if TYPE_CHECKING:

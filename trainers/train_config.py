@@ -27,9 +27,9 @@ from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.resolve import Layer, Resolved, merged, resolve
-from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import (
     KIND,
     Setting,

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from torch.optim import Optimizer
 
+from turngym.core.disk_space import at_once
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.room import at_once
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets, selected, selection_row
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
@@ -32,12 +32,12 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
-from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
+from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
+from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, fingerprint
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
 
@@ -372,9 +372,9 @@ class TrainLoop:
         targets = checked_targets(algorithm.target_fn(batch, kept, self._scorers()), batch.tokens, algorithm.name)
         scored = ClockReading.now()
         trainer.progress.phase("update")
-        schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
+        run_step = RunStep(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
-            trainer.model, self.optimizer, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
+            trainer.model, self.optimizer, batch, kept, targets, algorithm, run_step, self._forward(), self.critic
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
@@ -389,7 +389,7 @@ class TrainLoop:
             **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
             # versions count steps done: fresh episodes of this step were played by version step - 1
             **step_metrics.staleness_row(episodes, step - 1),
-            **step_metrics.weight_row(algorithm.weight, schedule),
+            **step_metrics.weight_row(algorithm.weight, run_step),
             "tokens_per_s": batch.tokens / (end.wall - start.wall),
             **phase_row((start, collected, scored, end)),
             "time/step_s": end.wall - start.wall,

@@ -16,10 +16,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.endpoint.calls import ToolCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
-from turngym.agents.endpoint.counts import read_usage
-from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import (
+from turngym.agents.endpoint.calls import AnswerCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
+from turngym.agents.endpoint.completion_fields import (
     DEEPEST,
     NAME_SHOWN,
     REASONING,
@@ -32,6 +30,8 @@ from turngym.agents.endpoint.wire import (
     deeper,
     rest_of,
 )
+from turngym.agents.endpoint.read_usage import read_usage
+from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
 from turngym.envs.spaces import printable
@@ -75,7 +75,7 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ChatAnswer:
     """A chat completion."""
 
     content: str
@@ -86,7 +86,7 @@ class Answer:
     """Fields of the message with the reasoning, as they came; `content`, if it came in parts of that."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the message that go back with the conversation unread."""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[AnswerCall, ...] = ()
     written: WrittenCall | None = None
     """The call that the server left in `content`, where a server with a parser would have put it into `calls`."""
     finish: str = "stop"
@@ -113,7 +113,7 @@ class Answer:
         return len(self.content) + len(self.reasoning or "") + calls + _size(self.more)
 
 
-def read_answer(body: Any, expected: Expected | None = None) -> Answer:
+def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
     """Read a completion. Raises UnreadableAnswer."""
     reading, expected = Reading(), expected or Expected()
     completion = reading.take(Completion, body, "")
@@ -135,7 +135,7 @@ def read_answer(body: Any, expected: Expected | None = None) -> Answer:
     return replace(answer, model=named, usage=usage, counted=counted, noticed=tuple(reading.noticed))
 
 
-def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> Answer:
+def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> ChatAnswer:
     if not completion.choices:
         raise UnreadableAnswer("the answer has no choices: []", foreign=True)
     choices = [reading.take(Choice, given, "choice.") for given in completion.choices[:MOST_TOP]]
@@ -181,7 +181,7 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         reading.note(Noticed.ONLY_THOUGHT)
     more = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)
-    return Answer(
+    return ChatAnswer(
         content=content,
         blank="" if isinstance(message.content, str) else None,
         reasoning=reasoning,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.usage import usage_of, usage_table
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
-from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
@@ -34,7 +34,7 @@ from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes, read_specs
 from turngym.envs.base import tasks_of
 
-USUAL: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
+ROLLOUT_DEFAULTS: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
 """What holds for a rollout where nobody says otherwise."""
 
 
@@ -118,7 +118,7 @@ def play_episodes(
         return play_rollout(Resolved(spec=env, origins={}), out=out, append=append, progress=progress, command=command)
     asked = asked_of("play_episodes()", {**({} if env is None else {"env": env}), **settings}, agent, preset)
     found = resolve_play(
-        [("play_episodes()", asked)], usual=USUAL, preset=preset if isinstance(preset, Preset) else None
+        [("play_episodes()", asked)], usual=ROLLOUT_DEFAULTS, preset=preset if isinstance(preset, Preset) else None
     )
     player = None if agent is None or isinstance(agent, str) else agent
     return play_rollout(found, agent=player, out=out, append=append, progress=progress, command=command)

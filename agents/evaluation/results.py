@@ -14,7 +14,7 @@ import msgspec
 from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError, Scores
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
-from turngym.core.plugin_values import LARGE
+from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
@@ -46,7 +46,7 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-_Finite = Annotated[float, msgspec.Meta(ge=-LARGE, le=LARGE)]
+_Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_VALUE, le=LARGEST_VALUE)]
 
 
 class _Row(msgspec.Struct):

@@ -103,7 +103,7 @@ def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
     return sorted(chosen.values(), key=lambda place: (every[place].sample, every[place].group, place))
 
 
-FEW = 10
+FEW_GROUPS = 10
 """With fewer scenes, worlds or products than this, a number is quoted for these alone."""
 PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
 
@@ -424,7 +424,7 @@ def _new_clusters(scores: Scores) -> str:
     """The interval for new clusters, or that there are too few of them to say."""
     if scores.new_clusters is None:
         return "-"
-    if (scores.clusters or 0) < FEW:
+    if (scores.clusters or 0) < FEW_GROUPS:
         return f"for these {scores.clusters} only; {scores.new_clusters}"
     return f"{scores.new_clusters} of {scores.clusters}"
 

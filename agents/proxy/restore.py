@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, ProxySession
 from turngym.agents.proxy.turn_records import (
-    FILE,
+    RECORDS_FILE,
     ChatMessage,
     RecordProblem,
     TurnRecord,
@@ -143,7 +143,7 @@ def restore(
     complete are trained on.
 
     Args:
-        folder: where `Recorder` writes.
+        folder: where `TurnRecorder` writes.
         renderer: that of the model which answered; it rebuilds the ids of open sessions.
         want_ended: False leaves `RestoredSessions.ended` empty.
         temperature: the trainer's, as in `episode_of`.
@@ -173,8 +173,8 @@ def restore(
         first = restored.damaged[0]
         where = f"line {first.line}: " if first.line else ""
         warnings.warn(
-            f"{folder / FILE}: {len(restored.damaged)} damaged records ({where}{first.reason}); {restored.set_aside} "
-            "sessions that they may belong to are neither continued nor trained on",
+            f"{folder / RECORDS_FILE}: {len(restored.damaged)} damaged records ({where}{first.reason}); "
+            f"{restored.set_aside} sessions that they may belong to are neither continued nor trained on",
             stacklevel=2,
         )
     return restored

@@ -10,12 +10,12 @@ from typing import Any, Literal
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.prompt_templates import NAMES, PromptTemplates, read_templates
 from turngym.core.errors import AgentError
-from turngym.core.files import FILE as SUMS
+from turngym.core.files import SUMS_FILE
 from turngym.core.spec import read
 from turngym.core.task import plain_id
 from turngym.core.user_files import json_of, read_text
 
-FILE = "turngym.json"
+CHAT_FILE = "turngym.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class ChatSettings:
 
     def save(self, folder: str | Path) -> Path:
         """Write `turngym.json` into the model's folder."""
-        path = Path(folder) / FILE
+        path = Path(folder) / CHAT_FILE
         # the folder's checksums were made with other settings and would no longer match
-        (path.parent / SUMS).unlink(missing_ok=True)
+        (path.parent / SUMS_FILE).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         return path
 
@@ -93,7 +93,7 @@ class ChatSettings:
 
         Raises TurngymError if the file is no JSON object, or has settings that do not exist or values that cannot be.
         """
-        path = Path(folder) / FILE
+        path = Path(folder) / CHAT_FILE
         if not path.exists():
             return cls()
         try:

@@ -15,9 +15,9 @@ from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import (
+    ClientLimits,
     OwnServer,
     ServerError,
-    ServerSettings,
     model_config,
     text_part,
 )
@@ -208,7 +208,7 @@ def load_outside(folder: str) -> Any:
 @contextmanager
 def open_fleet(options: Limits, urls: str) -> Iterator[Fleet]:
     """Open connections to `urls`, separated by commas; closed if the body of the `with` statement fails."""
-    settings = ServerSettings(parallel=options.server_parallel, deadline=options.server_deadline)
+    settings = ClientLimits(parallel=options.server_parallel, deadline=options.server_deadline)
     named = [url.strip() for url in urls.split(",") if url.strip()]
     fleet = Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
     try:

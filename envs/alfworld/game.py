@@ -187,7 +187,7 @@ def _cached(path: str, _stamp: tuple[int, ...]) -> Game:
     return Game(read_game_file(path), source=path)
 
 
-LARGEST = 1 << 24
+LARGEST_GAME = 1 << 24
 """Bytes of a game file at most; the largest real one has 150,000."""
 
 
@@ -195,9 +195,9 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
     """The checked JSON content of a game file. Raises GameError naming the file and what is wrong."""
     try:
         with Path(path).open("rb") as file:
-            raw = file.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise GameError(f"{path}: longer than {LARGEST:,} bytes, which no game is")
+            raw = file.read(LARGEST_GAME + 1)
+        if len(raw) > LARGEST_GAME:
+            raise GameError(f"{path}: longer than {LARGEST_GAME:,} bytes, which no game is")
         data = json_of(raw.decode("utf-8"))
     except OSError as error:
         raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error

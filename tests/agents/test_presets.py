@@ -12,7 +12,7 @@ import gymnasium as gym
 import pytest
 
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
-from turngym.agents.evaluation.play_episodes import USUAL as ROLLOUT
+from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS as ROLLOUT
 from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.env_maker import probe

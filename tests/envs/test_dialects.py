@@ -13,7 +13,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.tools import Argument, Tool, ToolSet, ToolSpec, tool_call
 from turngym.envs.channels import TextChannel, ToolChannel, make_channel
 from turngym.envs.dialects import DIALECTS
-from turngym.envs.tool_calls import STYLES, THINK, Call, read_calls
+from turngym.envs.tool_calls import STYLES, THINK, ParsedCall, read_calls
 
 TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)
@@ -144,7 +144,7 @@ def test_nothing_that_a_model_says_raises(name: str, text: str, cut: int) -> Non
         parsed = spoken.parse(response)
         assert (parsed.action is None) != (parsed.reason is None)
         calls = read_calls(DIALECTS[name], response)
-        assert calls is None or all(isinstance(call, Call) for call in calls)
+        assert calls is None or all(isinstance(call, ParsedCall) for call in calls)
 
 
 @pytest.mark.parametrize("name", DIALECTS)

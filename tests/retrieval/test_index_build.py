@@ -34,7 +34,7 @@ from turngym.retrieval.index import (
     show_bytes,
 )
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, sample, streams_ivf
-from turngym.retrieval.open import open_retriever
+from turngym.retrieval.open_retriever import open_retriever
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
 ROWS = 230

@@ -28,7 +28,7 @@ from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
-from turngym.scripts.report_figures import COLORS, Panel, _draw, plotting
+from turngym.scripts.report_figures import COLORS, Plot, _draw, plotting
 from turngym.scripts.report_training import draw_summary
 
 pytest.importorskip("matplotlib")
@@ -422,8 +422,8 @@ def test_panels_share_one_legend_and_count_whole_turns() -> None:
         axis.legend()
 
     with plotting("panels"):
-        same, _ = _draw([Panel("one", draw), Panel("two", draw)], 2)
-        other, _ = _draw([Panel("one", draw), Panel("two", lambda axis: draw(axis, "c"))], 2)
+        same, _ = _draw([Plot("one", draw), Plot("two", draw)], 2)
+        other, _ = _draw([Plot("one", draw), Plot("two", lambda axis: draw(axis, "c"))], 2)
     assert [text.get_text() for legend in same.legends for text in legend.get_texts()] == ["a", "b"]
     assert [axis.get_legend() for axis in same.axes] == [None, None]
     assert not other.legends
@@ -544,7 +544,7 @@ def test_a_figure_that_fails_costs_nothing_else(
             raise RuntimeError("no room on the canvas\nof this panel")
 
         if figure.name == "accuracy":
-            figure = dataclasses.replace(figure, panels=(*figure.panels, Panel("broken", broken)))
+            figure = dataclasses.replace(figure, panels=(*figure.panels, Plot("broken", broken)))
         return write(figure, folder, draw=draw)
 
     monkeypatch.setattr(report, "write_figure", failing)

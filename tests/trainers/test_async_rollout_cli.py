@@ -18,8 +18,8 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.core.settings import read_toml
 from turngym.core.trace import read_episodes
 from turngym.scripts import train
+from turngym.trainers.rollout_schedule import AsyncRollout
 from turngym.trainers.run import build_trainer
-from turngym.trainers.schedule import AsyncRollout
 
 torch.set_num_threads(1)
 

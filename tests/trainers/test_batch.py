@@ -20,7 +20,7 @@ from turngym.trainers.microbatch import micro_batches, passes
 from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.token_weights import trajectory_weights
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 
 def test_two_ragged_episodes_by_hand(ragged):

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, Status, TopK
-from turngym.trainers.algorithm import Scorers, Told
+from turngym.trainers.algorithm import PrivilegedText, Scorers
 from turngym.trainers.algorithms.judge_targets import (
     HintTargets,
     TurnScore,
@@ -21,8 +21,8 @@ from turngym.trainers.algorithms.judge_targets import (
 )
 from turngym.trainers.batch import pack
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, judge_episodes
+from turngym.trainers.privileged import batch_turns
 from turngym.trainers.targets import TargetError
-from turngym.trainers.told import batch_turns
 
 Make = Callable[..., Episode]
 NOBODY: Any = None
@@ -127,7 +127,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
 def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     scorers = Scorers(student=student, teacher=Table(value=9.0), reference=Table(value=7.0))
-    found = HintTargets(own=None, told=Told(reader="live"))(batch, hinted, scorers).advantage_N
+    found = HintTargets(own=None, privileged=PrivilegedText(reader="live"))(batch, hinted, scorers).advantage_N
     assert found is not None
     # as above, without the half nat that the teacher has more
     assert found.tolist() == pytest.approx([-shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)], abs=1e-5)

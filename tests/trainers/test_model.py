@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents import models
@@ -145,7 +145,6 @@ def test_a_family_without_fast_attention_is_loaded(tmp_path: Path, capsys: pytes
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 100))
-@settings(max_examples=60, deadline=None)
 def test_length_batches_hold_every_row_once_within_the_limit(lengths: list[int], limit: int) -> None:
     batches = length_batches(lengths, limit)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, Told
+from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, PrivilegedText
 from turngym.trainers.algorithms import (
     gigpo,
     grpo,
@@ -336,7 +336,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
     (HINTS, "n", 4, "group", ITSELF),
-    (HINTS, "reader", "live", "target_fn", HintTargets(own=None, told=Told(reader="live"))),
+    (HINTS, "reader", "live", "target_fn", HintTargets(own=None, privileged=PrivilegedText(reader="live"))),
     (HINTS, "reader", "live", "needs_reference", True),
     (HINTS, "position", "opening", "told.position", ITSELF),
     (HINTS, "form", "sampled", "target_fn", HintTargets(own=None)),
@@ -396,7 +396,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM_OPD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM_OPD, "entropy_coef", 0.07, "entropy_gradient", True),
     (PRM_OPD, "mask_neutral", True, "select", ScoredOrHinted(scored=ScoredTurns(mask_neutral=True))),
-    (PRM_OPD, "position", "last_message", "told", Told(position="last_message")),
+    (PRM_OPD, "position", "last_message", "privileged", PrivilegedText(position="last_message")),
     (PRM_OPD, "weight", "token_mean", "weight", WEIGHTS["token_mean"]),
     (PRM_OPD, "w_hint", 1.0, "judge", "both"),
     # sft
@@ -407,8 +407,8 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
 SEVERAL = {
     "kl_coef": {"target_fn", "token_loss", "needs_reference"},
     "entropy_coef": {"token_loss", "entropy_gradient"},
-    "position": {"told", "target_fn"},
-    "reader": {"told", "target_fn"},
+    "position": {"privileged", "target_fn"},
+    "reader": {"privileged", "target_fn"},
     "reward": {"target_fn", "select"},
     "teacher_mix": {"target_fn", "teacher_mix"},
     "weight": {"weight"},

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from turngym.agents.mixed_policy import guided_player, mixed_player
 from turngym.agents.models import load_model
-from turngym.agents.play_spec import Part, part_of
+from turngym.agents.play_spec import PartOfPanel, part_of
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout_sources import KeptSource, LiveSource, step_jobs
@@ -144,7 +144,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
     episodes, problems = read_trace(whole / "eval" / "step_000003.jsonl")
     assert len(episodes) == 4
     assert not problems
-    assert {e.task for e in episodes} == set(part_of(load_panel(PANEL).tasks, Part(limit=2)))
+    assert {e.task for e in episodes} == set(part_of(load_panel(PANEL).tasks, PartOfPanel(limit=2)))
     with pytest.raises(TurngymError, match=r"run\.episodes: checkpoint 4, now 5"):
         train.main([*options, "--resume", "--episodes", "5"])
 

@@ -19,19 +19,19 @@ import torch
 from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
-from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
+from turngym.core.background_threads import say
+from turngym.core.disk_space import RoomToWrite
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import weights_hash
 from turngym.core.protocols import Scorer
 from turngym.core.redaction import redacted_traceback
-from turngym.core.room import RoomToWrite
-from turngym.core.supervised import say
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
@@ -43,7 +43,7 @@ from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
-from turngym.trainers.schedule import truncated
+from turngym.trainers.rollout_schedule import truncated
 from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,
@@ -245,7 +245,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)
     # who scores comes first: no id is drawn and no session grows that they could not score
-    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else Scores()
+    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else LiveScorers()
     room = no_longer_than(scores.longest, chat, model).max_context
     serving = open_engine(config, model, tokenizer, room, settings.max_batch, scores.vocab_size)
     engine = serving.engine
@@ -295,7 +295,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class LiveScorers:
     """What is learned, and the frozen models that score for it; nothing where a proxy only records."""
 
     algorithm: Algorithm | None = None
@@ -307,7 +307,7 @@ class Scores:
     """Most ids of a row that they read; None: they do not say."""
 
 
-def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
+def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> LiveScorers:
     algorithm = _algorithm(config, tokenizer)
     scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
     if config.distill.vocabulary != "same":
@@ -326,7 +326,7 @@ def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
         vocab_size=vocab_size,
         **scoring,
     )
-    return Scores(
+    return LiveScorers(
         algorithm=algorithm,
         teacher=teacher,
         reference=reference,

@@ -57,7 +57,7 @@ class RolloutSchedule:
         """The run is over, or broken off."""
 
 
-FILE = "ahead.pt"
+AHEAD_FILE = "ahead.pt"
 """File in a checkpoint: the batches that were planned and not yet learned from."""
 Weights = Mapping[str, Tensor]
 
@@ -212,11 +212,11 @@ class AsyncRollout(RolloutSchedule):
             for batch in self._batches
         ]
         weights = {batch.version: {k: v.cpu() for k, v in batch.weights.items()} for batch in self._batches}
-        torch.save({"batches": plain, "weights": weights}, folder / FILE)
+        torch.save({"batches": plain, "weights": weights}, folder / AHEAD_FILE)
 
     def load(self, folder: Path) -> None:
         """Read it; the batches are played again when the first of them is asked for."""
-        saved = read_tensors(folder / FILE)
+        saved = read_tensors(folder / AHEAD_FILE)
         self._batches = deque(
             _Batch(
                 Planned(plan=DepthPlan(**batch["plan"]), request=_request(batch["request"])),

@@ -14,8 +14,8 @@ pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 from openai_fake import FakeOpenAI, Fault, door, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent
+from turngym.agents.endpoint.logprob_check import DISTORTING, NEUTRAL, slope
 from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.endpoint.sampled import DISTORTING, NEUTRAL, slope
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.errors import AgentError
 from turngym.envs.channels import make_channel

@@ -19,8 +19,8 @@ from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
-from turngym.core.reaching import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
-from turngym.core.redaction import Keys, excerpt, is_secret, remember_key
+from turngym.core.http_connection import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
+from turngym.core.redaction import HeaderKeys, excerpt, is_secret, remember_key
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class HttpClient:
         self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
         # a server that compresses nevertheless is read, see `_unzipper`
         self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
-        self._keys = Keys(tuple((headers or {}).values()))
+        self._keys = HeaderKeys(tuple((headers or {}).values()))
         for name, value in (headers or {}).items():
             if is_secret(name):
                 remember_key(value.rpartition(" ")[2])

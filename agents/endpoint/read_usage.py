@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from turngym.agents.endpoint.completion_fields import NAME_SHOWN, Counts, Details, Noticed, Reading
 from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import NAME_SHOWN, Counts, Details, Noticed, Reading
 from turngym.core.redaction import excerpt
 from turngym.envs.spaces import printable
 

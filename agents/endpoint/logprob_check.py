@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.client import EndpointClient, EndpointError
-from turngym.agents.endpoint.reader import Answer
+from turngym.agents.endpoint.reader import ChatAnswer
 from turngym.core.errors import AgentError
 from turngym.core.redaction import brief
 
@@ -78,7 +78,7 @@ class SampledCheck:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(
-        self, client: EndpointClient, body: Mapping[str, Any], answer: Answer, rng: np.random.Generator, where: str
+        self, client: EndpointClient, body: Mapping[str, Any], answer: ChatAnswer, rng: np.random.Generator, where: str
     ) -> None:
         """Looks at the first `answer`, to `body`. Raises AgentError where its log-probabilities are at another
         temperature."""

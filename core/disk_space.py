@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from turngym.core.background_threads import say
 from turngym.core.errors import is_disk_full
-from turngym.core.supervised import say
 
 T = TypeVar("T")
 

@@ -47,7 +47,7 @@ from turngym.core.episode import Span
 from turngym.core.redaction import brief
 from turngym.core.tools import ToolSpec
 from turngym.envs.dialects import HERMES
-from turngym.envs.tool_calls import CALL_ID, STYLES, THINK, Dialect
+from turngym.envs.tool_calls import CALL_ID, STYLES, THINK, CallDialect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -167,7 +167,7 @@ class ChatListRenderer:
         self._shows_results = "turngymresult" in told or (self._calling is not None and self._calling.role == "tool")
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> CallDialect:
         """The dialect in which calls are read."""
         return HERMES if self._calls is None else self._calls.dialect
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.agents.play_spec import EvalSpec, OnPanel, Part, PlaySpec, Published
+from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, PlaySpec, Published
 from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, Preset, find_preset
 from turngym.agents.resolve_play import environment_layer, panel_layer
 from turngym.core.errors import TurngymError
@@ -150,7 +150,7 @@ def _tasks(play: PlaySpec, env_id: str) -> Iterator[str]:
         yield "generated tasks"
     if not isinstance(play.tasks, OnPanel):
         yield "tasks of no panel"
-    elif isinstance(play.tasks.sampling, Part) and play.tasks.sampling.limit < play.tasks.size:
+    elif isinstance(play.tasks.sampling, PartOfPanel) and play.tasks.sampling.limit < play.tasks.size:
         yield play.tasks.sampling.said_of(play.tasks.size)
 
 

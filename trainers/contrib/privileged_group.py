@@ -21,6 +21,8 @@ from turngym.trainers import (
     FixedDepth,
     GroupAdvantage,
     PolicyGradient,
+    PrivilegedLogprobs,
+    PrivilegedText,
     Reader,
     Reward,
     RolloutBatch,
@@ -28,51 +30,49 @@ from turngym.trainers import (
     TargetFn,
     Targets,
     TokenLoss,
-    Told,
-    ToldLogprobs,
     WithReference,
     fingerprint,
-    told_logprobs,
+    privileged_logprobs,
 )
 
 LOGP, WHERE = "told_logp", "told"
-"""The columns of `Targets.extra` that `WithTold` adds."""
+"""The columns of `Targets.extra` that `WithPrivileged` adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WithTold:
+class WithPrivileged:
     """Another target function's targets, and the reader's log-probabilities of the labels: the columns `told_logp`
     (where nothing was told: the student's) and `told`, 1 where something was, else 0."""
 
     target_fn: TargetFn
-    told: Told
+    privileged: PrivilegedText
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
-        found = told_logprobs(batch, episodes, scorers, self.told)
-        extra = {LOGP: found.told_N, WHERE: found.where_N.astype(np.float32)}
-        return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.told_N)
+        found = privileged_logprobs(batch, episodes, scorers, self.privileged)
+        extra = {LOGP: found.privileged_N, WHERE: found.where_N.astype(np.float32)}
+        return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.privileged_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldAdvantage:
+class PrivilegedAdvantage:
     """Another target function's advantages, changed by what the reader finds: `change(advantage_N, logp, batch, step)`
     gives float64 [N]; the step is 1-based."""
 
     target_fn: TargetFn
-    told: Told
-    change: Callable[[NDArray[np.float64], ToldLogprobs, RolloutBatch, int], NDArray[np.float64]]
+    privileged: PrivilegedText
+    change: Callable[[NDArray[np.float64], PrivilegedLogprobs, RolloutBatch, int], NDArray[np.float64]]
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
         assert targets.advantage_N is not None
-        found = told_logprobs(batch, episodes, scorers, self.told)
+        found = privileged_logprobs(batch, episodes, scorers, self.privileged)
         changed_N = self.change(targets.advantage_N.astype(np.float64), found, batch, scorers.step)
-        return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.told_N)
+        return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.privileged_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldGroupConfig:
+class PrivilegedGroupConfig:
     """What methods share that compare a reward within a group, and use what a told policy finds beside it.
 
     Differs from the papers, whose code builds on one harness: there every turn is a row, so a group's mean and
@@ -101,9 +101,9 @@ class ToldGroupConfig:
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
 
     @property
-    def told(self) -> Told:
+    def privileged(self) -> PrivilegedText:
         """Where the text is put, and who reads it."""
-        return Told(position=self.position, reader=self.reader)
+        return PrivilegedText(position=self.position, reader=self.reader)
 
     def compared(self, scale: Literal["std", "none"] = "std") -> GroupAdvantage:
         """The group-relative advantage, divided by what `scale` names."""
@@ -115,8 +115,8 @@ class ToldGroupConfig:
         return PolicyGradient(eps_low=self.clip[0], eps_high=self.clip[1], kl_coef=self.kl_coef)
 
 
-def told_group(
-    config: ToldGroupConfig, context: BuildContext, *, name: str, target_fn: TargetFn, token_loss: TokenLoss
+def privileged_group(
+    config: PrivilegedGroupConfig, context: BuildContext, *, name: str, target_fn: TargetFn, token_loss: TokenLoss
 ) -> Algorithm:
     """The composition that these methods share.
 
@@ -139,7 +139,7 @@ def told_group(
         select=ComparableGroups(spread=False),
         needs_teacher=False,
         judge="hint",
-        told=config.told,
-        needs_reference=bool(config.kl_coef) or config.told.needs_reference(has_teacher=False),
+        privileged=config.privileged,
+        needs_reference=bool(config.kl_coef) or config.privileged.needs_reference(has_teacher=False),
         settings=fingerprint(config),
     )

@@ -1,5 +1,5 @@
-"""How hints get into prompts: `HintPrompts` after an episode was played, `HintedObservations` and `ToldObservations`
-while it is played."""
+"""How hints and skills get into prompts: `HintPrompts` after an episode was played, `HintedObservations` and
+`PrivilegedObservations` while it is played."""
 
 from __future__ import annotations
 
@@ -185,17 +185,17 @@ TOLD_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ToldEnv:
+class PrivilegedEnv:
     """Makes environments in which something is told; can be sent to other processes."""
 
     make_env: Callable[[], Any]
     texts: tuple[str, ...]
 
-    def __call__(self) -> ToldObservations:
-        return ToldObservations(self.make_env(), self.texts)
+    def __call__(self) -> PrivilegedObservations:
+        return PrivilegedObservations(self.make_env(), self.texts)
 
 
-class ToldObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
+class PrivilegedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Half of the episodes are told one of `texts` after their first observation, drawn whatever the task is.
 
     A model that imitates a player who minds what it is told (`ReadingPlayer`) learns to read these texts. Were each

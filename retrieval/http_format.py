@@ -24,7 +24,7 @@ from turngym.retrieval.corpus import parse_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class RetrievalServerSettings:
     """Limits, batching and cache of one retrieval server."""
 
     topk: Number = 3
@@ -111,7 +111,7 @@ class SearchRequest:
     scores: bool
 
 
-def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
+def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchRequest:
     """Reads the request in `body`. It may have no queries: Search-R1 sends that when no episode searches.
 
     Raises:
@@ -119,7 +119,7 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
     """
     try:
         text = body.decode("utf-8")
-        if len(body) > LARGE and too_many_values(body, settings.max_queries + 8):
+        if len(body) > COUNTED_FROM and too_many_values(body, settings.max_queries + 8):
             valid = f"at most {settings.max_queries} queries, which are strings"
             raise BadRequest("the body has too many values", field="queries", valid=valid)
         fields = json.loads(text)
@@ -153,11 +153,11 @@ def read_request(body: bytes, settings: ServerSettings) -> SearchRequest:
     return SearchRequest(queries=queries, k=k, scores=scores)
 
 
-LARGE = 1 << 20
+COUNTED_FROM = 1 << 20
 """Bytes from which a body's values are counted before they are made."""
 
 
-def _queries(fields: dict[str, Any], settings: ServerSettings) -> tuple[str, ...]:
+def _queries(fields: dict[str, Any], settings: RetrievalServerSettings) -> tuple[str, ...]:
     if ("queries" in fields) == ("query" in fields):
         what = "both queries and query are given" if "query" in fields else "there is no queries field"
         raise BadRequest(f"{what}; send queries (a list) or query (one string)", field="queries")
@@ -173,7 +173,7 @@ def _queries(fields: dict[str, Any], settings: ServerSettings) -> tuple[str, ...
     return tuple(_text(query, f"queries[{number}]", settings) for number, query in enumerate(queries))
 
 
-def _text(query: Any, field: str, settings: ServerSettings) -> str:
+def _text(query: Any, field: str, settings: RetrievalServerSettings) -> str:
     if not isinstance(query, str):
         raise BadRequest(f"{field} is {_type(query)}; each query must be a string", field=field)
     if len(query) > settings.max_query_chars:
@@ -242,7 +242,7 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     Raises:
         WireError: not JSON, another number of lists, an entry without document, contents or a finite score.
     """
-    if len(body) > LARGE and too_many_values(body, MOST_VALUES):
+    if len(body) > COUNTED_FROM and too_many_values(body, MOST_VALUES):
         raise WireError(f"the answer has more than {MOST_VALUES:,} values")
     try:
         reply = json.loads(body)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.core.errors import TurngymError
-from turngym.core.reaching import address_problem
+from turngym.core.http_connection import address_problem
 from turngym.core.redaction import redacted, without_users
 
 

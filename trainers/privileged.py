@@ -1,12 +1,13 @@
-"""Told: what a policy is told and the student is not, and how likely it then finds what the student said.
+"""Privileged text: what a policy is told and the student is not, and how likely it then finds what the student said.
 
-    --judge NAME     the source of a turn's text (`Turn.hint`): a folder of skills, an expert, a judge, another attempt
-                     of the group, the finished episode, nothing
-    Told.position    where it is put (`agents.judges.hints.HintPrompts` makes `Turn.hint_prompt_ids`)
-    Told.reader      who reads it and scores the student's own tokens
+    --judge NAME               the source of a turn's text (`Turn.hint`): a folder of skills, an expert, a judge,
+                               another attempt of the group, the finished episode, nothing
+    PrivilegedText.position    where it is put (`HintPrompts` of `agents/judges/hinted_prompts.py` makes
+                               `Turn.hint_prompt_ids`)
+    PrivilegedText.reader      who reads it and scores the student's own tokens
 
 opd-hints and prm-opd minimize a divergence from that reader (`algorithms/judge_targets.py`). sdar, rlsd, skill-sd, opid
-and agent-opsd use its log-ratio beside a reward that is compared within the group (`contrib/told_group.py`).
+and agent-opsd use its log-ratio beside a reward that is compared within the group (`contrib/privileged_group.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, Turn
 from turngym.core.protocols import Scorer
-from turngym.trainers.algorithm import (
-    Scorers,
-    Told,
-)
+from turngym.trainers.algorithm import PrivilegedText, Scorers
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judge_votes import turn_name
 from turngym.trainers.targets import TargetError, label_logprobs
@@ -32,21 +30,21 @@ Located = tuple[Episode, Turn, slice]
 """A supervised turn, and where its tokens are in the order of N."""
 
 
-def reader_of(told: Told, scorers: Scorers) -> Scorer:
+def reader_of(privileged: PrivilegedText, scorers: Scorers) -> Scorer:
     """Who reads the text during a step. Raises TargetError if it was not given."""
     initial = scorers.reference if scorers.teacher is None else scorers.teacher
-    found = scorers.student if told.reader == "live" else initial
+    found = scorers.student if privileged.reader == "live" else initial
     if found is None:
         raise TargetError("hints need a teacher or the frozen initial policy, and neither was given")
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldLogprobs:
+class PrivilegedLogprobs:
     """The labels of a batch as student and reader find them, [N], nats, the student before the update."""
 
     student_N: Float32N
-    told_N: Float32N
+    privileged_N: Float32N
     """Log-probabilities [N] of the policy that was told; where nothing was told, the student's."""
     where_N: NDArray[np.bool_]
     """Whether the token's turn was told something."""
@@ -54,10 +52,12 @@ class ToldLogprobs:
     @property
     def gap_N(self) -> Float32N:
         """log q(label | prompt with the text) - log p(label | prompt); 0 where nothing was told."""
-        return self.told_N - self.student_N
+        return self.privileged_N - self.student_N
 
 
-def told_logprobs(batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers, told: Told) -> ToldLogprobs:
+def privileged_logprobs(
+    batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers, privileged: PrivilegedText
+) -> PrivilegedLogprobs:
     """Scores the labels twice: in the student's own prompts, and by the reader in those with the text.
 
     Raises TargetError as `score_turns` does.
@@ -67,20 +67,20 @@ def told_logprobs(batch: RolloutBatch, episodes: Sequence[Episode], scorers: Sco
         batch: whose labels are scored.
         episodes: what `batch` was packed from; their turns hold the prompts with the text.
         scorers: the student and the models that may read the text.
-        told: which of them reads it.
+        privileged: which of them reads it.
     """
-    turns = told_turns(batch, episodes)
+    turns = privileged_turns(batch, episodes)
     student_N = label_logprobs(scorers.student, batch, "student")
     # as likely as the student finds it where nobody was told anything: a log-ratio of 0
-    told_N, where_N = student_N.copy(), np.zeros(batch.tokens, np.bool_)
+    privileged_N, where_N = student_N.copy(), np.zeros(batch.tokens, np.bool_)
     for _, _, tokens in turns:
         where_N[tokens] = True
     if turns:
-        told_N[where_N] = score_turns(turns, reader_of(told, scorers).logprobs)
-    return ToldLogprobs(student_N=student_N, told_N=told_N, where_N=where_N)
+        privileged_N[where_N] = score_turns(turns, reader_of(privileged, scorers).logprobs)
+    return PrivilegedLogprobs(student_N=student_N, privileged_N=privileged_N, where_N=where_N)
 
 
-def told_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> list[Located]:
+def privileged_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> list[Located]:
     """The supervised turns with a text that somebody can read (`hint_prompt_ids`)."""
     return [place for place in batch_turns(batch, episodes) if place[1].hint_prompt_ids is not None]
 

@@ -10,7 +10,7 @@ from turngym.trainers.diagnostics.depth_regime import Regime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRegime:
     """A regime, and how sure it is."""
 
     regime: Regime
@@ -20,7 +20,7 @@ class Measured:
     """Share of the episodes that loop (`core.loops.loop_end`); None where the episodes were not kept."""
 
 
-def regime_table(found: Mapping[str, Mapping[str, Measured]]) -> Table:
+def regime_table(found: Mapping[str, Mapping[str, MeasuredRegime]]) -> Table:
     """One row per world and window."""
     header = ["world", "steps", "turns", "KL shallow", "KL deep", "deep / shallow", "deep third of KL mass"]
     header += ["deep third of KL (eq. 11)", "first 3 turns", "entropy deep / shallow (failed)", "deep support"]

@@ -14,18 +14,18 @@ from test_judge_targets import Table
 from test_token_losses import close, tokens
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import BuildContext, Scorers, TokenLosses, Tokens, Told
+from turngym.trainers.algorithm import BuildContext, PrivilegedText, Scorers, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.contrib import agent_opsd, opid, rlsd, sdar, skill_sd
 from turngym.trainers.contrib.agent_opsd import Believed, belief_moves, turn_factors
 from turngym.trainers.contrib.opid import Added
+from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, WithPrivileged
 from turngym.trainers.contrib.rlsd import Directed, directed_advantage
 from turngym.trainers.contrib.sdar import Gated, gated_likelihood
 from turngym.trainers.contrib.skill_sd import Distilled, importance_k3
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, WithTold
 from turngym.trainers.group_advantage import GroupAdvantage
 from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.told import ToldLogprobs
+from turngym.trainers.privileged import PrivilegedLogprobs
 
 Make = Callable[..., Episode]
 NOTHING: Any = None
@@ -111,10 +111,10 @@ def test_an_advantage_is_directed_to_tokens_in_line_with_it() -> None:
     np.testing.assert_allclose(wide, [2.0, exp(-20.0)])
 
 
-def logps(gap: list[float]) -> ToldLogprobs:
+def logps(gap: list[float]) -> PrivilegedLogprobs:
     student = np.full(len(gap), -3.0, np.float32)
-    return ToldLogprobs(
-        student_N=student, told_N=student + np.array(gap, np.float32), where_N=np.ones(len(gap), np.bool_)
+    return PrivilegedLogprobs(
+        student_N=student, privileged_N=student + np.array(gap, np.float32), where_N=np.ones(len(gap), np.bool_)
     )
 
 
@@ -181,7 +181,9 @@ def test_a_belief_is_of_its_episode_and_begins_with_its_group(group: list[Episod
     for wins, factor in ((1, 0.975), (9, 1.025)):
         members = [group[0], *(replace(group[1], sample=n) for n in range(1, wins + 1))]
         count = 3 * len(members)
-        logp = ToldLogprobs(student_N=gaps.student_N[:count], told_N=gaps.told_N[:count], where_N=gaps.where_N[:count])
+        logp = PrivilegedLogprobs(
+            student_N=gaps.student_N[:count], privileged_N=gaps.privileged_N[:count], where_N=gaps.where_N[:count]
+        )
         found = Believed(lam=0.5, eps=0.05)(np.ones(count), logp, pack(members), 1)
         np.testing.assert_allclose(found[:3], [factor, factor, 2.0 - factor], atol=1e-4)
 
@@ -241,12 +243,12 @@ def test_what_is_told_reaches_targets(group: list[Episode]) -> None:
     scorers = Scorers(student=Table(), reference=Table(value=0.51), step=3)
     asked: list[tuple[Any, ...]] = []
 
-    def change(advantage_N: Any, logp: ToldLogprobs, given: RolloutBatch, step: int) -> Any:
+    def change(advantage_N: Any, logp: PrivilegedLogprobs, given: RolloutBatch, step: int) -> Any:
         asked.append((advantage_N.tolist(), given is batch, step))
         return advantage_N + 10.0 * logp.gap_N
 
     own = GroupAdvantage(scale="none")
-    found = ToldAdvantage(target_fn=own, told=Told(), change=change)(batch, episodes, scorers)
+    found = PrivilegedAdvantage(target_fn=own, privileged=PrivilegedText(), change=change)(batch, episodes, scorers)
     assert found.advantage_N is not None
     np.testing.assert_allclose(found.advantage_N, [4.5, 4.5, -0.5, 0.5, 0.5, 0.5], atol=1e-4)
     assert found.advantage_N.dtype == np.float32
@@ -254,7 +256,7 @@ def test_what_is_told_reaches_targets(group: list[Episode]) -> None:
     assert found.reward is not None
     assert found.label_logp_N is not None
     np.testing.assert_allclose(found.label_logp_N[:3], [0.51 - 10.03, 0.51 - 11.04, -12.05], atol=1e-4)
-    beside = WithTold(target_fn=own, told=Told())(batch, episodes, scorers)
+    beside = WithPrivileged(target_fn=own, privileged=PrivilegedText())(batch, episodes, scorers)
     assert beside.advantage_N is not None
     assert beside.advantage_N.tolist() == [-0.5, -0.5, -0.5, 0.5, 0.5, 0.5]
     assert beside.extra["told"].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
@@ -264,6 +266,6 @@ def test_what_is_told_reaches_targets(group: list[Episode]) -> None:
 
 
 def test_the_surrogate_and_who_is_told_what_where_are_the_settings() -> None:
-    config = ToldGroupConfig(clip=(0.1, 0.3), kl_coef=0.5, position="last_user", reader="initial")
+    config = PrivilegedGroupConfig(clip=(0.1, 0.3), kl_coef=0.5, position="last_user", reader="initial")
     assert config.surrogate == PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.5)
-    assert config.told == Told(position="last_user", reader="initial")
+    assert config.privileged == PrivilegedText(position="last_user", reader="initial")

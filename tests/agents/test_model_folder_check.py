@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.model_files import check_model_files
+from turngym.agents.model_folder_check import check_model_files
 from turngym.agents.models import hub_folder
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import ChangedFileError, locked_folder, read_sums

@@ -17,10 +17,10 @@ pytest.importorskip("httpx", reason="requests need turngym[serve]")
 
 from servers import Answer, JsonServer
 
+from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.errors import AgentError, TurngymError
-from turngym.core.outgoing import HttpClient, HttpReply, LoopThread, NotReached, retry_after
-from turngym.core.reaching import Unreachable, certificates, connections, proxy_of
-from turngym.core.secrets import clean_address, key_of
+from turngym.core.http_client import HttpClient, HttpReply, LoopThread, NotReached, retry_after
+from turngym.core.http_connection import Unreachable, certificates, connections, proxy_of
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -189,7 +189,7 @@ def test_the_limit_of_open_files_bounds_connections() -> None:
     """In a process of its own: a limit that was lowered does not come back."""
     pytest.importorskip("resource", reason="Windows has no such limit")
     code = (
-        "import resource\nfrom turngym.core.reaching import SPARE, connections\n"
+        "import resource\nfrom turngym.core.http_connection import SPARE_DESCRIPTORS, connections\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 300))\n"
         "print(connections(100), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"

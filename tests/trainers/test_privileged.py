@@ -11,10 +11,10 @@ import pytest
 from test_judge_targets import Table
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import Scorers, Told
+from turngym.trainers.algorithm import PrivilegedText, Scorers
 from turngym.trainers.batch import pack
+from turngym.trainers.privileged import privileged_logprobs, reader_of
 from turngym.trainers.targets import TargetError
-from turngym.trainers.told import reader_of, told_logprobs
 
 Make = Callable[..., Episode]
 
@@ -38,7 +38,7 @@ def pair(make_episode: Make) -> list[Episode]:
 def test_prompts_that_go_on_from_each_other_are_one_row(pair: list[Episode]) -> None:
     batch, reader = pack(pair), Table(value=0.5)
     assert batch.label_N.tolist() == [10, 11, 12, 13, 20, 21]
-    found = told_logprobs(batch, pair, Scorers(student=Table(), reference=reader), Told())
+    found = privileged_logprobs(batch, pair, Scorers(student=Table(), reference=reader), PrivilegedText())
     # the tokens of the untold turn are read and not scored
     assert reader.asked == [([1, 2, 9, 10, 11, 3, 12, 4, 13], [3, 4, 8]), ([1, 2, 9, 20, 21], [3, 4])]
     assert found.where_N.tolist() == [True, True, False, True, True, True]
@@ -51,25 +51,27 @@ def test_prompts_that_go_on_from_each_other_are_one_row(pair: list[Episode]) -> 
 def test_a_prompt_that_differs_anywhere_has_its_own_row(pair: list[Episode]) -> None:
     other = [told(pair[0], {0: [1, 2, 9], 2: [1, 2, 8, 10, 11, 3, 12, 4]}), pair[1]]
     reader = Table()
-    told_logprobs(pack(other), other, Scorers(student=Table(), reference=reader), Told())
+    privileged_logprobs(pack(other), other, Scorers(student=Table(), reference=reader), PrivilegedText())
     assert [len(row) for row, _ in reader.asked] == [5, 9, 5]
     # another attempt with the same ids is another episode
     twice = [pair[1], replace(pair[1], sample=1)]
     reader = Table()
-    told_logprobs(pack(twice), twice, Scorers(student=Table(), reference=reader), Told())
+    privileged_logprobs(pack(twice), twice, Scorers(student=Table(), reference=reader), PrivilegedText())
     assert len(reader.asked) == 2
 
 
 def test_who_reads() -> None:
     student, teacher, initial = Table(), Table(), Table()
     everybody = Scorers(student=student, teacher=teacher, reference=initial)
-    assert reader_of(Told(reader="live"), everybody) is student
-    assert reader_of(Told(), everybody) is teacher
-    assert reader_of(Told(), replace(everybody, teacher=None)) is initial
+    assert reader_of(PrivilegedText(reader="live"), everybody) is student
+    assert reader_of(PrivilegedText(), everybody) is teacher
+    assert reader_of(PrivilegedText(), replace(everybody, teacher=None)) is initial
     with pytest.raises(TargetError, match=r"\bteacher\b"):
-        reader_of(Told(), Scorers(student=student))
+        reader_of(PrivilegedText(), Scorers(student=student))
     needs = [
-        Told(reader=who).needs_reference(has_teacher=other) for who in ("initial", "live") for other in (False, True)
+        PrivilegedText(reader=who).needs_reference(has_teacher=other)
+        for who in ("initial", "live")
+        for other in (False, True)
     ]
     assert needs == [True, False, False, False]
 
@@ -77,7 +79,7 @@ def test_who_reads() -> None:
 def test_without_a_text_nobody_is_asked(pair: list[Episode]) -> None:
     silent: list[Any] = [told(episode, {}) for episode in pair]
     reader = Table()
-    found = told_logprobs(pack(silent), silent, Scorers(student=Table(), reference=reader), Told())
+    found = privileged_logprobs(pack(silent), silent, Scorers(student=Table(), reference=reader), PrivilegedText())
     assert not reader.asked
     assert not found.where_N.any()
     assert not found.gap_N.any()

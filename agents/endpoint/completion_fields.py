@@ -1,7 +1,7 @@
 """The tables of a chat completion, as servers write them, and what is noticed while they are read.
 
-Each is a `Wire`. A field of it is used (an annotated field, read as its type), known (`kept` fields go back with the
-conversation, `known` ones are dropped), or unknown: it is counted, and goes back as it came.
+Each is an `AnswerTable`. A field of it is used (an annotated field, read as its type), known (`kept` fields go back
+with the conversation, `known` ones are dropped), or unknown: it is counted, and goes back as it came.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME_SHOWN = 60
 """Characters of a server's own name for something that are kept."""
 REASONING = ("reasoning_content", "reasoning")
 """Fields with the reasoning: DeepSeek, SGLang and llama.cpp use the first; OpenRouter, Ollama and vLLM the second."""
-T = TypeVar("T", bound="Wire")
+T = TypeVar("T", bound="AnswerTable")
 
 
 class UnreadableAnswer(Exception):
@@ -90,7 +90,7 @@ class Noticed:
     }
 
 
-class Wire(msgspec.Struct, kw_only=True):
+class AnswerTable(msgspec.Struct, kw_only=True):
     """One table of an answer. The annotated fields are used."""
 
     essential: ClassVar[frozenset[str]] = frozenset()
@@ -103,14 +103,14 @@ class Wire(msgspec.Struct, kw_only=True):
     """Whether it is a part of the conversation, which is sent back with its kept and unknown fields."""
 
 
-class Function(Wire):
+class Function(AnswerTable):
     name: Any = None
     arguments: Any = None
     goes_back = True
     kept = frozenset({"thought_signature"})
 
 
-class Call(Wire):
+class Call(AnswerTable):
     id: str = ""
     function: dict[str, Any] = {}
     goes_back = True
@@ -118,7 +118,7 @@ class Call(Wire):
     known = frozenset({"type"})
 
 
-class Message(Wire):
+class Message(AnswerTable):
     content: str | list[Any] | None = None
     refusal: str = ""
     reasoning_content: str = ""
@@ -131,7 +131,7 @@ class Message(Wire):
     known = frozenset({"role", "annotations", "audio", "images", "parsed", "citations", "context", "name", "prefix"})
 
 
-class Choice(Wire):
+class Choice(AnswerTable):
     message: dict[str, Any]
     finish_reason: str = ""
     stop_reason: Any = None
@@ -148,7 +148,7 @@ class Choice(Wire):
     )
 
 
-class Details(Wire):
+class Details(AnswerTable):
     """Parts of a number of tokens, those of the prompt or those of the answer."""
 
     cached_tokens: int | None = None
@@ -161,7 +161,7 @@ class Details(Wire):
     )
 
 
-class Counts(Wire):
+class Counts(AnswerTable):
     """Usage. Each number has several names; the first that is there counts."""
 
     prompt_tokens: int | None = None
@@ -201,7 +201,7 @@ class Counts(Wire):
     )
 
 
-class Completion(Wire):
+class Completion(AnswerTable):
     choices: list[Any]
     model: str = ""
     usage: dict[str, Any] = {}
@@ -265,7 +265,7 @@ class Reading:
         return kind(**found)
 
 
-def rest_of(kind: type[Wire], table: Mapping[str, Any]) -> dict[str, Any]:
+def rest_of(kind: type[AnswerTable], table: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `table` that go back with the conversation: the kept and the unknown ones. One of more than
     `DEEPEST` levels, which few servers take, does not."""
     dropped = {*kind.__struct_fields__, *kind.known}

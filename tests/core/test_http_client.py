@@ -21,7 +21,7 @@ from sglang_fake import VOCABULARY, draw_of, score_of
 
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.core.outgoing import BadReply, HttpClient, LoopThread, NotReached
+from turngym.core.http_client import BadReply, HttpClient, LoopThread, NotReached
 
 SECONDS = 0.4
 """For a request with all that belongs to it."""
