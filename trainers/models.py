@@ -120,20 +120,27 @@ def head(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 def check_head(model: Any) -> None:
-    """Compares `head` with the model's own logits, once, on a few ids.
+    """Compares `head` with the model's own logits, once, on a few ids, and these with those of fewer ids.
 
     Families scale their logits by names of their own, and one that `head` does not know would be trained and scored by
-    other probabilities than those it plays with. Raises ModelError for it.
+    other probabilities than those it plays with. Others read in both directions, and know what they are to predict.
+    Raises ModelError for both.
     """
-    ids = np.arange(1, 9)[None] % vocabulary_size(model)
+    ids, first = np.arange(1, 9)[None] % vocabulary_size(model), 4
     with torch.no_grad():
         own = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[0]
-        ours = head(model)(hidden_states(model, ids))
-    off, most = (own.float() - ours.float()).abs().max().item(), own.float().abs().max().item()
-    if off > HEAD_TOLERANCE * most:
+        ours, alone = (head(model)(hidden_states(model, part)) for part in (ids, ids[:, :first]))
+    most = HEAD_TOLERANCE * own.float().abs().max().item()
+    name, off = type(model).__name__, (own.float() - ours.float()).abs().max().item()
+    if off > most:
         raise ModelError(
-            f"{type(model).__name__} makes its logits in a way that is not known here (they differ by {off:.3g} of "
-            f"{most:.3g}), so it cannot be trained and cannot score; `turngym eval` plays it"
+            f"{name} makes its logits in a way that is not known here (they differ by {off:.3g}; {most:.3g} would be "
+            "rounding), so it cannot be trained and cannot score; `turngym eval` plays it"
+        )
+    if (off := (ours[:first].float() - alone.float()).abs().max().item()) > most:
+        raise ModelError(
+            f"{name} predicts an id by those behind it (its logits differ by {off:.3g} without them): valid: a causal "
+            "language model"
         )
 
 
@@ -351,7 +358,13 @@ class recomputing:
     def __enter__(self) -> None:
         self.model.eval()  # a caller's model may come in training mode
         if self.checkpointing:
-            getattr(self.model, f"{self.word}_checkpointing_enable")(RECOMPUTATION)
+            try:
+                getattr(self.model, f"{self.word}_checkpointing_enable")(RECOMPUTATION)
+            except ValueError as error:
+                name = type(self.model).__name__
+                raise ModelError(
+                    f"--gradient-checkpointing: {name} cannot recompute; leave it out ({error})"
+                ) from error
             for module in self.model.modules():
                 # the layers' flag has kept its name
                 if getattr(module, "gradient_checkpointing", False):

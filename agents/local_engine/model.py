@@ -166,8 +166,8 @@ class CausalModel:
         return output.logits[:, -1, : self.drawn][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
 
     def plain(self, ids: Ids, past: Any = None, *, cached: bool = False) -> tuple[Tensor, Any]:
-        """Logits [V] after the last of `ids` [L]: of the whole row, or `cached` with the model's own cache, where `past`
-        is what the last call returned."""
+        """Logits [V] after the last of `ids` [L]: of the whole row, or `cached`, with the model's own cache, which the
+        last call returned (`past`)."""
         start = len(ids) - 1 if past is not None else 0
         input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
         # a model without past_key_values (a state-space model) is fed the whole row every time

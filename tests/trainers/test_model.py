@@ -22,6 +22,7 @@ from turngym.trainers.models import (
     hidden_states,
     length_batches,
     pad,
+    recomputing,
     tiny_qwen3,
     vocabulary_size,
 )
@@ -136,6 +137,24 @@ def test_a_family_whose_logits_are_not_its_heads_is_not_trained(tmp_path: Path, 
     monkeypatch.setattr(type(model), "forward", scaled)
     with pytest.raises(ModelError, match="LlamaForCausalLM"):
         load_student(tmp_path, "float32", "cpu")
+
+
+def test_a_model_that_reads_in_both_directions_is_not_trained() -> None:
+    from transformers import BertGenerationConfig, BertGenerationDecoder
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    encoder = BertGenerationDecoder(BertGenerationConfig(**sizes, intermediate_size=48, initializer_range=0.3)).eval()
+    with pytest.raises(ModelError, match="BertGenerationDecoder predicts an id by those behind it"):
+        check_head(encoder)
+
+
+def test_a_family_that_cannot_recompute_is_named() -> None:
+    from transformers import CTRLConfig, CTRLLMHeadModel
+
+    model = CTRLLMHeadModel(CTRLConfig(vocab_size=40, n_embd=32, dff=48, n_layer=2, n_head=4))
+    with pytest.raises(ModelError, match="--gradient-checkpointing: CTRLLMHeadModel"), recomputing(model, True):
+        pass
 
 
 def test_a_family_without_fast_attention_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,9 +125,7 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
     save_file(whole, model / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 7}))
-    with pytest.raises(
-        ModelError, match=r"have \S+embed_tokens\.weight as \[\d+, \d+\], its config.json says \["
-    ):
+    with pytest.raises(ModelError, match=r"have \S+embed_tokens\.weight as \[\d+, \d+\], its config.json says \["):
         load_model(model)
 
 
