@@ -32,7 +32,7 @@ class ClientKeys:
 
     @classmethod
     def of(cls, shared: str | None, path: Path | None) -> ClientKeys:
-        """The keys of the file `path`, else the one that is shared. Raises TurngymError for a file that does not do."""
+        """The keys of the file `path`, else the one that is shared. Raises TurngymError for an unusable file."""
         if path is None:
             return cls({"": shared} if shared else {})
         text, mode = read_text(path, TurngymError), path.stat().st_mode

@@ -237,10 +237,10 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
         raise DataError(f"{url} cannot be fetched ({why}); run it again to go on, or {BY_HAND}") from None
     if whole is not None and had != whole:
         raise DataError(f"{url}: cut at {had:,} of {whole:,} bytes; run it again to go on")
-    if sha256 is not None and (found := _digest(part)) != sha256:
+    if sha256 is not None and (digest := _digest(part)) != sha256:
         part.unlink()
         tag.unlink(missing_ok=True)
-        raise DataError(f"{url}: SHA-256 {found}, expected is {sha256}; it was thrown away")
+        raise DataError(f"{url}: SHA-256 {digest}, expected is {sha256}; it was thrown away")
     tag.unlink(missing_ok=True)
     os.replace(part, target)
 

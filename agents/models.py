@@ -114,24 +114,24 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     quantized = _dequantized(config)
     try:
         require_memory(path, _numbers(path), dtype)
-        place = library_path(path)
+        library_folder = library_path(path)
         wanted = {"config": config, "dtype": getattr(torch, dtype), "output_loading_info": True}
         # shapes that differ are told by name, below
         wanted |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
         try:
-            model, loading = load(place, attn_implementation="sdpa", **wanted)
+            model, loading = load(library_folder, attn_implementation="sdpa", **wanted)
         except ValueError as error:
             # Gemma 2 caps its attention's logits, which torch's own attention cannot
             if "scaled_dot_product_attention" not in str(error):
                 raise
             print(f"{folder}: attention without torch's fast kernels, which this family has not", file=sys.stderr)
-            model, loading = load(place, attn_implementation="eager", **wanted)
+            model, loading = load(library_folder, attn_implementation="eager", **wanted)
     except ModelError:
         raise
     except Exception as error:  # as above; safetensors has an error of its own
         raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
-    if said := missing_weights(loading):
-        raise ModelError(f"cannot load the model in {folder}: {said}")
+    if missing := missing_weights(loading):
+        raise ModelError(f"cannot load the model in {folder}: {missing}")
     if quantized:
         _forget_quantization(model)
     return model.to(target).eval()

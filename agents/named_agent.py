@@ -137,8 +137,8 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
         opened = agent
     elif isinstance(agent, ModelAgent):
         channel = None if agent.channel is None else agent.channel.name
-        heat = agent.sampling.temperature
-        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=heat)
+        temperature = agent.sampling.temperature
+        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=temperature)
     elif isinstance(agent, EndpointAgent):
         opened = OpenedAgent(
             agent=agent, channel=agent.channel.name, system=spec.chat.system, temperature=agent.temperature

@@ -125,7 +125,7 @@ class Tasks(Spec, tag_field=KIND):
 
     @classmethod
     def table_of(cls, text: str) -> dict[str, Any]:
-        """A number stands for so many tasks."""
+        """Reads `N`: N tasks."""
         return {KIND: "first", "count": int(text)} if text.isascii() and text.isdigit() else super().table_of(text)
 
 

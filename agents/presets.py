@@ -65,7 +65,7 @@ class Preset:
         return str(at(self.table, "play.env.id"))
 
     def beside(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What it sets beside the settings that people `asked` for.
+        """Its settings as they stand beside those that people `asked` for.
 
         Its message demands a form of answers, and its role comes with it: another channel that is asked for brings its
         own. Its message names the tool as the environment is asked to call it.

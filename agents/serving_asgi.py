@@ -158,7 +158,10 @@ HEADER_PIECE = 4 * 2**10
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection with a time for each request and room for new clients. uvicorn calls the public methods."""
+    """One connection, with a time limit for each request; an idle one gives way to new clients.
+
+    uvicorn calls the public methods.
+    """
 
     timeouts = Timeouts()
     most = 1000
@@ -228,7 +231,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     def silent(self) -> bool:
-        """Whether no request is in work."""
+        """Whether the connection is between two requests."""
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:

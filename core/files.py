@@ -199,7 +199,7 @@ class ChangedFileError(TurngymError):
 
 
 def inside(name: str) -> bool:
-    """Whether a file's `name`, which a file of somebody else states, is a place within the folder of that file."""
+    """Whether `name`, a path that a stranger's file states, stays within the folder of that file."""
     return not os.path.isabs(name) and ".." not in Path(name).parts
 
 

@@ -40,7 +40,7 @@ class LockWatch:
         self._what, self._number = what, next(LockWatch._numbers)
 
     def expect(self, seconds: float) -> None:
-        """More will be heard within `seconds`; this process is ended if it is not, `LOCK_SECONDS` seconds later."""
+        """Promises a sign of life within `seconds`. Without one this process is ended `LOCK_SECONDS` seconds later."""
         self._tell(seconds + LOCK_SECONDS, self._what)
 
     def done(self) -> None:

@@ -59,7 +59,7 @@ def checked_number(
 
 
 def checked_flag(what: str, value: object, *, error: Refusal = EnvBackendError) -> bool:
-    """`value`, a bool. Raises `error` for what is only true or false when it is asked."""
+    """`value`, a bool. Raises `error` for any other type, although Python would take it for true or false."""
     found = _plain(value)
     if not isinstance(found, bool):
         raise error(f"{what} is {brief(value, 80)}; it must be True or False")

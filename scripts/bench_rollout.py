@@ -378,10 +378,10 @@ def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
     for url in bench.server:
         before = time.process_time(), cpu_seconds(url)
         player = agent(url)
-        found = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
+        measured = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
         spent = cpu_seconds(url) - before[1]
-        tokens = bench.repeats * sum(turn.response_length for episode in found for turn in episode.turns)
-        print(same(found), flush=True)
+        tokens = bench.repeats * sum(turn.response_length for episode in measured for turn in episode.turns)
+        print(same(measured), flush=True)
         if spent:
             here = time.process_time() - before[0]
             print(f"  {tokens / spent:.1f} ids per CPU second of the server; {here:.1f} s of this process", flush=True)

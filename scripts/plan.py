@@ -209,7 +209,8 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "micro_tokens": run.micro_tokens,
         "head_chunk": run.head_chunk,
         "checkpointing": run.gradient_checkpointing,
-        "updates": config.optimizer.minibatches,
+        # a minibatch has an episode at least
+        "updates": min(config.optimizer.minibatches, run.episodes),
         "epochs": config.optimizer.ppo_epochs,
         "dtype": config.models.dtype,
         "precision": "float32" if run.autocast == "off" else "autocast",
@@ -248,12 +249,16 @@ def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
     """What a run does that is in no column: its learning rate and updates, and what is not counted."""
     config = _run_config(table, where)
     given = "optimizer.lr" in flat(expanded(config.algorithm, _settings(table), where))
-    updates, adapters = config.optimizer.minibatches * config.optimizer.ppo_epochs, config.lora is not None
+    algorithm, adapters = build_algorithm(config), config.lora is not None
+    updates = min(config.optimizer.minibatches, config.run.episodes) * config.optimizer.ppo_epochs
     said = "as given" if given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
     others = ", ".join(
         name
         for name, there in (
             ("teachers of --also", any(further_env(text).teacher for text in config.play.also)),
+            ("fewer adapters than on every linear layer (--lora.targets)", config.lora and config.lora.targets),
+            (f"up to {algorithm.refill} further rounds of episodes a step (refill)", algorithm.refill),
+            ("a teacher that plays, too", algorithm.teacher_mix or algorithm.guide),
             ("a judge that is a model", "model" in (kind_of(type(config.part("judge"))) or "")),
         )
         if there

@@ -19,7 +19,7 @@ from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
 
 
 def has(run: Diagnosed, name: str) -> bool:
-    """Whether a run recorded this statistic."""
+    """Whether `run` recorded the statistic `name`."""
     return bool(run.diagnosis.by_turn.sources.get(name))
 
 

@@ -319,7 +319,7 @@ def _row(name: str, result: PackedResult) -> list[str]:
 
 def _agent(result: PackedResult) -> str:
     agent = result.spec.agent
-    weights, heat = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
+    weights, temperature = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
     about = (
         [f"files {weights}"]
         if weights
@@ -328,7 +328,7 @@ def _agent(result: PackedResult) -> str:
         else ["no fingerprint"]
     )
     about += [f"opened as {agent.name}"] if isinstance(agent, Own) else []
-    about += [] if heat is None else [f"temperature {heat:g}"]
+    about += [] if temperature is None else [f"temperature {temperature:g}"]
     return f"{result.agent or '-'}" + (f" ({', '.join(about)})" if about else "")
 
 

@@ -342,7 +342,7 @@ class MetricsLog:
             file.append(line)
 
     def saved(self, step: int, *, ended: bool = False) -> None:
-        """A checkpoint holds `step`: rows before it will not be written again, nor that of `step` if the run `ended`.
+        """Says that a checkpoint holds `step`: rows before it, and that of `step` if the run `ended`, are final.
 
         Sinks that only grow get them. The row of `step` waits for the evaluation after it, as a resumed run may have to
         play that, and Weights & Biases takes no step twice.

@@ -61,12 +61,12 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     spec = msgspec.structs.replace(found.spec, play=msgspec.structs.replace(found.spec.play, scoring=scoring))
     tasks = spec.play.tasks
     assert isinstance(tasks, OnPanel)
-    heat = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0
+    temperature = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0
     evaluation = TaskEvaluation(
         spec=spec,
         tasks=part_of(panel.tasks, tasks.sampling),
         make_env=env_maker(panel.env_id, **{**made, "channel": student.settings.channel}),
-        agent=student.learner.agent(heat),
+        agent=student.learner.agent(temperature),
         system=student.learner.settings.system,
         play=student.play,
     )

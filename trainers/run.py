@@ -44,7 +44,6 @@ from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, rea
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.learning_rate import unmoved_loss, unsuited_lr
 from turngym.trainers.lora import add_adapters
-from turngym.trainers.losses import bounded
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
@@ -79,6 +78,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
+from turngym.trainers.token_losses import bounded
 from turngym.trainers.train_config import DEFAULT, TrainConfig, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode
 from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, Targets, Weight
-from turngym.trainers.batch import RolloutBatch, refused
+from turngym.trainers.batch import RolloutBatch, was_refused
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.optimizer_step import Epochs, RunStep
 from turngym.trainers.rewards import PAID
@@ -161,7 +161,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
     verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
     shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
     return {
-        **({"off/refused": sum(map(refused, shown))} if shown else {}),
+        **({"off/refused": sum(map(was_refused, shown))} if shown else {}),
         "episodes": batch.episodes,
         "episodes_failed": len(episodes) - len(played),
         "episodes_dropped": len(played) - batch.episodes,

@@ -136,8 +136,8 @@ class StudentPlayer:
         self.data = {} if play.data is None else {"data": play.data}
         """Where the environment's data are, as an argument for gym.make; empty: where it looks for them."""
         self._env_id = play.env_id
-        own = {"max_turns": run.max_turns, "split": play.split, "data": play.data}
-        self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, own)}
+        options = {"max_turns": run.max_turns, "split": play.split, "data": play.data}
+        self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, options)}
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
@@ -171,15 +171,15 @@ class StudentPlayer:
         if served and not isinstance(config.engine, Here):
             from turngym.agents.servers.open_servers import train_policy
 
-            weights, own = ModelWeights(played.model), None
+            weights, server = ModelWeights(played.model), None
             if isinstance(config.engine, StartedServer):
                 from turngym.agents.model_server import RunServer
 
                 log = run.out / "server.log"
-                own = RunServer(
+                server = RunServer(
                     config.engine, config.models.student, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
                 )
-                self._closing.enter_context(own)
+                self._closing.enter_context(server)
             engine = train_policy(
                 config.engine,
                 played.model,
@@ -189,7 +189,7 @@ class StudentPlayer:
                 run.out,
                 weights=weights,
                 vocab_size=run.vocab_size,
-                own=own,
+                own=server,
             )
             # what plays ahead is never idle
             engine.sleeps = engine.sleeps and run.actor is None
@@ -208,11 +208,11 @@ class StudentPlayer:
         )
         if self.examples.text:
             # in what is played alone: the settings that are saved with the model stay without
-            said = player.settings.system
-            if said is None:
+            system = player.settings.system
+            if system is None:
                 channel = make_channel(self.settings.channel, player.tool)
-                said = system_message(self.env, channel, player.renderer)
-            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(said)))
+                system = system_message(self.env, channel, player.renderer)
+            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(system)))
         return player, engine
 
     @property
@@ -227,7 +227,7 @@ class StudentPlayer:
         return self.made_in(self.settings.channel)
 
     def made_in(self, channel: str | None) -> MakeEnv:
-        """Makes environments to train on, in another agent's channel; None: in the environment's own."""
+        """Makes environments to train on, in the `channel` of another agent; None: responses are bare actions."""
         return env_maker(self._env_id, **self._made, channel=channel)
 
     @property

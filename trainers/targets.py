@@ -21,18 +21,9 @@ from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.losses import (
-    SEQUENCE,
-    TAILS,
-    ClippedAdvantage,
-    JensenShannon,
-    MixedKL,
-    SupportKL,
-    TokenKL,
-    bin_forward_kl,
-    sampled_advantage,
-)
+from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl, sampled_advantage
 from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
 
 
 class TargetError(TurngymError):

@@ -33,6 +33,7 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
+from turngym.trainers.models import recomputing
 from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
@@ -228,6 +229,10 @@ class Trainer:
         if self.algorithm.refill and isinstance(self.order, AsyncRollout):
             raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
         packing_for(self.run.packing, self.model)
+        if self.run.gradient_checkpointing:
+            # a family that cannot recompute is told before anything is played
+            with recomputing(self.model, True):
+                pass
 
     def _critic(self) -> ValueCritic | None:
         config = self.algorithm.critic
@@ -538,7 +543,7 @@ class Interrupts:
 
     @contextmanager
     def protected(self) -> Iterator[None]:
-        """Finish what is inside first."""
+        """Context whose body is finished before a signal interrupts."""
         # a counter, for blocks may be nested: only the end of the outermost one raises
         self._protected += 1
         try:

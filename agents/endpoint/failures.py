@@ -1,4 +1,4 @@
-"""What an endpoint means by an answer that is not the model's: `refused` reads every error, with whatever status.
+"""What an endpoint means by an answer that is not the model's: `read_failure` reads every error, with whatever status.
 
 Servers agree on little. They say the same in other fields (`_said`), give an error the status 200, and have some thirty
 wordings for a full context. So status, codes and numbers are read first and words last (`_is_full`). What cannot be
@@ -56,7 +56,7 @@ class RequestFailed(Exception):
 
     @property
     def rejected(self) -> bool:
-        """Whether the server takes the request for wrong."""
+        """Whether the server says that the request itself is wrong, so that the same one would fail again."""
         return self.code in (400, 422) and not self.overflow and self.written is None and not self.filtered
 
     @property
@@ -145,7 +145,7 @@ _TEMPLATE = re.compile(r"jinja|chat.?template|raise_exception|roles? must altern
 _LIMIT = re.compile(r"limit:? *(\d[\d,]*)\D{1,40}requested:? *(\d[\d,]*)")
 
 
-def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
+def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
     """The failure of an answer that is an error: one with status 400 or more, or the `error_in` one with 200.
 
     Args:

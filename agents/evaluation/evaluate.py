@@ -61,16 +61,21 @@ def evaluate(
     if isinstance(panel, EvalSpec):
         if agent is not None or preset is not None or settings:
             raise TurngymError("evaluate(SPEC): the settings are whole; leave out agent, preset and all others")
-        found = Resolved(spec=panel, origins={})
-        return play_evaluation(found, out=out, verify=verify, progress=progress, command=command)
+        resolved = Resolved(spec=panel, origins={})
+        return play_evaluation(resolved, out=out, verify=verify, progress=progress, command=command)
     given = {} if isinstance(panel, Panel) else {"panel": str(panel)}
     asked = asked_of("evaluate()", {**given, **settings}, agent, preset)
-    own = panel if isinstance(panel, Panel) else None
-    found = resolve_play(
-        [("evaluate()", asked)], usual=EVAL_DEFAULTS, panel=own, preset=preset if isinstance(preset, Preset) else None
+    opened = panel if isinstance(panel, Panel) else None
+    resolved = resolve_play(
+        [("evaluate()", asked)],
+        usual=EVAL_DEFAULTS,
+        panel=opened,
+        preset=preset if isinstance(preset, Preset) else None,
     )
     player = None if agent is None or isinstance(agent, str) else agent
-    return play_evaluation(found, agent=player, panel=own, out=out, verify=verify, progress=progress, command=command)
+    return play_evaluation(
+        resolved, agent=player, panel=opened, out=out, verify=verify, progress=progress, command=command
+    )
 
 
 def play_evaluation(
@@ -99,9 +104,9 @@ def play_evaluation(
         raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
     with locked_folder(out):
         panel = panel or load_panel(tasks.panel)
-        own, said = (panel.sha256, len(panel.tasks)), (tasks.sha256, tasks.size)
-        if own != said:
-            known, given = (f"{one[1]} tasks and sha256 {one[0][:12]}" for one in (own, said))
+        ours, stated = (panel.sha256, len(panel.tasks)), (tasks.sha256, tasks.size)
+        if ours != stated:
+            known, given = (f"{one[1]} tasks and sha256 {one[0][:12]}" for one in (ours, stated))
             raise PanelError(f"{panel.full_name} has {known}, the settings say {given}")
         ready = open_play(found.spec, agent)
         chosen = _tasks(panel, ready, verify)

@@ -314,6 +314,8 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
     # no part of what the task is, but what intervals for new scenes and products rest on
     if task.cluster != episode.task.cluster:
         yield _said("cluster", episode.task.cluster, task.cluster)
+
+    # play the recorded responses, turn by turn
     success, total, final, end = False, 0.0, 0.0, None
     goals: float | None = None
     f1: float | None = None
@@ -344,7 +346,8 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
-    # older files do not state it
+
+    # how the episode ended, and what it was worth; older files do not state F1
     recorded_f1 = episode.meta.get("answer_f1")
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
@@ -442,11 +445,11 @@ def evaluate_as(
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
     limits = [tasks, sampling.limit if isinstance(sampling, PartOfPanel) else None]
     counts = [count for count in limits if count is not None]
-    heat = getattr(recorded.agent, "temperature", None)
+    temperature = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
     # a recorded choice is made again
     more |= {"spread": sampling.spread} if isinstance(sampling, PartOfPanel) else {}
-    more |= {} if heat is None else {"temperature": heat}
+    more |= {} if temperature is None else {"temperature": temperature}
     return evaluate(
         panel,
         agent,

@@ -261,9 +261,10 @@ class EvalResult:
             what += f": {self.asked} draws, published:{sampling.harness}"
         else:
             what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
-        heat = getattr(agent, "temperature", None)
+        temperature = getattr(agent, "temperature", None)
         taken = self.profile is None or self.profile.get("temperature", True)
-        what += "" if heat is None else f", temperature {heat:g}" if taken else ", the server's own temperature"
+        if temperature is not None:
+            what += f", temperature {temperature:g}" if taken else ", the server's own temperature"
         return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
     def hints(self) -> list[str]:

@@ -254,9 +254,9 @@ def rise(
     mean = fmean(mean_N)
     low, high = difference_bounds(mean_N, groups, tail)
     over, quantile = _over_tasks(mean_N, groups, tail) if len(tasks) > 1 else (None, 0.0)
-    found: float | None = None
+    seed_error: float | None = None
     if over is not None and (fixed or min(len(first), len(second)) > 1):
-        half, found = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
+        half, seed_error = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
         low, high = max(-1.0, min(low, mean - half)), min(1.0, max(high, mean + half))
     sides = np.sign(second[:, None] - first[None]).astype(np.int64)
 
@@ -270,7 +270,7 @@ def rise(
         tasks=len(tasks),
         seeds=(len(first), len(second)),
         fixed=fixed and 1 in (len(first), len(second)),
-        seed_error=found,
+        seed_error=seed_error,
         task_error=None if over is None else math.sqrt(over),
         better=int(sides.sum()) / sides.size / 2 + 0.5,
         p=p_value(at) if p else None,

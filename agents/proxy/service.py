@@ -24,7 +24,8 @@ from turngym.agents.proxy.api_errors import busy, invalid
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
-from turngym.agents.proxy.restore import episode_of, restore, usage_record
+from turngym.agents.proxy.restored_sessions import restore
+from turngym.agents.proxy.session_episode import episode_of
 from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.sessions import (
     REMEMBERED,
@@ -35,7 +36,7 @@ from turngym.agents.proxy.sessions import (
     SessionTable,
     session_name,
 )
-from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, TurnRecorder, common_prefix
+from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, TurnRecorder, common_prefix, usage_record
 from turngym.agents.rendering.stop_text import StopText
 from turngym.core import running_clock
 from turngym.core.background_threads import failures_of_threads
@@ -409,7 +410,7 @@ class ProxyService:
         return [episode_of(session, "open", temperature=self.temperature) for session in found]
 
     def deadline(self) -> float:
-        """When a request that begins to wait now has waited too long, on `clock`."""
+        """Until when a request that comes now may wait, on `clock`."""
         return self.clock() + self.settings.deadline
 
     def sweep(self) -> int:

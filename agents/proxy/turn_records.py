@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.core.files import FolderInUseError, locked_file
 from turngym.core.line_file import LineFile
+from turngym.core.protocols import Judgment
 from turngym.core.strict_json import JsonError, strict_json
 from turngym.core.trace import add_checksum, check_checksum, has_checksum
 from turngym.core.user_files import json_of
@@ -470,3 +471,13 @@ def _last_line(file: IO[bytes]) -> bytes:
 
 def messages_from_json(messages: list[dict[str, Any]]) -> tuple[ChatMessage, ...]:
     return tuple(ChatMessage.from_json(message) for message in messages)
+
+
+def votes_record(key: str, turn: int, judgment: Judgment) -> dict[str, Any]:
+    """The record of what a judge said about one turn."""
+    return {"kind": "judged", "session": key, "turn": turn, "votes": list(judgment.votes), "cut": judgment.cut}
+
+
+def usage_record(kind: str, step: int, episodes: Any = ()) -> dict[str, Any]:
+    """The record of what happened to sessions: `trained`, `unused`; or `resumed` from the checkpoint of `step`."""
+    return {"kind": kind, "step": step, "sessions": [episode.task.task_id for episode in episodes]}

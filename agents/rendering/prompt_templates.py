@@ -156,8 +156,8 @@ class PromptTemplates:
             return first
         values |= {"step_count": str(len(past)), "current_step": str(len(past) + 1), "history_length": str(len(shown))}
         if self.kind == "search":
-            found = [*pages[1:], observation]
-            values["memory_context"] = "\n".join(f"Step {n + 1}:{said[n]} {found[n].strip()}\n" for n in shown)
+            pages_after = [*pages[1:], observation]
+            values["memory_context"] = "\n".join(f"Step {n + 1}:{said[n]} {pages_after[n].strip()}\n" for n in shown)
         values["action_history"] = "\n".join(
             f"[Observation {n + 1}: '{pages[n]}', Action {n + 1}: '{said[n]}']" for n in shown
         )

@@ -265,24 +265,24 @@ class Connection:
             raise ServerDown(f"{where}: {error}") from error
         except BadReply as error:
             raise BadAnswer(f"{where}: {error}") from error
-        found: Any
+        answer: Any
         try:
-            found = reply.json() if reply.body else None
+            answer = reply.json() if reply.body else None
         except BadReply as error:
             # vLLM answers some orders with a text of no type
             if reply.status == 200 and "content-type" in reply.headers:
                 raise BadAnswer(f"{where}: {error}") from error
-            found = reply.text(500)
+            answer = reply.text(500)
         if reply.status == 200:
-            return found
-        said = f"{where}: status {reply.status}: {error_text(found)}"
+            return answer
+        problem = f"{where}: status {reply.status}: {error_text(answer)}"
         if reply.status in PASSING:
-            raise ServerDown(said)
+            raise ServerDown(problem)
         if reply.status in (401, 403):
-            raise ServerError(f"{said}; set the server's key in {KEY}")
+            raise ServerError(f"{problem}; set the server's key in {KEY}")
         if reply.status == 404:
-            raise NotThere(said)
-        raise ServerError(said)
+            raise NotThere(problem)
+        raise ServerError(problem)
 
     async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
         """`request`, repeated while the server is down, for `deadline` seconds.

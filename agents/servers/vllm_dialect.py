@@ -106,8 +106,8 @@ class VllmDialect:
         about, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
         loads = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         with fields_of_other_types(where):
-            own = next((one for one in models["data"] if one.get("parent") is None), None)
-            if own is None:
+            served = next((one for one in models["data"] if one.get("parent") is None), None)
+            if served is None:
                 raise BadAnswer(f"{where}: /v1/models lists no model of the server's own: {excerpt(models, 200)}")
             config = about["vllm_config"] if isinstance(about, Mapping) else {}
             parallel = config.get("parallel_config", {})
@@ -115,11 +115,11 @@ class VllmDialect:
                 url=connection.url,
                 dialect=dialect,
                 version=str(version["version"]),
-                model=str(own["root"]),
-                kind=architecture(model_config(str(own["root"]))),
+                model=str(served["root"]),
+                kind=architecture(model_config(str(served["root"]))),
                 weights=str(weights["weight_version"]) if isinstance(weights, Mapping) else "default",
-                max_prompt=count_in(own, "max_model_len", where),
-                max_length=count_in(own, "max_model_len", where),
+                max_prompt=count_in(served, "max_model_len", where),
+                max_length=count_in(served, "max_model_len", where),
                 ranks=count_in(parallel, "world_size", where, 1),
                 replicas=count_in(parallel, "data_parallel_size", where, 1),
                 dtype=str(config.get("model_config", {}).get("dtype", "auto")).removeprefix("torch."),

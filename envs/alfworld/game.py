@@ -21,22 +21,24 @@ from turngym.core.redaction import excerpt
 from turngym.core.rows import show, stat_stamp, text_problem
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of
-from turngym.envs.alfworld.pddl import (
+from turngym.envs.alfworld.game_rules import (
     TASK_SIGN,
+    digest,
+    domain_digests,
+    grammar_digests,
+    parse_grammar,
+    rule_digest,
+    split_task,
+)
+from turngym.envs.alfworld.pddl import (
     GameError,
     GameUnsupported,
     UnsupportedFacts,
     category,
-    digest,
-    domain_digests,
     entity_names,
-    grammar_digests,
     listing,
-    parse_grammar,
     parse_problem,
-    rule_digest,
     shuffled,
-    split_task,
 )
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
@@ -318,10 +320,10 @@ def _phrases(template: str, with_help: bool) -> Wording:
         "action help": help_words,
         answer_rule: help_words,
     }
-    found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
-    found |= {name: rule_digest(rule) for name, rule in rules.items()}
+    digests = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
+    digests |= {name: rule_digest(rule) for name, rule in rules.items()}
     known = _known()["grammar"]
-    unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
+    unknown = [name for name in digests if digests[name] not in known.get(name, ()) and phrases.get(name) is None]
     if unknown:
         raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
     go, put, command, *_ = phrases.values()

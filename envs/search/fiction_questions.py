@@ -298,7 +298,7 @@ def inference(teller: Teller) -> QuestionDraft | None:
 
 
 def comparison(teller: Teller) -> QuestionDraft | None:
-    """A question which of two entities comes first, or has more of something."""
+    """A question about which of two entities comes first, or has more of something."""
     row = teller.one([row for row in ORDERS if row[0] in teller.relations])
     pair = None if row is None else _pair(teller, row[0])
     return None if row is None or pair is None else _ordered(teller, row[1], row[2], ((pair[0],), (pair[1],)))

@@ -142,6 +142,7 @@ def test_what_is_no_plain_adapter_or_has_no_base_is_refused(tmp_path: Path) -> N
         ({"something_new": {"a": 1}}, r"is more than LoRA \(something_new\)"),
         ({"peft_type": "IA3"}, r"is more than LoRA \(IA3\)"),
         ({"r": None}, "does not fit its base or is damaged"),
+        ({"lora_alpha": float("inf")}, "lora_alpha of .* is inf"),
     ):
         config.write_text(json.dumps(good | change))
         with pytest.raises(ModelError, match=said):

@@ -1,6 +1,6 @@
 """Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
 
-Read next: trainers/targets.py, trainers/losses.py, trainers/lm_head.py, trainers/token_weights.py.
+Read next: trainers/targets.py, trainers/token_losses.py, trainers/lm_head.py, trainers/token_weights.py.
 """
 
 from __future__ import annotations

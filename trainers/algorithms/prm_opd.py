@@ -24,9 +24,9 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, without
-from turngym.trainers.losses import PolicyGradient, Regularized
 from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference, support_kl
+from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 

@@ -25,7 +25,7 @@ from turngym.trainers import (
     bin_forward_kl,
     checked_table,
     distillation,
-    refused,
+    was_refused,
 )
 
 ORIGINS: tuple[Origin, ...] = ("policy", "demonstration")
@@ -81,7 +81,7 @@ def supervised(episodes: Sequence[Episode]) -> list[Episode]:
         for episode in episodes
         if not episode.status.is_error
         and any(
-            turn.origin in ORIGINS and turn.excluded is None and turn.response_length and not refused(turn)
+            turn.origin in ORIGINS and turn.excluded is None and turn.response_length and not was_refused(turn)
             for turn in episode.turns
         )
     ]

@@ -19,10 +19,10 @@ import torch
 from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
-from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
+from turngym.agents.proxy.turn_records import votes_record
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.core.background_threads import say
@@ -41,7 +41,6 @@ from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_sessio
 from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
-from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
 from turngym.trainers.rollout_schedule import truncated
 from turngym.trainers.scorer import load_student
@@ -53,6 +52,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
+from turngym.trainers.token_losses import bounded
 from turngym.trainers.train_loop import Trainer
 
 SESSIONS = "sessions.jsonl"
@@ -99,8 +99,8 @@ class Training:
             self.room(lambda: service.recorder.write(one))
 
         path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
-        found = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
-        before = {one.task.task_id: one for one in found if one.task.task_id in unused}
+        episodes = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
+        before = {one.task.task_id: one for one in episodes if one.task.task_id in unused}
         self._trace = TraceWriter(path)
         self.source = SessionBuffer(
             engine=service.engine,
