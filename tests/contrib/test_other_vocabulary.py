@@ -884,7 +884,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_unless_it_is_asked_for(model
 def test_settings_reach_the_targets(models: Path, tmp_path: Path) -> None:
     made = run(models, tmp_path / "run", *OTHER, "--distill.top-k", "7")
     assert made.algorithm.target_fn.target_fn == TeacherTopK(7)
-    assert made.algorithm.settings["vocabulary"] == "other"
+    assert made.algorithm.settings["DistillConfig"]["vocabulary"] == "other"
 
 
 def test_with_one_vocabulary_the_option_changes_nothing(models: Path, tmp_path: Path) -> None:
