@@ -41,6 +41,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
+from turngym.agents.rendering.prompt_templates import NAMES, read_templates
 from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
@@ -49,7 +50,7 @@ from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find, installed, need
 from turngym.core.redaction import brief
 from turngym.core.spec import kind_of
-from turngym.core.task import content_hash
+from turngym.core.task import content_hash, plain_id
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
 from turngym.envs.base import TextEnv
@@ -235,7 +236,6 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     named = str(kind_of(type(memory)))
     if isinstance(memory, Window | VerlAgent):
         named = f"{named}:{memory.turns}"
-    prompts = memory.prompts if isinstance(memory, VerlAgent) and memory.prompts != "model" else None
     return ChatSettings(
         channel="text" if chat.channel == "auto" else chat.channel,
         system=chat.system,
@@ -244,8 +244,19 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
         history=chat.history,
         max_new_tokens=chat.max_new_tokens,
         max_context=chat.max_context,
-        **own.memory_of(named, prompts, env_id),
+        memory=named,
+        prompts=_templates(memory, own, env_id) if isinstance(memory, VerlAgent) else None,
     )
+
+
+def _templates(memory: VerlAgent, own: ChatSettings, env_id: str) -> tuple[str, str, str] | None:
+    """The templates as `ChatSettings.prompts` has them."""
+    if memory.prompts != "model":
+        read = read_templates(memory.prompts, env_id)
+        return read.kind, read.first, read.later
+    if own.prompts is not None and own.prompts[0] != NAMES.get(plain_id(env_id)):
+        raise AgentError(f"the model's prompts are of {own.prompts[0]}, it plays {env_id}: give others (--prompts own)")
+    return own.prompts
 
 
 def _completed(chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None) -> AnyChat:

@@ -111,7 +111,7 @@ class _Alone(Spec):
     agent: AnyAgent = EnvPlayer()
 
 
-def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool = True) -> AnyAgent:
+def resolve_agent(table: Mapping[str, Any], where: str = "agent", below: Sequence[Layer] | None = None) -> AnyAgent:
     """An agent by itself: `{"agent": "model:FOLDER", "temperature": 0.5}`.
 
     Raises TurngymError for settings that do not exist or cannot be meant.
@@ -119,13 +119,12 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool
     Args:
         table: settings with short names.
         where: who gives them, for errors.
-        asked: whether people asked for them; what another kind of agent has alone is left out otherwise.
+        below: what they stand on top of; None: what a model's folder says.
     """
     given = _unsaid(expand(_Alone, table, where))
-    layers = [Layer(name=where, table=given, asked=asked)]
-    if at(given, "agent.kind") == "model":
-        layers.insert(0, folder_layer(str(at(given, "agent.folder"))))
-    return resolve(_Alone, layers).spec.agent
+    if below is None:
+        below = [folder_layer(str(at(given, "agent.folder")))] if at(given, "agent.kind") == "model" else []
+    return resolve(_Alone, [*below, Layer(name=where, table=given, asked=True)]).spec.agent
 
 
 def environment_layer(env_id: str) -> Layer:

@@ -249,13 +249,22 @@ def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
         ) from error
 
 
+WEIGHTS = (".safetensors", ".bin")
+"""How the names of weight files end."""
+
+
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder is a model's: it has weight files."""
+    return any(path.suffix in WEIGHTS for path in folder.glob("*"))
+
+
 def weights_hash(folder: str | Path) -> str:
     """Names the weights of a model folder: 16 hex digits over its configuration and weight files.
 
     The configuration of an adapter counts: it names the base. Raises ModelError for a folder without weights.
     """
     digest, files = hashlib.sha256(), sorted(Path(folder).glob("*"))
-    weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
+    weights = [path for path in files if path.suffix in WEIGHTS]
     if not weights:
         # the hash of nothing would be the same for every one of them
         raise ModelError(f"{folder} holds no weights; a model is a folder with *.safetensors or *.bin")

@@ -35,7 +35,7 @@ NIGHTLY = frozenset(
         *("scripts/test_long_traces.py", "scripts/test_bench_rollout.py", "scripts/test_bench_gpu.py"),
         *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
         *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),
-        "trainers/test_full_disk.py",
+        *("trainers/test_full_disk.py", "agents/test_alive.py", "bench/test_bench_trl.py"),
         "outside/test_scienceworld.py",
     }
 )

@@ -42,7 +42,7 @@ from .run_config import CriticConfig as CriticConfig
 from .run_config import DistillConfig as DistillConfig
 from .run_config import OptimizerConfig as OptimizerConfig
 from .run_config import RunConfig as RunConfig
-from .run_config import fingerprint as fingerprint
+from .run_config import checked_table as checked_table
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
 from .targets import TargetError as TargetError

@@ -601,7 +601,7 @@ def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
     try:
         json.dumps(dict(made.settings))
     except (TypeError, ValueError) as error:
-        said = f"its settings are no JSON ({error}); valid: fingerprint(config)"
+        said = f"its settings are no JSON ({error}); valid: checked_table(config)"
         raise ConfigError(f"algorithm {spec.name}: {said}") from error
     return made
 

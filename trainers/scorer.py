@@ -33,7 +33,7 @@ from turngym.trainers.models import (
     vocabulary_size,
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
-from turngym.trainers.run_config import ConfigError, Packing
+from turngym.trainers.run_config import ConfigError, Packing, Renewed
 from turngym.trainers.tensor_file import read_tensors
 
 Ids = Sequence[NDArray[np.int32]]
@@ -273,21 +273,19 @@ class ReferenceRefresh:
 
 
 def reference_refresh(
-    every: int, reference: Scorer | None, student: Any, ranks: Ranks, rate: float = 1.0
+    renewed: Renewed | None, reference: Scorer | None, student: Any, ranks: Ranks
 ) -> ReferenceRefresh | None:
-    """The refresh that `reference_every` and `reference_rate` ask for; None if they ask for none.
-
-    Raises ConfigError where it cannot be had.
+    """What the settings ask for; None where the reference stays. Raises ConfigError where it cannot be had.
 
     Args:
-        every: steps between two refreshes; 0: the reference stays.
+        renewed: the settings.
         reference: what is refreshed.
         student: the model whose weights it gets.
         ranks: the processes of the run; only a single one can refresh.
-        rate: share of the student in the new reference, in (0, 1]; 1 copies it.
     """
-    if not every:
+    if renewed is None:
         return None
+    every, rate = renewed.reference_every, renewed.reference_rate
     if ranks.size > 1:
         raise ConfigError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
     if not isinstance(reference, LocalScorer) or reference.bare:

@@ -19,7 +19,8 @@ from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.models import load_tokenizer
-from turngym.agents.named_agent import open_examples
+from turngym.agents.named_agent import chat_settings, open_examples
+from turngym.agents.play_spec import Model
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
@@ -27,10 +28,12 @@ from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.agents.resolve_play import chat_table, resolve_agent
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.server_options import Here, StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
+from turngym.core.resolve import Layer
 from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
@@ -79,12 +82,16 @@ class RunInfo:
     """What becomes of its hints."""
 
 
-def chat_settings(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
+def student_chat(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
     """How the student of `folder` is spoken to: as its turngym.json says, the preset on top, then what is given."""
-    settings, preset = ChatSettings.load(folder), find_preset(play.preset, play.env_id)
+    own, preset = ChatSettings.load(folder), find_preset(play.preset, play.env_id)
+    layers = [Layer(name=CHAT_FILE, table={"agent": {"chat": chat_table(own)}})]
     if preset is not None:
-        settings = preset.settings(settings, play.env_kwargs)
-    return chat.applied(settings, play.env_id)
+        asked = {"agent": {"chat": {"channel": chat.channel}}, "play": {"env": play.env_kwargs}}
+        layers.append(Layer(name=f"preset {preset.name}", table={"agent": preset.beside(asked)["agent"]}))
+    agent = resolve_agent({"agent": {"kind": "model", "folder": str(folder), "chat": chat.table}}, "chat", layers)
+    assert isinstance(agent, Model)
+    return chat_settings(agent.chat, own, play.env_id)
 
 
 class StudentPlayer:
@@ -98,7 +105,7 @@ class StudentPlayer:
         self.preset = find_preset(play.preset, play.env_id)
         self.env_kwargs = dict(play.env_kwargs)
         """Arguments for gym.make that the settings give."""
-        self.settings = chat_settings(config.chat, play, folder)
+        self.settings = student_chat(config.chat, play, folder)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "

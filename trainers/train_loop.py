@@ -5,6 +5,7 @@ In a run of several processes each has a loop of its own, and all take the same 
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -32,11 +33,12 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
+from turngym.trainers.models import recomputing
 from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, checked_table
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
@@ -134,8 +136,10 @@ class Trainer:
     """Adds files to each saved model folder (a tokenizer)."""
     vocab_size: int | None = None
     """Ids that teacher and student share, when their padding differs."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings that a resumed run must share (environment, split, teacher)."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """The run's settings as a table, which a resumed run must share; by default algorithm, run and optimizer."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Path in `spec` -> hash of the file, the code or the model that it names; it is compared instead of the name."""
     progress: Progress = field(default_factory=Progress)
     order: RolloutSchedule = field(default_factory=RolloutSchedule)
     """Whether batches are played in their step or ahead of it."""
@@ -164,8 +168,14 @@ class Trainer:
             return trainer._train(resume)
 
     def _train(self, resume: bool) -> RunResult:
-        run = replace(self.run, packing=packing_for(self.run.packing, self.model))
-        refresh = reference_refresh(run.reference_every, self.reference, self.model, self.ranks, run.reference_rate)
+        # what is left open is filled in, for the loop and for those who go on with the run
+        run = replace(
+            self.run,
+            packing=packing_for(self.run.packing, self.model),
+            max_turns=self.run.full_depth,
+            micro_tokens=self.run.pass_tokens,
+        )
+        refresh = reference_refresh(run.reference, self.reference, self.model, self.ranks)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.ranks.shard(self.model)
         # after sharding, which replaces the model's parameters
@@ -174,7 +184,8 @@ class Trainer:
             path=self.out,
             model=self.model,
             optimizer=optimizer,
-            fingerprint=self._fingerprint(),
+            spec=self._spec(run),
+            contents=self.contents,
             config=self.run,
             save_extra=self.save_extra,
             critic=critic,
@@ -218,6 +229,10 @@ class Trainer:
         if self.algorithm.refill and isinstance(self.order, AsyncRollout):
             raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
         packing_for(self.run.packing, self.model)
+        if self.run.gradient_checkpointing:
+            # a family that cannot recompute is told before anything is played
+            with recomputing(self.model, True):
+                pass
 
     def _critic(self) -> ValueCritic | None:
         config = self.algorithm.critic
@@ -246,16 +261,15 @@ class Trainer:
             return "batches are played ahead, and those behind its end were not"
         return ""
 
-    def _fingerprint(self) -> dict[str, Any]:
-        run = replace(self.run, max_turns=self.run.full_depth, micro_tokens=self.run.pass_tokens)
-        settings = {
-            "algorithm": self.algorithm.name,
-            **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
-            **{f"run.{name}": value for name, value in fingerprint(run).items()},
-            **{f"optimizer.{name}": value for name, value in fingerprint(self.optimizer).items()},
-            **self.identity,
-        }
-        return {name: redacted(value) for name, value in settings.items()}
+    def _spec(self, run: RunConfig) -> dict[str, Any]:
+        """The settings of the run, with those of the loop as they are in `run`."""
+        algorithm = {"name": self.algorithm.name, **self.algorithm.settings}
+        loop, optimizer = checked_table(run, self.optimizer).values()
+        spec = dict(self.spec or {"algorithm": algorithm, "run": loop, "optimizer": optimizer})
+        spec["run"] = {name: loop[name] for name in spec["run"]}
+        # as a checkpoint gives it back
+        found: dict[str, Any] = json.loads(json.dumps(redacted(spec)))
+        return found
 
 
 @dataclass(slots=True)

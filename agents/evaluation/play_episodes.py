@@ -16,8 +16,9 @@ from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.workers import open_workers
+from turngym.agents.meaning import meaning
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.play_spec import EvalSpec, Listed, OnPanel, meaning
+from turngym.agents.play_spec import EvalSpec, Listed, OnPanel
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset
@@ -189,7 +190,7 @@ def _check_same(out: Path, spec: EvalSpec) -> None:
     """Raises TurngymError if another player has played into the trace: more tasks, samples and seeds may be added."""
     for theirs in read_specs(out).values():
         for path, (was, now) in differing(theirs, record_of(spec)).items():
-            if meaning(path) in ("game", "player") and path != "play.seed":
+            if meaning(path) in ("game", "player"):
                 raise TurngymError(
                     f"{out} was played with {path} {brief(was, 60)}, and this would be {brief(now, 60)}: name another "
                     "file; a trace holds one player in one game"

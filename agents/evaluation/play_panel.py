@@ -28,7 +28,8 @@ from turngym.agents.evaluation.scores import (
     score,
     success_table,
 )
-from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, Published, drawn, episodes_of, meaning
+from turngym.agents.meaning import meaning
+from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, Published, drawn, episodes_of
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.core.episode import Episode

@@ -182,6 +182,8 @@ def _scale(config: Mapping[str, Any], name: str, found: Mapping[str, Tensor]) ->
         if re.match(rf"(.*\.)?({pattern})$", name):
             alpha = value
             break
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ValueError(f"lora_alpha of {name} is {alpha!r}; valid: a finite number")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
-from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of
+from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of, game_of
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.resolve_play import resolve_play
@@ -31,7 +31,7 @@ from turngym.scripts.jobs import RunJob
 from turngym.scripts.study.study_file import Place, Study, StudyMethod, require_named
 from turngym.scripts.study.texts import text_path
 from turngym.trainers.run import check_run, evaluation_of
-from turngym.trainers.study.records import RECORD, game_of
+from turngym.trainers.study.records import RECORD
 from turngym.trainers.train_config import TrainConfig, read_alone, resolve_training
 
 LAST = 4

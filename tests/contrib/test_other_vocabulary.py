@@ -300,7 +300,9 @@ def test_what_no_piece_stands_for_is_added_up() -> None:
     assert total == pytest.approx(1.0, rel=1e-5)
     # within a token of the teacher nobody knows what else is possible
     assert pieces().by_text(span("shelf 1", (5, 7), (5, 6, 7)), 1, 10, there)[1] == pytest.approx(log(1e-7))
-    assert math.isnan(pieces().by_text(where, 0, 10, said((1, 0.5, likely((1, 0.5))), *[(2, 0.5, there.top[1])] * 2))[1])
+    assert math.isnan(
+        pieces().by_text(where, 0, 10, said((1, 0.5, likely((1, 0.5))), *[(2, 0.5, there.top[1])] * 2))[1]
+    )
 
 
 def test_what_begins_or_ends_within_a_character_is_not_compared() -> None:

@@ -22,7 +22,7 @@ from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS
 from turngym.trainers.rewards import Reward, turn_rewards
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -266,7 +266,7 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -14,7 +14,7 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, F
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -98,7 +98,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -19,7 +19,7 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, F
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import known_behavior, regularized
 from turngym.trainers.token_weights import WEIGHTS
@@ -340,7 +340,7 @@ def build(config: LuffyConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef or config.kl_reward_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -12,7 +12,7 @@ from turngym.core.numbers import NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judge_votes import ScoredTurns
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -57,7 +57,7 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
         judge="score",
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -14,7 +14,7 @@ from turngym.core.episode import Origin
 from turngym.core.numbers import NotNegative, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_losses import NegativeLogLikelihood
 from turngym.trainers.token_weights import WEIGHTS
@@ -100,7 +100,7 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
             told=config.told,
         ),
         cut_recorded=False,  # a demonstration is imitated to its end
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

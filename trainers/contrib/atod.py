@@ -25,7 +25,7 @@ from turngym.trainers import (
     Reward,
     RolloutBatch,
     blend_alpha,
-    fingerprint,
+    checked_table,
 )
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
@@ -138,7 +138,7 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
         group=config.n,
         select=ComparableGroups(spread=False),
         to_the_end=True,
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -27,8 +27,8 @@ from turngym.trainers import (
     RolloutBatch,
     Scorers,
     Targets,
+    checked_table,
     combined_advantage,
-    fingerprint,
     label_logprobs,
 )
 
@@ -119,7 +119,7 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
         token_loss=PolicyGradient(eps_low=low, eps_high=high),
         group=config.n,
         select=ComparableGroups(spread=False),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

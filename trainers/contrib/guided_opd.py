@@ -23,8 +23,8 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     bin_forward_kl,
+    checked_table,
     distillation,
-    fingerprint,
     was_refused,
 )
 
@@ -122,7 +122,7 @@ def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:
         guide=CosineGuide(total=context.run.steps, start=config.start, ratio=config.ratio),
         to_the_end=True,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

@@ -26,8 +26,8 @@ from turngym.trainers import (
     DepthPlan,
     DepthState,
     RolloutBatch,
+    checked_table,
     distillation,
-    fingerprint,
 )
 
 
@@ -140,7 +140,7 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

@@ -27,7 +27,7 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     batch_turns,
-    fingerprint,
+    checked_table,
     majority,
     support_kl,
 )
@@ -124,7 +124,7 @@ def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
         token_loss=Reweighted(loss=support_kl(distill)),
         judge="score",
         distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        settings=checked_table(config, distill),
     )
 
 

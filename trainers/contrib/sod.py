@@ -23,7 +23,7 @@ from turngym.trainers import (
     PolicyGradient,
     Reward,
     RolloutBatch,
-    fingerprint,
+    checked_table,
 )
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
@@ -98,7 +98,7 @@ def build(config: SodConfig, context: BuildContext) -> Algorithm:
         token_loss=PolicyGradient(eps_low=low, eps_high=high),
         group=config.n,
         select=ComparableGroups(spread=False),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

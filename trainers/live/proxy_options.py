@@ -106,8 +106,8 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        more = {**asdict(self.part("reference")), "dual_clip": self.part("dual_clip"), "seed": self.seed}
-        return RunConfig(**{**asdict(self.run), **more, "eval_every": 0})
+        own = {"reference": self.part("reference"), "seed": self.seed, "eval_every": 0}
+        return RunConfig(**{**asdict(self.run), **own})
 
 
 AnyProxy = RecordingProxy | LearningProxy
