@@ -15,12 +15,12 @@ from turngym.core.errors import ModelError
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file
 
-SMALL = 1 << 24
+SMALL_JSON = 1 << 24
 """Bytes of JSON that no reader needs to fear, whatever they hold."""
 INDEX = "*.index.json"
 TOKENIZER = "tokenizer_config.json"
 _TOKEN = (str, dict, type(None))
-KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+TOKENIZER_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **{f"{name}_token": (_TOKEN, "a text") for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")},
     "chat_template": ((str, list, dict, type(None)), "a text"),
     "model_max_length": ((int, float, type(None)), "a number"),
@@ -50,7 +50,7 @@ def check_model_files(folder: Path) -> None:
 
 
 def _check_json(folder: Path, path: Path) -> None:
-    small = path.stat().st_size <= SMALL
+    small = path.stat().st_size <= SMALL_JSON
     if small and path.name != TOKENIZER and not path.match(INDEX):
         return
     try:
@@ -70,7 +70,7 @@ def _check_json(folder: Path, path: Path) -> None:
             raise ModelError(
                 f"cannot load the tokenizer in {folder}: {path.name} is {brief(found, 80)}; valid: a table"
             )
-        for name, (kinds, valid) in KINDS.items():
+        for name, (kinds, valid) in TOKENIZER_FIELDS.items():
             if not isinstance(found.get(name), kinds):
                 raise ModelError(
                     f"cannot load the tokenizer in {folder}: {name} in {path.name} is {brief(found[name], 80)}; valid: "

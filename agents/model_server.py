@@ -33,7 +33,7 @@ from turngym.core.numbers import Count, Number, Port, Positive, Processes, Share
 from turngym.core.redaction import excerpt
 from turngym.core.spec import KIND, Positional, Spec, Unread, kind_of, needing
 
-TAIL = 25
+SHOWN_LINES = 25
 """Lines of the server's output that an error shows."""
 KILLED = 10.0
 """Seconds that a server which was killed may take to be gone."""
@@ -122,7 +122,7 @@ class ServerProcess:
     def tail(self) -> str:
         """The last lines of the output, for an error message."""
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]
         except OSError as error:
             return f"its output {self.log} cannot be read: {error}"
         return f"the end of {self.log}:\n" + "\n".join(excerpt(line, 300) for line in lines)

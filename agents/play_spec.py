@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,7 +24,7 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, Spec
+from turngym.core.spec import KIND, Spec, to_table
 from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
@@ -124,7 +125,7 @@ class Tasks(Spec, tag_field=KIND):
 
     @classmethod
     def table_of(cls, text: str) -> dict[str, Any]:
-        """A number stands for so many tasks."""
+        """Reads `N`: N tasks."""
         return {KIND: "first", "count": int(text)} if text.isascii() and text.isdigit() else super().table_of(text)
 
 
@@ -464,43 +465,11 @@ class EvalSpec(Spec):
     given beside it takes the place of its values."""
 
 
-Meaning = Literal["game", "amount", "player", "cost"]
-MEANING: Mapping[str, Meaning] = {
-    "preset": "cost",
-    "play": "game",
-    "play.tasks": "amount",
-    "play.samples": "amount",
-    "play.seed": "player",
-    "agent": "player",
-    # the weights say which model it is, wherever it lies
-    "agent.folder": "cost",
-    "agent.temperature": "game",
-    "agent.chat.examples.file": "cost",
-    "agent.chat.examples.folder": "cost",
-    "agent.endpoint.base_url": "cost",
-    "agent.endpoint.key_env": "cost",
-    "agent.endpoint.request_deadline": "cost",
-    "agent.endpoint.request_retries": "cost",
-    "agent.endpoint.handshake": "cost",
-    "agent.endpoint.price_in": "cost",
-    "agent.endpoint.price_cached": "cost",
-    "agent.endpoint.price_out": "cost",
-    "agent.engine.device": "cost",
-    "agent.engine.threads": "cost",
-    "agent.engine.policy_server": "cost",
-    "agent.engine.server_parallel": "cost",
-    "agent.engine.server_deadline": "cost",
-    "compute": "cost",
-    # what a handshake found out about a server
-    "endpoint": "player",
-}
-"""What a difference at a path changes: the game, how much of it is played, the player, or nothing that is played. The
-longest beginning counts."""
-
-
-def meaning(path: str) -> Meaning:
-    """What a difference at `path` changes."""
-    while path and path not in MEANING:
-        path = path.rpartition(".")[0]
-    # nothing else is known of what only an older version had
-    return MEANING.get(path, "player")
+def game_of(spec: EvalSpec | None) -> dict[str, Any]:
+    """What an evaluation plays, whoever plays it: what all numbers of a table share. Empty where there is none."""
+    if spec is None:
+        return {}
+    game = {name: value for name, value in to_table(spec.play).items() if name not in ("seed", "scoring")}
+    # a panel is known by its hash, wherever its manifest lies
+    game["tasks"] = {**game["tasks"], "panel": Path(str(game["tasks"].get("panel"))).name}
+    return {**game, "temperature": getattr(spec.agent, "temperature", None)}

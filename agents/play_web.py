@@ -117,7 +117,7 @@ class BrowserGame:
 
 WAITING = 3
 """Requests that wait for a model at a time, or are answered by it; fewer than there are threads."""
-PATIENCE = 1.0
+PAGE_WAIT = 1.0
 """Seconds that a page waits for a game in which the agent answers."""
 
 
@@ -242,7 +242,7 @@ class PlayPages:
         game = None if name is None else self.games.get(name)
         if name is None or game is None:
             return redirect("/", 303)
-        if not game.lock.acquire(timeout=PATIENCE):
+        if not game.lock.acquire(timeout=PAGE_WAIT):
             return self.error(503)
         try:
             conversation = game.runner.conversation

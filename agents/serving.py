@@ -349,7 +349,7 @@ class WaitressServer(TcpWSGIServer):
                 return
 
     def maintenance(self, now: float) -> None:
-        """Nothing: waitress would close what is idle by the time of day, which may step. `tend` does."""
+        """Does nothing: waitress would go by the time of day, which may step. `tend` closes idle connections."""
 
     def tend(self) -> None:
         """Close what is overdue, and what must make room. Only in the loop's own thread, outside of its poll."""
@@ -413,7 +413,7 @@ class Refusal(ErrorTask):
 
 
 class AnswerTask(WSGITask):
-    """An answer of the application; while the server leaves, the last of its connection."""
+    """An answer of the application. Once the server is leaving, the connection ends after it."""
 
     def build_response_header(self) -> bytes:
         if self.channel.server.leaving:
@@ -450,7 +450,7 @@ class TimedChannel(HTTPChannel):
 
     @property
     def last_activity(self) -> float:
-        """When something was read or sent: waitress sets it to the time of day, which may step, and gets this clock."""
+        """When something was last read or sent, by a clock that never steps, whatever time of day waitress sets."""
         return self._active
 
     @last_activity.setter
@@ -500,7 +500,7 @@ class TimedChannel(HTTPChannel):
         return bool(stalled)
 
     def idle(self) -> bool:
-        """Whether nothing is in work, on its way or still to be sent."""
+        """Whether the connection is between two requests: nothing is read, answered or still to be sent."""
         return not (self.requests or self.request is not None or self.total_outbufs_len)
 
     def has_news(self) -> bool:

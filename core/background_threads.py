@@ -20,7 +20,7 @@ _THREADS: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 
 
 def say(text: str, to: TextIO | None = None) -> None:
-    """A line on standard error, or on `to`, for whoever reads it, from what goes on.
+    """Writes a line to standard error, or to `to`, from work that goes on.
 
     A log on a disk that is full, or a reader that has gone, must not end the thread that says something.
     """
@@ -54,7 +54,7 @@ class SupervisedThread(threading.Thread):
             time.sleep(wait)
 
     def fail(self, error: BaseException) -> None:
-        """Count a failure, and say it unless it was the last one, too."""
+        """Counts a failure, and reports it unless the one before was the same."""
         self.failures += 1
         self.error = excerpt(f"{type(error).__name__}: {error}", 500)
         if self.error != self._said:

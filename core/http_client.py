@@ -212,8 +212,8 @@ class HttpClient:
         except Unreachable as error:
             raise NotReached(str(error), error.cause) from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            found = why_not(error, url, proxy, min(self._connect, seconds))
-            raise NotReached(str(found), found.cause) from error
+            reason = why_not(error, url, proxy, min(self._connect, seconds))
+            raise NotReached(str(reason), reason.cause) from error
 
     def _client(self, safe: bool, proxy: Proxy | None) -> Any:
         """The connections of one kind. Raises Unreachable."""

@@ -249,7 +249,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 # How many connections.
 
-SPARE = 24
+SPARE_DESCRIPTORS = 24
 """Descriptors that are left for files, pipes and libraries, beside those that are open already."""
 
 
@@ -263,13 +263,13 @@ def connections(wanted: int) -> int:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = _open_files()
-    need = used + SPARE + wanted
+    need = used + SPARE_DESCRIPTORS + wanted
     if soft != resource.RLIM_INFINITY and soft < need:
         soft_then = need if hard == resource.RLIM_INFINITY else min(need, hard)
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft_then, hard))
             soft = soft_then
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - used - SPARE))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - used - SPARE_DESCRIPTORS))
 
 
 def _open_files() -> int:

@@ -20,7 +20,7 @@ from turngym.core.redaction import brief, said_by
 from turngym.core.task import Task, Verdict
 
 T = TypeVar("T")
-LARGE = 1e18
+LARGEST_VALUE = 1e18
 """No number that is measured is larger; squares and sums of larger ones are beyond what a float holds."""
 ROUNDING = 1e-9
 """How far sums of shares may lie outside their range; they are put on its border."""
@@ -29,7 +29,12 @@ Refusal = Callable[[str], Exception]
 
 
 def checked_number(
-    what: str, value: object, *, least: float = -LARGE, most: float = LARGE, error: Refusal = EnvBackendError
+    what: str,
+    value: object,
+    *,
+    least: float = -LARGEST_VALUE,
+    most: float = LARGEST_VALUE,
+    error: Refusal = EnvBackendError,
 ) -> float:
     """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range.
 
@@ -45,12 +50,16 @@ def checked_number(
     # a whole number beyond what a float holds
     except OverflowError:
         pass
-    valid = "a finite number" if (least, most) == (-LARGE, LARGE) else f"a number from {least:g} to {most:g}"
+    valid = (
+        "a finite number"
+        if (least, most) == (-LARGEST_VALUE, LARGEST_VALUE)
+        else f"a number from {least:g} to {most:g}"
+    )
     raise error(f"{what} is {brief(value, 80)}; it must be {valid}")
 
 
 def checked_flag(what: str, value: object, *, error: Refusal = EnvBackendError) -> bool:
-    """`value`, a bool. Raises `error` for what is only true or false when it is asked."""
+    """`value`, a bool. Raises `error` for any other type, although Python would take it for true or false."""
     found = _plain(value)
     if not isinstance(found, bool):
         raise error(f"{what} is {brief(value, 80)}; it must be True or False")

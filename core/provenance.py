@@ -16,7 +16,7 @@ from turngym.core.redaction import redacted
 from turngym.core.settings import PROVENANCE, write_toml
 from turngym.core.spec import to_table
 
-FILE = "config.toml"
+CONFIG_FILE = "config.toml"
 PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")
 """Packages whose versions may change numbers; those that are not installed are left out."""
 

@@ -729,8 +729,11 @@ def plain(value: Any) -> Any:
     return None if value is NODEFAULT else msgspec.to_builtins(value, enc_hook=plain_name)
 
 
-def plain_name(value: Any) -> str:
-    """How a record names an object that JSON cannot hold: a path by its text, another one by its class's place."""
+def plain_name(value: Any) -> str | float:
+    """How a record writes an object that msgspec does not know: a path as its text, NumPy's float64 as a number,
+    another one as the place of its class."""
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, Path):
         return str(value)
     return f"{type(value).__module__}:{type(value).__qualname__}"

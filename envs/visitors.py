@@ -96,7 +96,7 @@ class Visitors(Generic[V]):
         return [self._open.popitem(last=False)[1][0] for _ in range(len(self._open) - self._most)]
 
     def close(self) -> None:
-        """Dismiss all."""
+        """Forgets every visitor."""
         with self._lock:
             gone = [value for value, _ in self._open.values()]
             self._open.clear()

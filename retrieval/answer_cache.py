@@ -11,7 +11,7 @@ from turngym.retrieval.batching import Found
 
 Key = tuple[str, int]
 """Query and number of hits."""
-USUAL = 4096
+USUAL_ANSWER = 4096
 """Bytes of a usual answer with its query. One with more of them takes the place of several."""
 
 
@@ -33,6 +33,6 @@ class Answers:
     def keep(self, key: Key, found: Found) -> None:
         """Remember an answer. One that is larger than all that are remembered is passed by."""
         texts = (key[0], *(text for hit in found for text in (hit.passage.id, hit.passage.title, hit.passage.text)))
-        places = -(-sum(map(sys.getsizeof, texts)) // USUAL)
+        places = -(-sum(map(sys.getsizeof, texts)) // USUAL_ANSWER)
         if places <= self._kept.maxsize:
             self._kept[key] = places, found

@@ -119,7 +119,7 @@ def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchReques
     """
     try:
         text = body.decode("utf-8")
-        if len(body) > LARGE and too_many_values(body, settings.max_queries + 8):
+        if len(body) > COUNTED_FROM and too_many_values(body, settings.max_queries + 8):
             valid = f"at most {settings.max_queries} queries, which are strings"
             raise BadRequest("the body has too many values", field="queries", valid=valid)
         fields = json.loads(text)
@@ -153,7 +153,7 @@ def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchReques
     return SearchRequest(queries=queries, k=k, scores=scores)
 
 
-LARGE = 1 << 20
+COUNTED_FROM = 1 << 20
 """Bytes from which a body's values are counted before they are made."""
 
 
@@ -242,7 +242,7 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     Raises:
         WireError: not JSON, another number of lists, an entry without document, contents or a finite score.
     """
-    if len(body) > LARGE and too_many_values(body, MOST_VALUES):
+    if len(body) > COUNTED_FROM and too_many_values(body, MOST_VALUES):
         raise WireError(f"the answer has more than {MOST_VALUES:,} values")
     try:
         reply = json.loads(body)

@@ -42,7 +42,7 @@ Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 ROUNDS = 10
 """Rounds of k-means in faiss' IVF training."""
-PIECE = 0.3e9
+SHARD_BYTES = 0.3e9
 """Bytes of one shard's codes, queues and copies while building."""
 QUERY_MS = 10.0
 """The advice prefers an index whose single queries take at most this."""
@@ -102,7 +102,7 @@ def choices(passages: int, dim: int) -> list[IndexCosts]:
             name="Flat",
             disk=text + vectors,
             scratch=vectors,
-            build_memory=BASE_BYTES + PIECE,
+            build_memory=BASE_BYTES + SHARD_BYTES,
             serve_memory=BASE_BYTES + vectors,
             build_s=cells,
             query_ms=FLAT_NS * cells * 1e3,
@@ -112,7 +112,7 @@ def choices(passages: int, dim: int) -> list[IndexCosts]:
             name="SQ8",
             disk=text + codes,
             scratch=vectors,
-            build_memory=BASE_BYTES + PIECE + 4.0 * dim * min(passages, training_rows("SQ8")),
+            build_memory=BASE_BYTES + SHARD_BYTES + 4.0 * dim * min(passages, training_rows("SQ8")),
             serve_memory=BASE_BYTES + codes,
             build_s=5 * cells,
             query_ms=SQ8_NS * cells * 1e3,
@@ -122,7 +122,7 @@ def choices(passages: int, dim: int) -> list[IndexCosts]:
             name=ivf,
             disk=text + codes + lists,
             scratch=vectors + codes,
-            build_memory=BASE_BYTES + PIECE + lists + 4.0 * dim * trained,
+            build_memory=BASE_BYTES + SHARD_BYTES + lists + 4.0 * dim * trained,
             serve_memory=BASE_BYTES + codes + lists,
             build_s=ASSIGN_NS * 1e-9 * clusters * dim * (ROUNDS * trained + passages),
             query_ms=(CENTRE_NS * clusters * dim + PROBE_NS * probed * passages * dim) * 1e-6,

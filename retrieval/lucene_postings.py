@@ -41,7 +41,7 @@ from turngym.retrieval.lucene_text import ANALYSIS
 
 VERSION = 1
 """Version of the files on disk."""
-SMALL = 1 << 16
+FEW_TERMS = 1 << 16
 """Up to this many ids or terms are kept as Python objects, for speed."""
 
 
@@ -98,7 +98,7 @@ class TermTable:
 
     def __init__(self, terms: Sequence[bytes]) -> None:
         self._terms = terms
-        small = len(terms) <= SMALL
+        small = len(terms) <= FEW_TERMS
         self._numbers = {term: number for number, term in enumerate(Names(terms))} if small else None
         self._memo: dict[str, int | None] = {}
 
@@ -116,7 +116,7 @@ class TermTable:
         wanted = term.encode("utf-8", "surrogatepass")
         place = bisect.bisect_left(self._terms, wanted)
         found = place if place < len(self._terms) and self._terms[place] == wanted else None
-        if len(self._memo) >= SMALL:
+        if len(self._memo) >= FEW_TERMS:
             self._memo.clear()
         self._memo[term] = found
         return found
@@ -276,7 +276,7 @@ def open_parts(folder: Path) -> IndexArrays:
         settings=settings,
         statistics=statistics,
         terms=TermTable(terms),
-        ids=list(names) if len(names) <= SMALL else names,
+        ids=list(names) if len(names) <= FEW_TERMS else names,
         ranks=ranks,
         held=(ids, terms),
         **arrays,

@@ -285,8 +285,8 @@ def create_app(retriever: Retriever | RetrievalService, settings: RetrievalServe
 
     @app.get("/health")
     def health() -> Response:
-        found = service.health()
-        return _json(_dump(found), 200 if found["status"] == "ok" else 503)
+        health = service.health()
+        return _json(_dump(health), 200 if health["status"] == "ok" else 503)
 
     @app.get("/stats")
     def stats() -> Response:

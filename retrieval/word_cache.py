@@ -12,7 +12,7 @@ LONGEST_WORD = 64
 
 
 def of_words(most: int) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Remembers what a function gives for so many words, without long ones."""
+    """Decorates a function of a word: its results for the `most` latest words are kept, long words aside."""
 
     def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
         known = functools.lru_cache(most)(function)

@@ -106,7 +106,7 @@ def test(arguments: list[str]) -> int:
 
 
 def failed(*tool: str) -> str:
-    """What a tool says that fails; "" of one that does not."""
+    """The output of a tool that fails; "" for one that does not."""
     # ends: with the tool, which Ctrl-C reaches, too
     done = subprocess.run([PYTHON, "-m", *tool], cwd=ROOT, check=False, capture_output=True, text=True)
     return f"failed: {' '.join(tool)}\n{done.stdout}{done.stderr}" if done.returncode else ""

@@ -83,7 +83,7 @@ class Figure:
 
 
 def color(place: int) -> dict[str, Any]:
-    """How the run at this place is drawn: color and dash."""
+    """Color and dash of the run with this number."""
     return {"color": COLORS[place % len(COLORS)], "linestyle": STYLES[place % len(STYLES)]}
 
 

@@ -240,7 +240,7 @@ def _covered(axis: Any, runs: Sequence[Diagnosed]) -> None:
 # Figures of whole runs: accuracy over steps and time, seconds, gap between trainer and engine.
 
 HATCHES = ("", "//", "..", "xx")
-PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/update_s": "update"}
+STEP_PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/update_s": "update"}
 
 
 def accuracy_figure(world: str, rows: Rows, places: Mapping[str, int]) -> Figure:
@@ -303,13 +303,16 @@ def _seconds(runs: Sequence[Diagnosed]) -> Figure:
     for run in known:
         total = run.diagnosis.over_steps.total
         rows.append(
-            [run.name, *(number(total[name]) for name in (*PARTS, "time/step_s", "time/eval_s", "tokens", "turns"))]
+            [
+                run.name,
+                *(number(total[name]) for name in (*STEP_PARTS, "time/step_s", "time/eval_s", "tokens", "turns")),
+            ]
         )
     caption = (
         "Seconds of training by phase, sums over all steps (rollout includes the environments; other: what the three "
         f"do not cover; evaluations are not counted), and seconds per step. {bins(known)}"
     )
-    header = ["run", *PARTS.values(), "steps_total", "evaluations", "tokens", "turns"]
+    header = ["run", *STEP_PARTS.values(), "steps_total", "evaluations", "tokens", "turns"]
     return Figure(
         name="seconds",
         title="Seconds by phase",
@@ -328,7 +331,7 @@ def _seconds(runs: Sequence[Diagnosed]) -> Figure:
 def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
     left = np.zeros(len(runs))
     totals = [run.diagnosis.over_steps.total for run in runs]
-    parts = {label: np.array([total[name] for total in totals]) for name, label in PARTS.items()}
+    parts = {label: np.array([total[name] for total in totals]) for name, label in STEP_PARTS.items()}
     parts["other"] = np.maximum(np.array([total["time/step_s"] for total in totals]) - sum(parts.values()), 0.0)
     for place, (label, values) in enumerate(parts.items()):
         shade = COLORS[(0, 4, 2, 6)[place]]

@@ -19,7 +19,7 @@ from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
 
 
 def has(run: Diagnosed, name: str) -> bool:
-    """Whether a run recorded this statistic."""
+    """Whether `run` recorded the statistic `name`."""
     return bool(run.diagnosis.by_turn.sources.get(name))
 
 
@@ -92,7 +92,7 @@ def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
 PHASE_LOOK = dict(zip(PHASES, (("#E69F00", ":"), ("#CC79A7", "--"), ("#0072B2", "-")), strict=True))
 """Color and dash of each phase."""
 SMOOTHED = {"thick": "moving mean", "thin": "as measured"}
-FULL = "Steps played to full depth only."
+FULL_DEPTH = "Steps played to full depth only."
 
 
 def turn_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
@@ -132,8 +132,8 @@ def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: s
         Plot(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit)) for run in known
     ]
     caption = (
-        f"{what} (nats), pooled over the tokens of a phase of training. {FULL} Thin: as measured; thick: moving mean "
-        f"over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
+        f"{what} (nats), pooled over the tokens of a phase of training. {FULL_DEPTH} Thin: as measured; thick: moving "
+        f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
     )
     table = (["run", "phase", "turn", name, "survivors_mean", "steps"], rows)
     missing = lacking(runs, name, what)
@@ -188,7 +188,7 @@ def _survivors(runs: Sequence[Diagnosed]) -> Figure:
 
     prefixes = "; ".join(f"{run.name} {run.diagnosis.shape.reliable} of {run.diagnosis.shape.turns}" for run in known)
     caption = (
-        f"n_t: episodes that reach turn t, mean over steps. {FULL} Reliable prefix: turns with at least "
+        f"n_t: episodes that reach turn t, mean over steps. {FULL_DEPTH} Reliable prefix: turns with at least "
         f"{MIN_SURVIVORS} survivors and {100 * MIN_SHARE:.0f} % of turn 0 in at least {100 * MIN_STEPS:.0f} % of the "
         f"steps; turns: {prefixes}. {counts(known)}"
     )
@@ -216,8 +216,8 @@ def _separation(runs: Sequence[Diagnosed]) -> Figure:
     forms = sorted({"raw" if "raw" in run.diagnosis.by_turn.sources["kl_success"] else "tail bin" for run in known})
     caption = (
         "G_t = K_t(failed) - K_t(successful) by phase of training, nats per token: above zero where failures diverge "
-        f"more. {FULL} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped are "
-        f"neither. {counts(known)}"
+        f"more. {FULL_DEPTH} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped "
+        f"are neither. {counts(known)}"
     )
     return Figure(
         name="outcome_separation",
@@ -238,7 +238,7 @@ def _share(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if has(run, "kl") and has(run, "tokens")]
     caption = (
         "s_t: each turn's share of the KL of all tokens, whatever they weigh in the loss (eq. 11); shaded: the deep "
-        f"third of the turns. {FULL} {counts(known)}"
+        f"third of the turns. {FULL_DEPTH} {counts(known)}"
     )
     return Figure(
         name="kl_share",

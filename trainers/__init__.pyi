@@ -20,7 +20,7 @@ from .algorithm import Weight as Weight
 from .algorithm import find_algorithm as find_algorithm
 from .batch import RolloutBatch as RolloutBatch
 from .batch import pack as pack
-from .batch import refused as refused
+from .batch import was_refused as was_refused
 from .group_advantage import ComparableGroups as ComparableGroups
 from .group_advantage import GroupAdvantage as GroupAdvantage
 from .group_advantage import grpo_advantage as grpo_advantage
@@ -28,11 +28,7 @@ from .judge_votes import majority as majority
 from .lm_head import MIN_LOGP as MIN_LOGP
 from .lm_head import MIN_TAIL_LOGP as MIN_TAIL_LOGP
 from .losses import LOG_RATIO_LIMIT as LOG_RATIO_LIMIT
-from .losses import ClippedAdvantage as ClippedAdvantage
-from .losses import PolicyGradient as PolicyGradient
-from .losses import SupportKL as SupportKL
 from .losses import bin_forward_kl as bin_forward_kl
-from .losses import known_behavior as known_behavior
 from .metrics import iter_metrics as iter_metrics
 from .metrics import read_metrics as read_metrics
 from .privileged import PrivilegedLogprobs as PrivilegedLogprobs
@@ -46,7 +42,7 @@ from .run_config import CriticConfig as CriticConfig
 from .run_config import DistillConfig as DistillConfig
 from .run_config import OptimizerConfig as OptimizerConfig
 from .run_config import RunConfig as RunConfig
-from .run_config import fingerprint as fingerprint
+from .run_config import checked_table as checked_table
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
 from .targets import TargetError as TargetError
@@ -58,6 +54,10 @@ from .targets import label_logprobs as label_logprobs
 from .targets import rows as rows
 from .targets import support_kl as support_kl
 from .teacher import Translation as Translation
+from .token_losses import ClippedAdvantage as ClippedAdvantage
+from .token_losses import PolicyGradient as PolicyGradient
+from .token_losses import SupportKL as SupportKL
+from .token_losses import known_behavior as known_behavior
 from .token_weights import WEIGHTS as WEIGHTS
 from .token_weights import blend_alpha as blend_alpha
 from .train_config import TrainConfig as TrainConfig

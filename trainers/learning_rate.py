@@ -35,7 +35,7 @@ def lr_that_suits(parameters: int, *, adapters: bool = False) -> tuple[float, fl
 
 
 def unsuited_lr(lr: float, parameters: int, *, adapters: bool = False) -> str:
-    """What is said of a learning rate that does not suit the size of the model; "" of one that does, and of 0."""
+    """A warning about a learning rate that does not suit the size of the model; "" for one that does, and for 0."""
     least, most = lr_that_suits(parameters, adapters=adapters)
     # a rate on the border suits, however it was rounded
     if not lr or least * 0.99 <= lr <= most * 1.01:
@@ -49,8 +49,8 @@ def unsuited_lr(lr: float, parameters: int, *, adapters: bool = False) -> str:
 
 
 def unmoved_loss(losses: Sequence[float], lr: float) -> str:
-    """What is said where the loss at the end of a run is that at its beginning to a tenth (means over a fifth of the
-    steps each); "" of one that moved, and of fewer than four steps."""
+    """A warning where the loss at the end of a run is within a tenth of that at its beginning (means over a fifth of
+    the steps each); "" for one that moved, and for fewer than four steps."""
     size = max(1, len(losses) // 5)
     first, last = (sum(part) / size for part in (losses[:size], losses[-size:]))
     if len(losses) < 4 or not first > 0 or abs(last - first) > 0.1 * first:

@@ -226,16 +226,16 @@ def _drawn(
 
     `distilled_n` are those at the distillation temperature.
     """
-    heat_N = drawn_temperatures(batch, forward.sampling_temperature)
+    temperature_N = drawn_temperatures(batch, forward.sampling_temperature)
     parts, places = [], []
     # all temperatures of the batch, though none of their tokens may be here: processes that share a model work in step
-    for heat in np.unique(heat_N):
-        where = np.flatnonzero(heat_N[micro.tokens] == heat)
+    for temperature in np.unique(temperature_N):
+        where = np.flatnonzero(temperature_N[micro.tokens] == temperature)
         where_n = torch.from_numpy(where).to(states.device)
-        if heat == forward.distill_temperature:
+        if temperature == forward.distill_temperature:
             parts.append(distilled_n[where_n])
         else:
-            parts.append(_project(model, states[where_n], label_n[where_n], None, forward, float(heat)).logp_N)
+            parts.append(_project(model, states[where_n], label_n[where_n], None, forward, float(temperature)).logp_N)
         places.append(where)
     return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(places))).to(states.device)]
 
@@ -245,8 +245,8 @@ def drawn_temperatures(batch: RolloutBatch, otherwise: float) -> NDArray[np.floa
 
     As its episode says, else that of the run (`otherwise`). Greedy ids (0) are reported at temperature 1.
     """
-    heat_N = np.where(np.isnan(batch.temperature_N), otherwise, batch.temperature_N)
-    return np.where(heat_N == 0, 1.0, heat_N)
+    temperature_N = np.where(np.isnan(batch.temperature_N), otherwise, batch.temperature_N)
+    return np.where(temperature_N == 0, 1.0, temperature_N)
 
 
 def _project(

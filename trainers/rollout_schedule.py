@@ -22,9 +22,9 @@ from turngym.core.episode import Episode
 from turngym.core.protocols import RolloutSource
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import Algorithm, DepthPlan
-from turngym.trainers.losses import TruncatedImportance
 from turngym.trainers.run_config import Stale
 from turngym.trainers.tensor_file import read_tensors
+from turngym.trainers.token_losses import TruncatedImportance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class RolloutSchedule:
         return now, source(now.request)
 
     def learned(self, step: int) -> None:
-        """The episodes of `step` are in the weights: what a checkpoint holds from now on is without them."""
+        """Says that the weights have learned from the episodes of `step`, which later checkpoints need not hold."""
 
     def save(self, folder: Path) -> None:
-        """Add to a checkpoint that is being written what is kept from step to step."""
+        """Adds what is kept from step to step to a checkpoint that is being written."""
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint."""
@@ -57,7 +57,7 @@ class RolloutSchedule:
         """The run is over, or broken off."""
 
 
-FILE = "ahead.pt"
+AHEAD_FILE = "ahead.pt"
 """File in a checkpoint: the batches that were planned and not yet learned from."""
 Weights = Mapping[str, Tensor]
 
@@ -112,7 +112,7 @@ class Together:
         return source
 
     def begin(self) -> None:
-        """Where `in_turn`: a batch begins, and this process has put its weights in place."""
+        """Is called where `in_turn`, when a batch begins and this process has put its weights in place."""
 
     def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
         """All episodes of a batch; `own` waits for those of this process."""
@@ -212,11 +212,11 @@ class AsyncRollout(RolloutSchedule):
             for batch in self._batches
         ]
         weights = {batch.version: {k: v.cpu() for k, v in batch.weights.items()} for batch in self._batches}
-        torch.save({"batches": plain, "weights": weights}, folder / FILE)
+        torch.save({"batches": plain, "weights": weights}, folder / AHEAD_FILE)
 
     def load(self, folder: Path) -> None:
         """Read it; the batches are played again when the first of them is asked for."""
-        saved = read_tensors(folder / FILE)
+        saved = read_tensors(folder / AHEAD_FILE)
         self._batches = deque(
             _Batch(
                 Planned(plan=DepthPlan(**batch["plan"]), request=_request(batch["request"])),

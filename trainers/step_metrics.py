@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.task import Verdict
-from turngym.trainers.algorithm import Blended, CountingFilter, DepthPlan, DepthState, EpisodeFilter, Targets, Weight
-from turngym.trainers.batch import RolloutBatch, refused
+from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, Targets, Weight
+from turngym.trainers.batch import RolloutBatch, was_refused
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.optimizer_step import Epochs, RunStep
 from turngym.trainers.rewards import PAID
@@ -161,7 +161,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
     verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
     shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
     return {
-        **({"off/refused": sum(map(refused, shown))} if shown else {}),
+        **({"off/refused": sum(map(was_refused, shown))} if shown else {}),
         "episodes": batch.episodes,
         "episodes_failed": len(episodes) - len(played),
         "episodes_dropped": len(played) - batch.episodes,
@@ -172,11 +172,6 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
         "truncated": float(np.mean([episode.status.is_cut for episode in played])),
         "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
     }
-
-
-def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Metrics of a filter's choice. Empty without a filter, or for a filter without metrics."""
-    return dict(select.row(episodes)) if isinstance(select, CountingFilter) else {}
 
 
 def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:

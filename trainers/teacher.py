@@ -77,7 +77,7 @@ def find_translation(name: str) -> Translation | None:
 
 
 def scoring_of(run: RunConfig, *, dtype: str, device: str) -> dict[str, Any]:
-    """How the frozen models of a run score, as `load_scorer` wants it."""
+    """Arguments of `load_scorer` that are the same for all frozen models of a run."""
     passes = {"max_tokens": run.pass_tokens, "chunk": run.head_chunk, "packing": run.packing}
     return {"dtype": dtype, "device": device, **passes}
 

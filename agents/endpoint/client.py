@@ -28,7 +28,14 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
-from turngym.agents.endpoint.failures import SHOWN, RequestFailed, RequestFeatures, advice, error_in, refused
+from turngym.agents.endpoint.failures import (
+    SHOWN_LETTERS,
+    RequestFailed,
+    RequestFeatures,
+    advice,
+    error_in,
+    read_failure,
+)
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
@@ -54,16 +61,16 @@ MOST_SAID = 20
 """Different things that are said of one server's answers; the results count all."""
 NAME_SHOWN = 100
 """Characters of the name of a model that are shown."""
-FIRST, LONGEST = 0.5, 60.0
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and most seconds before any later one."""
 
 
 def pauses(rng: np.random.Generator) -> Iterator[float]:
     """Seconds before each retry: doubling from 0.5 to 60, each times a draw from [0.5, 1.5)."""
-    pause = FIRST
+    pause = FIRST_WAIT
     while True:
         yield pause * (0.5 + rng.random())
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, LONGEST_WAIT)
 
 
 @dataclass(slots=True)
@@ -243,8 +250,10 @@ class EndpointClient:
             raise TooLate
         if self._http is None:
             key = self.address.key
-            own = {"Authorization": f"Bearer {key}"} if key else {}
-            self._http = HttpClient(headers=own, use_proxies=True, keepalive=self.parallel)
+            key_header = {"Authorization": f"Bearer {key}"} if key else {}
+            self._http = HttpClient(headers=key_header, use_proxies=True, keepalive=self.parallel)
+
+        # Send it.
         url, tokens = self.address.at("/chat/completions"), body["max_tokens"]
         limit = SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
@@ -259,16 +268,18 @@ class EndpointClient:
             self.reached = True
             raise RequestFailed(str(error), passing=False) from None
         self.reached = True
+
+        # An error, with whatever status.
         try:
-            found = reply.json()
+            value = reply.json()
         except BadReply as error:
             if reply.status < 400:
                 # what has never answered with a completion will not begin to
                 raise RequestFailed(_no_json(reply) or str(error), passing=self.worked, foreign=True) from None
-            found = None
-        said = found if reply.status >= 400 else error_in(found)
-        if reply.status >= 400 or said is not None:
-            failed = refused(reply.status, reply.text(SHOWN), said, reply.headers)
+            value = None
+        error_body = value if reply.status >= 400 else error_in(value)
+        if reply.status >= 400 or error_body is not None:
+            failed = read_failure(reply.status, reply.text(SHOWN_LETTERS), error_body, reply.headers)
             if reply.proxy is not None:
                 failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:
@@ -277,10 +288,12 @@ class EndpointClient:
             if failed.written is not None and self.expected.tools:
                 return ChatAnswer(content=failed.written)
             if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
-                failed.passing, failed.foreign = False, not _has_choices(found)
+                failed.passing, failed.foreign = False, not _has_choices(value)
             raise failed
+
+        # A completion, which must be one that the request allows.
         try:
-            answer = read_answer(found, self.expected)
+            answer = read_answer(value, self.expected)
         except UnreadableAnswer as error:
             raise RequestFailed(
                 str(error),

@@ -231,17 +231,17 @@ async def fit(
             first = first or failed
             if not path or _said(failed) != _said(path[-1][1]):
                 path.append((sent, failed))
-            found = None
-            while path and found is None and len(seen) < MOST_FORMS:
+            change = None
+            while path and change is None and len(seen) < MOST_FORMS:
                 base, why = path[-1]
                 changes = _changes(client, base, why, turn, guess)
-                found = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
-                if found is None:
+                change = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
+                if change is None:
                     path.pop()
-            if found is None:
+            if change is None:
                 client.profile = begun
                 raise await client.given_up(first, where) from None
-            client.profile, together = replace(base, **found), found if len(found) > 1 else together
+            client.profile, together = replace(base, **change), change if len(change) > 1 else together
 
 
 async def _with_less(

@@ -41,7 +41,7 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
     names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
     named = tuple(sorted(names)[:MOST_NAMES])
     prompt, completion = (number or 0 for number in given)
-    made = most(counts.cache_creation_input_tokens)
+    created = most(counts.cache_creation_input_tokens)
     if total is not None and total < prompt + completion:
         reading.note(Noticed.USAGE_SUM)
     # the total tells the number that is missing
@@ -57,8 +57,8 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
         return Usage(answers=1, unreported=1, prompt_tokens=prompt, completion_tokens=completion), named
     beside = (total or 0) - prompt - completion
     # Claude: what was written into the cache is counted beside the prompt, too
-    if made and beside in (made, made + cached):
-        prompt, beside = prompt + made, beside - made
+    if created and beside in (created, created + cached):
+        prompt, beside = prompt + created, beside - created
     if beside in (cached, cached + reasoning) and beside != reasoning:
         prompt, beside = prompt + cached, beside - cached
     # the rest is reasoning, whether it is reported or not

@@ -142,6 +142,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     for choice in choices:
         choice.message = without_halves(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
+
+    # What counts: the first choice, and calls of another one where it has none.
     first, message = choices[0], messages[0]
     table, calls = first.message, calls_of(message, reading)
     if len(choices) > 1:
@@ -151,6 +153,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         if not calls and other:
             reading.note(Noticed.OTHER_CHOICE)
             calls, table = calls_of(messages[other], reading), {**choices[other].message, **table}
+
+    # What the model said and thought; its thoughts go back to the server as they came.
     content, thoughts = _parts(message.content)
     # a refusal is an answer, too
     content = content or message.refusal
@@ -162,6 +166,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
             reading.note(Noticed.TOO_DEEP, "message.content")
         else:
             back["content"] = parts
+
+    # What ended it, and what is odd about it.
     empty = not (content or reasoning or calls)
     finish, ending = _ending(first.finish_reason, empty, no_tokens)
     if ending:
@@ -179,6 +185,7 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         reading.note(Noticed.HIDDEN)
     if reasoning and not content and not calls and finish == "stop":
         reading.note(Noticed.ONLY_THOUGHT)
+
     more = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)
     return ChatAnswer(
@@ -284,7 +291,7 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
     response = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
-    rows, heat = choice.logprobs.get("content"), choice.logprobs.get("temperature")
+    rows, temperature = choice.logprobs.get("content"), choice.logprobs.get("temperature")
     known = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     logprobs = None
     if len(known) == len(response) and all(type(value) in (int, float) for value in known):
@@ -296,7 +303,7 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
         prompt=np.asarray(prompt, np.int32),
         response=np.asarray(response, np.int32),
         logprobs=logprobs,
-        temperature=heat if isinstance(heat, float | int) and 0 <= heat < 1e3 else None,
+        temperature=temperature if isinstance(temperature, float | int) and 0 <= temperature < 1e3 else None,
         alternatives=_alternatives(rows[0]) if isinstance(rows, list) and rows else {},
     )
 

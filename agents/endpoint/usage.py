@@ -64,7 +64,7 @@ class Usage:
 
     @classmethod
     def noted(cls, episode: Episode) -> Usage | None:
-        """What an episode's record says; None if it says nothing. Fields of later versions are left out."""
+        """The usage in an episode's record; None if it has none. Fields of later versions are left out."""
         note, names = episode.meta.get(NOTE), {field.name for field in fields(cls)}
         if not isinstance(note, Mapping):
             return None

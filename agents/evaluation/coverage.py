@@ -17,7 +17,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
-from turngym.agents.evaluation.statistics import TAIL, Interval, clustered, paired_difference, t_quantile
+from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Group, Million, NotNegative, Number, Share
 from turngym.core.spec import Unread, needing
@@ -181,7 +181,7 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
         if family > 1:
             # the least of m p-values is told by Holm at 0.05 / m
             kinds[f"the clearest of {family}, by Holm"] = (
-                lambda runs: _clearest(runs, TAIL / family),
+                lambda runs: _clearest(runs, TAIL_PROBABILITY / family),
                 difference,
                 study,
             )

@@ -201,9 +201,9 @@ def _memory(table: Mapping[str, Any]) -> str:
 
 
 def _amount(spec: EvalSpec, preset: Preset) -> Iterator[str]:
-    heat, wanted = getattr(spec.agent, "temperature", None), preset.table["agent"].get("temperature")
-    if heat is not None and wanted is not None and heat != wanted:
-        yield f"temperature {heat:g} ({wanted:g})"
+    temperature, wanted = getattr(spec.agent, "temperature", None), preset.table["agent"].get("temperature")
+    if temperature is not None and wanted is not None and temperature != wanted:
+        yield f"temperature {temperature:g} ({wanted:g})"
     samples, workers = preset.table["play"].get("samples"), _harness(spec.play)
     if samples is not None and spec.play.samples != samples:
         yield f"{spec.play.samples} {'samples a task' if workers is None else 'validations'} ({samples})"

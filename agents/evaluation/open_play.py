@@ -23,7 +23,7 @@ from turngym.core.resolve import Resolved
 from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
 from turngym.core.spec import differing, to_table
 
-FILE = "spec.toml"
+SPEC_FILE = "spec.toml"
 """The settings of an evaluation in its folder."""
 
 

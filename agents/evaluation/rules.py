@@ -24,7 +24,7 @@ from turngym.core.resolve import merged
 from turngym.core.spec import at, differing, to_table
 from turngym.envs.panels import Panel
 
-LONGEST = 200
+LONGEST_VALUE = 200
 """Letters of a text, or items of a list, that a file may state."""
 Values = Mapping[str, tuple[Any, Any]]
 """Argument to its value and the expected one."""
@@ -116,8 +116,12 @@ def _line(name: str, values: tuple[Any, Any]) -> str:
 def _plain(value: Any) -> bool:
     """Whether a value is a choice or a number, and nothing that could be a place."""
     if isinstance(value, list):
-        return len(value) <= LONGEST and all(isinstance(item, int | float) for item in value)
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= LONGEST)
+        return len(value) <= LONGEST_VALUE and all(isinstance(item, int | float) for item in value)
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and len(value) <= LONGEST_VALUE)
+    )
 
 
 def _short(value: Any) -> str:

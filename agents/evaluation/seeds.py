@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.statistics import (
-    TAIL,
+    TAIL_PROBABILITY,
     Interval,
     ScoreError,
     check_same_tasks,
@@ -152,10 +152,10 @@ def crossed_difference(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) 
     tasks = sorted(before[0])
     first, second = _matrix(before, tasks), _matrix(after, tasks)
     mean_N = [b - a for a, b in zip(_means(first), _means(second), strict=True)]
-    return _half_of_two(first, second, *_over_tasks(mean_N, None, TAIL), TAIL, True)[0]
+    return _half_of_two(first, second, *_over_tasks(mean_N, None, TAIL_PROBABILITY), TAIL_PROBABILITY, True)[0]
 
 
-def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL) -> float:
+def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL_PROBABILITY) -> float:
     parts = VarianceParts.of(values)
     over, quantile = _over_tasks(_means(values), groups, tail)
     return crossed_half(parts.between_seeds, len(values) - 1, parts.chance, over, quantile, len(values), tail)
@@ -204,7 +204,7 @@ class Difference(Interval):
         """Whether the interval lies on one side of zero and holds for new seeds; in a family, by Holm."""
         if self.one_run_each:
             return False
-        return self.low > 0 or self.high < 0 if self.adjusted is None else self.adjusted <= 2 * TAIL
+        return self.low > 0 or self.high < 0 if self.adjusted is None else self.adjusted <= 2 * TAIL_PROBABILITY
 
     def reversed(self) -> Difference:
         """The other method minus this one."""
@@ -226,7 +226,7 @@ def rise(
     fixed: bool = False,
     pair: bool = True,
     p: bool = False,
-    tail: float = TAIL,
+    tail: float = TAIL_PROBABILITY,
 ) -> Difference:
     """Mean of after minus before, paired by task, with its 95 % interval for new seeds and new tasks, within [-1, 1].
 
@@ -254,9 +254,9 @@ def rise(
     mean = fmean(mean_N)
     low, high = difference_bounds(mean_N, groups, tail)
     over, quantile = _over_tasks(mean_N, groups, tail) if len(tasks) > 1 else (None, 0.0)
-    found: float | None = None
+    seed_error: float | None = None
     if over is not None and (fixed or min(len(first), len(second)) > 1):
-        half, found = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
+        half, seed_error = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
         low, high = max(-1.0, min(low, mean - half)), min(1.0, max(high, mean + half))
     sides = np.sign(second[:, None] - first[None]).astype(np.int64)
 
@@ -270,7 +270,7 @@ def rise(
         tasks=len(tasks),
         seeds=(len(first), len(second)),
         fixed=fixed and 1 in (len(first), len(second)),
-        seed_error=found,
+        seed_error=seed_error,
         task_error=None if over is None else math.sqrt(over),
         better=int(sides.sum()) / sides.size / 2 + 0.5,
         p=p_value(at) if p else None,
@@ -338,13 +338,13 @@ def half_of_arms(arms: Sequence[VarianceParts], between_tasks: float, t_tasks: f
     return math.sqrt(squared + t_tasks**2 * max(between_tasks - (chance - known), known))
 
 
-def known_chance(seeds: float, tail: float = TAIL) -> float:
+def known_chance(seeds: float, tail: float = TAIL_PROBABILITY) -> float:
     """c, the share of the chance within A that counts with the tasks' quantile, of two methods (`half_of_arms`).
 
     1 - 4 / S^2 at 95 %. Beyond, as for many comparisons, less of it the smaller the `tail`: with all of it a level of
     0.56 % would really be 1.1 %.
     """
-    return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL)
+    return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL_PROBABILITY)
 
 
 def degrees_of_two(apart: Sequence[float], own: float) -> float:
@@ -462,7 +462,9 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
             degrees_of_two([one.between_seeds for one in arms], seeds - 1),
         ),
     }
-    reach = {way: t_quantile(1 - TAIL, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()}
+    reach = {
+        way: t_quantile(1 - TAIL_PROBABILITY, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()
+    }
     paired = reach[True] < paired_below(seeds) * reach[False]
     apart, within, degrees = ways[paired]
     return Spread(
@@ -499,14 +501,14 @@ def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
     apart, over = spread.seed / s + rest, spread.task / m + rest
     luck = _lucks(s - 1)
     if spread.paired:
-        found, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL, s - 1))
+        found, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL_PROBABILITY, s - 1))
     else:
         one, two = (part.ravel() for part in np.meshgrid(luck, luck))
         found = apart / 2 * (one + two)
         # `degrees_of_two` of two methods that vary alike
         share = one / (one + two)
         quantile = _t_of((s - 1) / (share**2 + (1 - share) ** 2))
-    with_tasks = t_quantile(1 - TAIL, m - 1) ** 2 * max(over - (rest - known), known)
+    with_tasks = t_quantile(1 - TAIL_PROBABILITY, m - 1) ** 2 * max(over - (rest - known), known)
     halves: NDArray[np.float64] = np.sqrt(quantile**2 * np.maximum(found - known, 0.0) + with_tasks)
     return halves
 
@@ -514,7 +516,7 @@ def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
 def _t_of(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
     """t(1 - TAIL) at many degrees of freedom, on straight lines between a few hundred."""
     places = np.linspace(float(degrees.min()), float(degrees.max()), 33)
-    return np.interp(degrees, places, [t_quantile(1 - TAIL, round(float(place), 9)) for place in places])
+    return np.interp(degrees, places, [t_quantile(1 - TAIL_PROBABILITY, round(float(place), 9)) for place in places])
 
 
 def _floor(spread: Spread, design: Design, difference: float) -> float:
@@ -523,7 +525,7 @@ def _floor(spread: Spread, design: Design, difference: float) -> float:
     rest = (spread.both + spread.sample / design.samples) / (design.seeds * m)
     middle = difference * m / count
     square = (m - 1) * m * (spread.task / m + rest) + m * difference**2 + 2 - count * middle**2
-    return difference - middle + t_quantile(1 - TAIL, count - 1) * math.sqrt(square / (count - 1) / count)
+    return difference - middle + t_quantile(1 - TAIL_PROBABILITY, count - 1) * math.sqrt(square / (count - 1) / count)
 
 
 def half_width(spread: Spread, design: Design, difference: float = 0.0) -> float:

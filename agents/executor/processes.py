@@ -28,7 +28,7 @@ import gymnasium as gym
 from turngym.agents.executor.errors import ExecutorError, UnsendableError, picklable
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
-from turngym.core.child_process import GRACE, ChildProcess
+from turngym.core.child_process import ENDING_SECONDS, ChildProcess
 from turngym.core.cpu_cores import threads_each, use_threads
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, not_written
@@ -267,7 +267,7 @@ class LocalWorkers:
         for ready in connection.wait(list(pending), timeout):
             worker = pending[ready]  # type: ignore[index]
             try:
-                good, value = self._children[worker].pipe.recv()  # ends: it has begun, and `PATIENCE` limits the rest
+                good, value = self._children[worker].pipe.recv()  # ends: it has begun, and `PIPE_WAIT` limits the rest
             except (EOFError, OSError, pickle.UnpicklingError):
                 answers.append(WorkerAnswer(worker=worker, died=self._death_reason(worker)))
                 continue
@@ -307,7 +307,7 @@ class LocalWorkers:
         # a worker whose pipe ends closes its environments and exits
         for child in self._children.values():
             child.pipe.close()
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + ENDING_SECONDS
         for child in self._children.values():
             child.end(max(0.0, deadline - time.monotonic()))
         self._children.clear()

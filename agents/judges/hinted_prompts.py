@@ -186,7 +186,7 @@ TOLD_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PrivilegedEnv:
-    """Makes environments in which something is told; can be sent to other processes."""
+    """Makes environments whose episodes may be told a text; can be sent to other processes."""
 
     make_env: Callable[[], Any]
     texts: tuple[str, ...]
@@ -220,7 +220,7 @@ class PrivilegedObservations(gym.Wrapper[str, str, str, str], RecordConstructorA
 
 
 def refuse_control_tokens(skills: Skills, encoder: TextEncoder) -> None:
-    """Raises TurngymError for a text that no prompt would hold."""
+    """Raises TurngymError for a text that spells a control token, which no prompt takes in."""
     if forged := next((text for text in sorted(skills.texts) if not is_plain(text, encoder)), None):
         raise TurngymError(
             f"skills {skills.name}: the text {excerpt(forged, 40)!r} spells a control token of the student's "

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from turngym.agents.rendering.skills import PREFIX
+from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share
 from turngym.core.spec import KIND, Spec, read
@@ -26,7 +26,7 @@ class JudgeSettings(Spec, tag_field=KIND):
         kind, colon, value = text.partition(":")
         if "://" in text:
             return {KIND: "url", "url": text}
-        if text.startswith(PREFIX) or (kind == "model" and value):
+        if text.startswith(SKILLS_PREFIX) or (kind == "model" and value):
             return {KIND: kind, "folder": value}
         if not colon and text in WITHOUT_MODEL:
             return {KIND: text}

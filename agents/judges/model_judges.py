@@ -20,7 +20,7 @@ from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Ju
 from turngym.core.redaction import without_keys
 from turngym.core.task import task_number
 
-LIMIT = 6000
+LONGEST_PART = 6000
 """Most characters of each part of the prompt; the middle of longer ones is left out."""
 KEY = "TURNGYM_JUDGE_KEY"
 """Environment variable with the bearer key; none is sent without it."""
@@ -57,9 +57,9 @@ def messages(request: JudgeRequest) -> tuple[str, str]:
 
 def _short(text: str) -> str:
     text = without_keys(text)
-    if len(text) <= LIMIT:
+    if len(text) <= LONGEST_PART:
         return text
-    half = LIMIT // 2
+    half = LONGEST_PART // 2
     first, last = text[:half], text[-half:]
     return f"{first}\n[... {len(text) - 2 * half} characters left out ...]\n{last}"
 

@@ -44,6 +44,7 @@ from turngym.agents.local_engine.model import (
     additive_mask,
     choose_cache,
     context_limit,
+    keeps_own_cache,
     prefill,
 )
 from turngym.agents.local_engine.sampling import check_sampling, draw, greedy, uniforms
@@ -103,8 +104,9 @@ class LocalEngine:
         max_sessions: most sessions whose keys and values are kept (the least recently used goes first); twice
             `max_batch` if None.
         cache: `ragged` keeps keys and values across turns, an error if the model cannot; `recompute` feeds the whole
-            history every turn, one row at a time, with the model's own cache: slow, and right for every model;
-            `auto` takes `ragged` if a short trial agrees with a plain pass, else `recompute` with a warning.
+            history every turn, one row at a time, with the model's own cache (where that is right, else without one):
+            slow, and right for every model; `auto` takes `ragged` if a short trial agrees with a plain pass, else
+            `recompute` with a warning.
         prefill_tokens: most prompt ids (padding included) fed in one pass.
         dtype: precision of weights and caches (`float32`, `bfloat16`, `float16`); the model's own if None. In another
             precision a copy of the model generates, which takes the model's new weights before the next request.
@@ -147,6 +149,7 @@ class LocalEngine:
             )
         self.ragged = choose_cache(self._model, cache)
         """Whether keys and values are kept across turns."""
+        self._own_cache = not self.ragged and keeps_own_cache(self._model)
         self._cache = self._model.new_cache(self._table.limit, self.max_length)
         self.graphs = Captured(self._model, self._cache, Bucket(self._table.limit, self.max_length))
         """The decode step as CUDA graphs, where it can be captured."""
@@ -271,13 +274,13 @@ class LocalEngine:
                 self._compact(batch)
 
     def _run_alone(self, row: RequestRow) -> None:
-        """Decode one row with the model's own cache (`cache="recompute"`)."""
+        """Decode one row with the model\'s own cache, if it has one that is right (`cache="recompute"`)."""
         past: Any = None
         temperature = temperatures([row], self._model.device)
         while not row.finish:
             fed = np.concatenate((row.prompt, np.array(row.tokens, np.int32)))
             self.fed_tokens += len(row.prompt) if not row.tokens else 0
-            logits, past = self._model.plain(fed, past)
+            logits, past = self._model.plain(fed, past, cached=self._own_cache)
             self._draw([row], logits[None], temperature)
 
     def _admit(self, rows: list[RequestRow], batch: Batch) -> None:

@@ -24,7 +24,8 @@ from turngym.agents.proxy.api_errors import busy, invalid
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
-from turngym.agents.proxy.restore import episode_of, restore, usage_record
+from turngym.agents.proxy.restored_sessions import restore
+from turngym.agents.proxy.session_episode import episode_of
 from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.sessions import (
     REMEMBERED,
@@ -35,7 +36,7 @@ from turngym.agents.proxy.sessions import (
     SessionTable,
     session_name,
 )
-from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, TurnRecorder, common_prefix
+from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, TurnRecorder, common_prefix, usage_record
 from turngym.agents.rendering.stop_text import StopText
 from turngym.core import running_clock
 from turngym.core.background_threads import failures_of_threads
@@ -132,7 +133,7 @@ MAX_TOKENS = 512
 """Most tokens of an answer where neither request nor settings say."""
 NAMES = 100
 """Most names that clients choose which are counted one by one."""
-SHOWN = ("main", "side", "sessions_ended", "underway")
+RENAMED_COUNTS = ("main", "side", "sessions_ended", "underway")
 """Counts that /healthz has under other names."""
 
 
@@ -212,7 +213,10 @@ class RequestCounts:
         with self._lock:
             counts = Counter(self.counts)
             tables = {name: dict(getattr(self, name)) for name in ("ignored", "unsupported", "unnamed")}
-        return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
+        return counts, {
+            **tables,
+            **{name: value for name, value in sorted(counts.items()) if name not in RENAMED_COUNTS},
+        }
 
 
 def _count(table: Counter[str], name: str) -> int:
@@ -406,7 +410,7 @@ class ProxyService:
         return [episode_of(session, "open", temperature=self.temperature) for session in found]
 
     def deadline(self) -> float:
-        """When a request that begins to wait now has waited too long, on `clock`."""
+        """Until when a request that comes now may wait, on `clock`."""
         return self.clock() + self.settings.deadline
 
     def sweep(self) -> int:

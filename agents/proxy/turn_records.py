@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.core.files import FolderInUseError, locked_file
 from turngym.core.line_file import LineFile
+from turngym.core.protocols import Judgment
 from turngym.core.strict_json import JsonError, strict_json
 from turngym.core.trace import add_checksum, check_checksum, has_checksum
 from turngym.core.user_files import json_of
@@ -272,7 +273,7 @@ def _kinds(schema: Any) -> set[str]:
 # Records of turns and session ends, as JSON lines with a checksum. After a restart open sessions are rebuilt from them.
 
 SCHEMA = 1
-FILE = "records.jsonl"
+RECORDS_FILE = "records.jsonl"
 VersionSpans = tuple[tuple[int, int, int], ...]
 """(policy version, start, end) of each stretch of an answer's ids."""
 TORN = b" (torn)\n"
@@ -376,7 +377,7 @@ class TurnRecorder:
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
         self._now = now
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE
+        self.path = folder / RECORDS_FILE
         self._lock, self._held = threading.Lock(), ExitStack()
         # locked before the end is looked at: another process may be in the middle of a line
         try:
@@ -419,7 +420,7 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
 
     Raises ProxyError for a newer schema.
     """
-    path = folder / FILE
+    path = folder / RECORDS_FILE
     if not path.exists():
         return
     expected, damaged = 0, 0
@@ -470,3 +471,13 @@ def _last_line(file: IO[bytes]) -> bytes:
 
 def messages_from_json(messages: list[dict[str, Any]]) -> tuple[ChatMessage, ...]:
     return tuple(ChatMessage.from_json(message) for message in messages)
+
+
+def votes_record(key: str, turn: int, judgment: Judgment) -> dict[str, Any]:
+    """The record of what a judge said about one turn."""
+    return {"kind": "judged", "session": key, "turn": turn, "votes": list(judgment.votes), "cut": judgment.cut}
+
+
+def usage_record(kind: str, step: int, episodes: Any = ()) -> dict[str, Any]:
+    """The record of what happened to sessions: `trained`, `unused`; or `resumed` from the checkpoint of `step`."""
+    return {"kind": kind, "step": step, "sessions": [episode.task.task_id for episode in episodes]}

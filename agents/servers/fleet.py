@@ -154,7 +154,7 @@ class WeightVersions:
         return tuple(found)
 
 
-GRACE = 5.0
+ABORT_SECONDS = 5.0
 """Seconds that a server gets to return what it had sampled after a request is aborted."""
 T = TypeVar("T")
 
@@ -344,7 +344,7 @@ class Fleet:
             "POST",
             dialect.generate_path,
             make(ask, rid, self.model),  # type: ignore[arg-type]
-            timeout=left + 2 * GRACE + 1,
+            timeout=left + 2 * ABORT_SECONDS + 1,
             limit=dialect.answer_limit(ask),
         )
         task = asyncio.create_task(asked)
@@ -352,7 +352,7 @@ class Fleet:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
                 await self.abort(rid)
-                done, _ = await asyncio.wait({task}, timeout=GRACE)
+                done, _ = await asyncio.wait({task}, timeout=ABORT_SECONDS)
             if done:
                 return task.result()  # ends: it is done
         except asyncio.CancelledError:

@@ -111,7 +111,7 @@ class GeneratedPart:
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
-MOST = 1 << 31
+MOST_IDS = 1 << 31
 """No server has as many of anything."""
 
 
@@ -127,7 +127,7 @@ def fields_of_other_types(where: str) -> Iterator[None]:
 
 
 def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST`.
+    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
 
     Args:
         fields: what the server says.
@@ -136,7 +136,7 @@ def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | No
         default: stands for a field that is not there; None: the field must be there.
     """
     value = fields.get(name, default)
-    if type(value) is not int or not 1 <= value <= MOST:
+    if type(value) is not int or not 1 <= value <= MOST_IDS:
         raise BadAnswer(f"{where}: {name} is {brief(value, 80)}; it must be a whole number of at least 1")
     return value
 
@@ -265,24 +265,24 @@ class Connection:
             raise ServerDown(f"{where}: {error}") from error
         except BadReply as error:
             raise BadAnswer(f"{where}: {error}") from error
-        found: Any
+        answer: Any
         try:
-            found = reply.json() if reply.body else None
+            answer = reply.json() if reply.body else None
         except BadReply as error:
             # vLLM answers some orders with a text of no type
             if reply.status == 200 and "content-type" in reply.headers:
                 raise BadAnswer(f"{where}: {error}") from error
-            found = reply.text(500)
+            answer = reply.text(500)
         if reply.status == 200:
-            return found
-        said = f"{where}: status {reply.status}: {error_text(found)}"
+            return answer
+        problem = f"{where}: status {reply.status}: {error_text(answer)}"
         if reply.status in PASSING:
-            raise ServerDown(said)
+            raise ServerDown(problem)
         if reply.status in (401, 403):
-            raise ServerError(f"{said}; set the server's key in {KEY}")
+            raise ServerError(f"{problem}; set the server's key in {KEY}")
         if reply.status == 404:
-            raise NotThere(said)
-        raise ServerError(said)
+            raise NotThere(problem)
+        raise ServerError(problem)
 
     async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
         """`request`, repeated while the server is down, for `deadline` seconds.

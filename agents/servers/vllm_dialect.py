@@ -43,9 +43,9 @@ from turngym.core.redaction import excerpt
 
 ENTRY_BYTES = 128
 """Most bytes of JSON for one log-probability with its id and rank; about 75 are usual."""
-UNKNOWN = -9999.0
+NO_LOGPROB = -9999.0
 """What the server says for a log-probability of minus infinity or NaN."""
-PREFIX = "generate-tokens-"
+ID_PREFIX = "generate-tokens-"
 """What the server puts before the id of a request."""
 SLOW = 60.0
 """Seconds that its first answers may take longer than others: it looks at the machine for /server_info."""
@@ -106,8 +106,8 @@ class VllmDialect:
         about, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
         loads = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         with fields_of_other_types(where):
-            own = next((one for one in models["data"] if one.get("parent") is None), None)
-            if own is None:
+            served = next((one for one in models["data"] if one.get("parent") is None), None)
+            if served is None:
                 raise BadAnswer(f"{where}: /v1/models lists no model of the server's own: {excerpt(models, 200)}")
             config = about["vllm_config"] if isinstance(about, Mapping) else {}
             parallel = config.get("parallel_config", {})
@@ -115,11 +115,11 @@ class VllmDialect:
                 url=connection.url,
                 dialect=dialect,
                 version=str(version["version"]),
-                model=str(own["root"]),
-                kind=architecture(model_config(str(own["root"]))),
+                model=str(served["root"]),
+                kind=architecture(model_config(str(served["root"]))),
                 weights=str(weights["weight_version"]) if isinstance(weights, Mapping) else "default",
-                max_prompt=count_in(own, "max_model_len", where),
-                max_length=count_in(own, "max_model_len", where),
+                max_prompt=count_in(served, "max_model_len", where),
+                max_length=count_in(served, "max_model_len", where),
                 ranks=count_in(parallel, "world_size", where, 1),
                 replicas=count_in(parallel, "data_parallel_size", where, 1),
                 dtype=str(config.get("model_config", {}).get("dtype", "auto")).removeprefix("torch."),
@@ -247,7 +247,7 @@ class VllmDialect:
         return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * each
 
     def abort_call(self, rid: str) -> Call:
-        return "POST", "/inference/v1/abort_requests", {"request_ids": [PREFIX + rid]}
+        return "POST", "/inference/v1/abort_requests", {"request_ids": [ID_PREFIX + rid]}
 
     def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
         encoded: list[Call] = [("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}) for text in texts]
@@ -381,7 +381,7 @@ def _tables(answer: Any) -> list[dict[int, float]]:
 def _logprob(entry: Mapping[str, Any]) -> float:
     """Minus infinity where the server knows none, which no id that is drawn or scored may have."""
     value = float(entry["logprob"])
-    return value if value > UNKNOWN else -np.inf
+    return value if value > NO_LOGPROB else -np.inf
 
 
 def _tempered(

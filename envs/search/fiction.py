@@ -155,7 +155,7 @@ def preset(name: str) -> FictionConfig:
 # --- the typed graph
 
 Part = Literal["train", "eval"]
-PARTS: tuple[Part, ...] = ("train", "eval")
+FICTION_PARTS: tuple[Part, ...] = ("train", "eval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

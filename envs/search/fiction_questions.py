@@ -16,7 +16,7 @@ import numpy as np
 
 from turngym.core.errors import TaskError
 from turngym.envs.search.fiction import (
-    PARTS,
+    FICTION_PARTS,
     Entity,
     Fact,
     FactGraph,
@@ -59,7 +59,7 @@ def generate_fiction(config: FictionConfig) -> Fiction:
     questions: list[Question] = []
     chains: dict[str, tuple[Triple, ...]] = {}
     for family, counts in config.questions.items():
-        for part, count in zip(PARTS, counts, strict=True):
+        for part, count in zip(FICTION_PARTS, counts, strict=True):
             for question, chain in _questions(teller, family, part, count):
                 questions.append(question)
                 chains[question.task_id] = chain
@@ -72,7 +72,7 @@ def generate_fictions(config: FictionConfig, split: str = "all") -> Iterator[Fic
     if config.fictions is None:
         yield generate_fiction(config)
         return
-    for part, count in zip(PARTS, config.fictions, strict=True):
+    for part, count in zip(FICTION_PARTS, config.fictions, strict=True):
         for number in range(count) if split in ("all", part) else ():
             yield generate_fiction(one_fiction(config, part, number))
 
@@ -298,7 +298,7 @@ def inference(teller: Teller) -> QuestionDraft | None:
 
 
 def comparison(teller: Teller) -> QuestionDraft | None:
-    """A question which of two entities comes first, or has more of something."""
+    """A question about which of two entities comes first, or has more of something."""
     row = teller.one([row for row in ORDERS if row[0] in teller.relations])
     pair = None if row is None else _pair(teller, row[0])
     return None if row is None or pair is None else _ordered(teller, row[1], row[2], ((pair[0],), (pair[1],)))

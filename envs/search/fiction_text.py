@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from turngym.envs.search.fiction import (
-    PARTS,
+    FICTION_PARTS,
     Entity,
     Fact,
     FactGraph,
@@ -234,7 +234,7 @@ class Teller:
         entities = graph.entities
         whole = config.disjoint == "facts"
         for entity in entities.values():
-            for part in PARTS if whole else (entity.part,):
+            for part in FICTION_PARTS if whole else (entity.part,):
                 for kind in (None, entity.kind):
                     self._members.setdefault((part, kind), []).append(entity)
         for fact in graph.facts.values():

@@ -515,7 +515,7 @@ def _feature_bullet(feature: str, rng: np.random.Generator) -> str:
 
 # --- style terse
 
-KINDS = {
+PRODUCT_KINDS = {
     "home": ("lamp", "chair", "rug", "clock", "pillow", "blanket"),
     "kitchen": ("mug", "kettle", "bowl", "tray", "jar", "spoon"),
     "travel": ("wallet", "scarf", "belt", "pouch", "umbrella", "bottle"),
@@ -579,7 +579,11 @@ def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[
 
 def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
     """(department, kind) pairs of a terse shop, departments in turn."""
-    kinds = [(department, row[turn]) for turn in range(len(KINDS["home"])) for department, row in KINDS.items()]
+    kinds = [
+        (department, row[turn])
+        for turn in range(len(PRODUCT_KINDS["home"]))
+        for department, row in PRODUCT_KINDS.items()
+    ]
     if not 1 <= config.kinds <= len(kinds):
         raise ShopDataError(
             f"generated shop {config.name!r}: kinds is {config.kinds}; valid for style 'terse': 1 to {len(kinds)}"

@@ -134,7 +134,7 @@ def _words(title: str, spans: np.ndarray) -> tuple[str, ...]:
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LONGEST = np.iinfo(np.uint16).max
+LONGEST_TITLE = np.iinfo(np.uint16).max
 """Characters of a title of which nouns can be recorded."""
 
 
@@ -282,8 +282,8 @@ def _tagged(catalog: Catalog, pipeline: Pipeline, building: Path, progress: Prog
             key = title_key(product.title)
             if key not in asked:
                 asked.add(key)
-                if len(product.title) > LONGEST:
-                    size = f"{len(product.title):,} characters; {LONGEST:,} at most"
+                if len(product.title) > LONGEST_TITLE:
+                    size = f"{len(product.title):,} characters; {LONGEST_TITLE:,} at most"
                     raise ShopDataError(f"product {product.asin!r} has a title of {size}")
                 spans = next((found for table in known if (found := table.spans(key)) is not None), None)
                 if spans is None:

@@ -58,7 +58,7 @@ Progress = Callable[[str, int], None]
 """Called with what is being done and how many products it has done."""
 REPORT_EVERY = 10_000
 Storage = Literal["auto", "memory", "mapped"]
-LARGE = 64 << 20
+MAPPED_FROM = 64 << 20
 """Bytes of the items file from which on `auto` maps."""
 CACHE_VARIABLE = "TURNGYM_CACHE"
 
@@ -99,7 +99,7 @@ def load_catalog(
         if isinstance(entries, StagedEntries):
             entries.close()
 
-    large = bool(paths) and paths[0].stat().st_size > LARGE
+    large = bool(paths) and paths[0].stat().st_size > MAPPED_FROM
     if storage == "memory" or (storage == "auto" and not large):
         return MemoryCatalog(products(None), profile.kind)
 

@@ -141,7 +141,7 @@ def _some_words(text: str, rng: np.random.Generator) -> str:
 
 
 def plausible_mistake(scene: ShopScene, rng: np.random.Generator) -> str:
-    """A plausible mistake: a product or option that is not here, a search without a bar, a misspelt label."""
+    """A product or option that is not on the page, a search where there is no search bar, or a misspelt label."""
     kind = int(rng.integers(4))
     if kind == 0:
         return click_action(_product(scene.shop, rng).asin)

@@ -42,6 +42,7 @@ from turngym.trainers import contents
 from turngym.trainers.study.records import (
     DATA,
     Records,
+    counts,
     last_names,
     made_by,
     make_record,
@@ -238,6 +239,8 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
             with_paths(table, last_names) for table in (read_toml(cell.settings_file), tomllib.loads(cell.toml))
         )
         for name, (old, new) in differing(was, now).items():
+            if not counts(name):
+                continue
             raise TurngymError(
                 f"{cell.name} in {out} was run with {name} = {old!r}, and {study.where} says {new!r}: give the method "
                 f"another name, choose another --out, or remove {cell.folder}"

@@ -323,7 +323,7 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
     keys = _keys(merged(own), where)
     algorithm = keys.algorithm or chain[0]
     settings = [
-        _settings({key: value for key, value in tables[one].items() if key not in OWN}, f"{kind}.{one}")
+        _settings({key: value for key, value in tables[one].items() if key not in METHOD_KEYS}, f"{kind}.{one}")
         for one in chain
     ]
     if keys.agent is not None:
@@ -352,11 +352,11 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
     )
 
 
-OWN = tuple(one.encode_name for one in msgspec.structs.fields(MethodKeys))
+METHOD_KEYS = tuple(one.encode_name for one in msgspec.structs.fields(MethodKeys))
 
 
 def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key in OWN}
+    return {key: value for key, value in table.items() if key in METHOD_KEYS}
 
 
 def _keys(table: Mapping[str, Any], where: str) -> MethodKeys:

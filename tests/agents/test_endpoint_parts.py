@@ -18,9 +18,9 @@ from turngym.agents.endpoint.client import (
     Address,
     RateGate,
     pauses,
-    refused,
 )
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
+from turngym.agents.endpoint.failures import read_failure
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import EndpointProfile
@@ -257,12 +257,12 @@ def test_a_gate_is_closed_for_the_longest_wait() -> None:
 )
 def test_kinds_of_refusals(status: int, text: str, kind: str) -> None:
     for shape in ({"message": text}, {"error": {"message": text}}):
-        found = refused(status, "", shape, {})
+        found = read_failure(status, "", shape, {})
         assert found.overflow == (kind == "overflow")
         assert found.passing == (kind in ("passing", "limited"))
         assert found.limited == (kind == "limited")
         assert text in found.reason
-    assert refused(404, "Not Found", None, {}).reason == "status 404: Not Found"
+    assert read_failure(404, "Not Found", None, {}).reason == "status 404: Not Found"
 
 
 def counted(reported: Any) -> Usage:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.endpoint.completion_fields import UnreadableAnswer
-from turngym.agents.endpoint.failures import refused
+from turngym.agents.endpoint.failures import read_failure
 from turngym.agents.endpoint.reader import read_answer
 from turngym.agents.model_server import ServerProcess
 from turngym.agents.playing.timed_calls import attempt
@@ -102,7 +102,7 @@ def printed(text: str) -> str:
 
 
 def endpoint_error(body: Any, text: str = "") -> str:
-    return refused(400, text, body, {}).reason
+    return read_failure(400, text, body, {}).reason
 
 
 DOORS: dict[str, Callable[[str, Path], str]] = {

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from turngym.agents.proxy.answer import UNKNOWN, AnswerReader, IncrementalDecoder, reply_of, text_of
+from turngym.agents.proxy.answer import REPLACEMENT, AnswerReader, IncrementalDecoder, reply_of, text_of
 from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import ChatMessage, ToolCall, tool_calls
@@ -777,12 +777,12 @@ def test_growing_text_is_the_text_and_never_ends_in_half_a_character(tokenizers:
     assert "".join(parts) == incremental_decoder.text == text_of(ids, decode)
     if valid:
         assert incremental_decoder.text == decode(ids)
-        if UNKNOWN not in incremental_decoder.text:
-            assert not any(UNKNOWN in part for part in parts)
+        if REPLACEMENT not in incremental_decoder.text:
+            assert not any(REPLACEMENT in part for part in parts)
 
 
 def test_bytes_that_are_no_character_do_not_wait_for_ever(make_tokenizer: Callable[..., Any]) -> None:
     tokenizer = make_tokenizer()
     stray = tokenizer("é", add_special_tokens=False)["input_ids"][1]
     incremental_decoder = IncrementalDecoder(tokenizer.decode)
-    assert [incremental_decoder.feed(stray) for _ in range(8)] == [""] * 7 + [UNKNOWN * 8]
+    assert [incremental_decoder.feed(stray) for _ in range(8)] == [""] * 7 + [REPLACEMENT * 8]

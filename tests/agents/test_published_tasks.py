@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from turngym.agents.evaluation.compare import compare_recorded, rescore
-from turngym.agents.evaluation.evaluate import USUAL, evaluate
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS, evaluate
 from turngym.agents.evaluation.packed import packed
 from turngym.agents.evaluation.published_tasks import published_tasks
 from turngym.agents.evaluation.scores import EvaluationError, ScoreError
@@ -28,7 +28,9 @@ HOUSES = "alfworld-quickstart"
 
 def test_words_of_sampling() -> None:
     def sampling(text: str) -> Any:
-        return resolve_play([("test", {"panel": HOUSES, "sampling": text})], usual=USUAL).spec.play.tasks.sampling  # type: ignore[union-attr]
+        return resolve_play(
+            [("test", {"panel": HOUSES, "sampling": text})], usual=EVAL_DEFAULTS
+        ).spec.play.tasks.sampling  # type: ignore[union-attr]
 
     known = [sampling(text) for text in ("panel", "published", "published:140")]
     assert known == [Whole(), Published(harness=128), Published(harness=140)]

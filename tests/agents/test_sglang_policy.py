@@ -178,7 +178,7 @@ def test_a_server_that_stays_away_fails_what_was_asked_of_it(server: Any, connec
 def test_a_server_that_hangs_is_told_to_stop_and_its_state_is_said(
     server: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "GRACE", 0.2)
+    monkeypatch.setattr(retry, "ABORT_SECONDS", 0.2)
     policy = connect(server, settings=ClientLimits(deadline=0.2, backoff=0.02))
 
     def hang(path: str, body: Any) -> Any:

@@ -24,8 +24,8 @@ from turngym.trainers.contrib.rlsd import Directed, directed_advantage
 from turngym.trainers.contrib.sdar import Gated, gated_likelihood
 from turngym.trainers.contrib.skill_sd import Distilled, importance_k3
 from turngym.trainers.group_advantage import GroupAdvantage
-from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.privileged import PrivilegedLogprobs
+from turngym.trainers.token_losses import PolicyGradient
 
 Make = Callable[..., Episode]
 NOTHING: Any = None

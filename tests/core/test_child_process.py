@@ -152,7 +152,7 @@ def half(pipe: Connection) -> None:
 def test_a_child_that_computes_is_waited_for_and_one_that_was_stopped_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "LOOK", 0.1)
     monkeypatch.setattr(child_process, "STANDS", 0.5)
-    monkeypatch.setattr(child_process, "GRACE", 0.1)
+    monkeypatch.setattr(child_process, "ENDING_SECONDS", 0.1)
     child = ChildProcess(late, 2.0, name="child", threads=1)
     assert child.receive() == "late"
     with pytest.raises(EOFError):

@@ -72,7 +72,7 @@ RUN = """
 import sys
 import turngym.core.lock_watch as watch
 from turngym.scripts.main import main
-watch.GRACE = 0.5
+watch.LOCK_SECONDS = 0.5
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -118,7 +118,7 @@ CALM = """
 import sys, threading, time
 import turngym.core.lock_watch as watch
 from turngym.agents.playing.timed_calls import TimedCalls
-watch.GRACE = 0.5
+watch.LOCK_SECONDS = 0.5
 calls = TimedCalls(0.5, "the step")
 """
 
@@ -153,7 +153,7 @@ def test_what_holds_the_lock_between_steps_is_nobodys_business() -> None:
 
 @pytest.mark.long
 def test_a_process_that_was_stopped_goes_on() -> None:
-    body = "print('ready', flush=True); calls = TimedCalls(20.0, 'the step'); watch.GRACE = -18.5; "
+    body = "print('ready', flush=True); calls = TimedCalls(20.0, 'the step'); watch.LOCK_SECONDS = -18.5; "
     body += "print(calls.call(lambda: time.sleep(1.0) or 7).value)"
     done = calm(body, (1.0, signal.SIGSTOP), (3.0, signal.SIGCONT))
     assert (done.returncode, done.stdout) == (0, "ready\n7\n"), done.stderr

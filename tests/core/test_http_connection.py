@@ -189,7 +189,7 @@ def test_the_limit_of_open_files_bounds_connections() -> None:
     """In a process of its own: a limit that was lowered does not come back."""
     pytest.importorskip("resource", reason="Windows has no such limit")
     code = (
-        "import resource\nfrom turngym.core.http_connection import SPARE, connections\n"
+        "import resource\nfrom turngym.core.http_connection import SPARE_DESCRIPTORS, connections\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 300))\n"
         "print(connections(100), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"

@@ -173,7 +173,7 @@ def test_a_vector_in_the_index_that_is_not_finite(number: float, monkeypatch: py
     with pytest.raises(RetrievalError, match="not finite"):
         DenseRetriever(index, texts, TABLE, fingerprint="")
     # a large index is not looked through when it is opened, nor is one of another kind
-    monkeypatch.setattr(dense, "LOOKED_AT", 0)
+    monkeypatch.setattr(dense, "CHECKED_NUMBERS", 0)
     index = faiss.IndexFlatIP(2)
     index.add(np.full((5, 2), number, np.float32))
     graph = faiss.index_factory(2, "HNSW4", faiss.METRIC_INNER_PRODUCT)

@@ -35,7 +35,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[False, True], ids=["dict", "mapped terms"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(parts, "SMALL", 2)
+        monkeypatch.setattr(parts, "FEW_TERMS", 2)
 
 
 @pytest.mark.usefixtures("short_runs", "small")

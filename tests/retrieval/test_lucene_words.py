@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.retrieval.lucene_text import (
-    LONGEST,
+    LONGEST_WORD,
     STOP_WORDS,
     _ascii_words,
     _unicode_words,
@@ -77,7 +77,7 @@ def test_words_are_pieces_of_the_text_in_order(text: str) -> None:
     place = 0
     for word in words(text):
         place = text.index(word, place) + len(word)
-        assert 0 < len(word.encode("utf-16-le")) // 2 <= LONGEST
+        assert 0 < len(word.encode("utf-16-le")) // 2 <= LONGEST_WORD
 
 
 @pytest.mark.parametrize("unit", ["_\u200d", "★\u200d", "א'", "a.", "#\ufe0f", "👩🏽\u200d", "ア_", "_\u0301"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turngym.retrieval.answer_cache import USUAL, Answers
+from turngym.retrieval.answer_cache import USUAL_ANSWER, Answers
 from turngym.retrieval.batching import Found
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.http_format import RetrievalServerSettings
@@ -57,7 +57,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
         return (Hit(passage=Passage(id="1", title="t", text=text), score=1.0),)
 
     remembered = Answers(4)
-    long = {"q": "x" * USUAL, "t": "x" * USUAL}
+    long = {"q": "x" * USUAL_ANSWER, "t": "x" * USUAL_ANSWER}
     for number in range(4):
         remembered.keep((f"q{number}", 1), hits("short"))
     assert len(remembered) == 4
@@ -65,7 +65,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
     remembered.keep((long["q"], 1), hits(long["t"]))
     assert remembered.get((long["q"], 1)) == hits(long["t"])
     assert len(remembered) == 2
-    remembered.keep(("q", 1), hits("x" * 4 * USUAL))
+    remembered.keep(("q", 1), hits("x" * 4 * USUAL_ANSWER))
     assert remembered.get(("q", 1)) is None
     calls = list[str]()
 

@@ -29,6 +29,7 @@ from turngym.trainers import (
     rewards,
     step_metrics,
     targets,
+    token_losses,
     token_weights,
     train_loop,
     turn_stats,
@@ -75,6 +76,13 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
         "tails",
     ),
     losses: (
+        "policy_gradient",
+        "reverse_kl",
+        "token_losses",
+        "guided",
+        "tails",
+    ),
+    token_losses: (
         "policy_gradient",
         "reverse_kl",
         "token_losses",

@@ -226,7 +226,7 @@ def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path) -> N
         begun(folder, "on", resume=True)
     assert begun(folder, "auto", resume=True) == whole
     state = json.loads((folder / "checkpoints/step_000003/state.json").read_text())
-    assert state["fingerprint"]["run.packing"] == "off"
+    assert state["spec"]["run"]["packing"] == "off"
 
 
 def test_what_a_run_goes_on_with(tmp_path: Path) -> None:

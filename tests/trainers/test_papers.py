@@ -1,4 +1,7 @@
-"""What docs/algorithms.md says to type is what `turngym train` takes; names are checked in project/test_sources.py."""
+"""What docs/algorithms.md and docs/contrib_algorithms.md say to type is what `turngym train` takes.
+
+Names are checked in project/test_sources.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.train_config import has_setting, train_config
 
 pytestmark = pytest.mark.long
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("algorithms.md", "contrib_algorithms.md"))
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
 LINES = sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)* = [^`]+)`", PAGE)))
 GIVEN = """

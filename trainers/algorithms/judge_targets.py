@@ -89,14 +89,12 @@ class HintTargets:
         hinted: Sequence[Located],
         scorers: Scorers,
     ) -> Targets:
-        """The hinted teacher's top-K; elsewhere a placeholder that the mask takes out."""
+        """The hinted teacher's top-K, fewer in a small vocabulary; elsewhere a placeholder that the mask takes out."""
         where_N = np.zeros(batch.tokens, np.bool_)
         for _, _, tokens in hinted:
             where_N[tokens] = True
-        # half of the mass on K ids, so that every form of the KL is finite there
-        ids_NK = np.tile(np.arange(k, dtype=np.int64), (batch.tokens, 1))
-        logp_NK = np.full((batch.tokens, k), -np.log(2 * k), np.float32)
         if not hinted:
+            ids_NK, logp_NK = _placeholder(batch.tokens, 1)
             return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=where_N)
         # an id with a probability of 1 / n or more is among the n most likely ones
         asked = max(k, int(1 / self.reject_below)) if self.reject_below else k
@@ -108,6 +106,8 @@ class HintTargets:
 
         logp_HK = score_turns(hinted, ask)
         ids_HK = np.concatenate([item.ids for item in likely]).astype(np.int64)
+        # a vocabulary may have fewer ids than were asked for
+        ids_NK, logp_NK = _placeholder(batch.tokens, min(k, ids_HK.shape[1]))
         ids_NK[where_N], logp_NK[where_N] = ids_HK[:, :k], logp_HK[:, :k]
         tails, tail_N = [item.tail for item in likely if item.tail is not None], None
         if len(tails) == len(likely):
@@ -120,6 +120,13 @@ class HintTargets:
             label_N[where_N] = np.where(ids_HK == batch.label_N[where_N][:, None], logp_HK, -np.inf).max(axis=1)
             where_N = where_N & up_to_rejection(batch, episodes, label_N, self.reject_below)
         return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, topk_tail_N=tail_N, kl_mask_N=where_N)
+
+
+def _placeholder(tokens: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The ids and log-probabilities [tokens, width] of a support that says nothing: half of the mass is on it, so that
+    every form of the KL is finite."""
+    ids_NK = np.tile(np.arange(width, dtype=np.int64), (tokens, 1))
+    return ids_NK, np.full((tokens, width), -np.log(2 * width), np.float32)
 
 
 def up_to_rejection(

@@ -22,9 +22,9 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
-from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference, support_kl
+from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -106,7 +106,7 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         needs_reference=bool(config.kl_coef) or privileged.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

@@ -22,7 +22,7 @@ Float64N = NDArray[np.float64]
 class Added:
     """A_i = A_j + w_told (log q - log p): float64 [N]; the second in nats, 0 where nothing was told.
 
-    Source: [opid]; docs/algorithms.md#added-log-ratio.
+    Source: [opid]; docs/contrib_algorithms.md#added-log-ratio.
     """
 
     w_told: float
@@ -47,7 +47,7 @@ def build(config: OpidConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on A_i = (R_j - mean_g) / (std_g + 1e-6) + w_told h_t (log q - log p).
 
     q is the policy with the text in its prompt, before the update; h_t is 1 on turns that were told something.
-    Source: [opid]; docs/algorithms.md#opid.
+    Source: [opid]; docs/contrib_algorithms.md#opid.
     Differs from the paper: its code was read, not its text. There a model draws a skill of the episode and up to five
     of steps, with a weight each (both 0.001 in its scripts); `--judge episode` has rules for both scopes (a judge of
     yours may be a model), and there is one weight. Its step advantage and its loss of distillation are 0 in all its

@@ -31,7 +31,7 @@ from turngym.trainers import (
     Targets,
     TokenLoss,
     WithReference,
-    fingerprint,
+    checked_table,
     privileged_logprobs,
 )
 
@@ -141,5 +141,5 @@ def privileged_group(
         judge="hint",
         privileged=config.privileged,
         needs_reference=bool(config.kl_coef) or config.privileged.needs_reference(has_teacher=False),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )

@@ -29,7 +29,7 @@ def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, ep
 
     `gap_N` = log q - log p of the label, nats. After a success tokens that the told policy finds likelier count more,
     after a failure those that it finds less likely. The sign stays, and no token changes by more than lam eps.
-    Source: [rlsd]; docs/algorithms.md#directed-advantage.
+    Source: [rlsd]; docs/contrib_algorithms.md#directed-advantage.
 
     Args:
         advantage_N: the group-relative advantage [N].
@@ -45,7 +45,7 @@ def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, ep
 class Directed:
     """`directed_advantage` with lam falling linearly to 0: lam max(1 - step / fade, 0); always lam where `fade` is 0.
 
-    Source: [rlsd]; docs/algorithms.md#directed-advantage.
+    Source: [rlsd]; docs/contrib_algorithms.md#directed-advantage.
     """
 
     lam: float
@@ -74,7 +74,7 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
 
     A_j is the group-relative advantage, gap_i = log q - log p of the label, q the policy with the text in its prompt;
     where nothing was told the gap is 0 and A_i = A_j.
-    Source: [rlsd]; docs/algorithms.md#rlsd.
+    Source: [rlsd]; docs/contrib_algorithms.md#rlsd.
     Differs from the paper: read in SDAR's code and in a reimplementation by others, which agree on lam and eps. Both
     let lam fall to 0 over 50 steps by default, SDAR's scripts over 100, the default here; `fade` 0 is a constant lam.
     What the harness of all five does otherwise: `PrivilegedGroupConfig`.

@@ -33,7 +33,7 @@ def gated_likelihood(logp_N: Tensor, privileged_logp_N: Tensor, beta: float) -> 
 
     `logp_N` has the gradient, which is that of -g_i log p: likelier becomes what the told policy finds likelier, and a
     token that it finds less likely is left alone rather than pushed down.
-    Source: [sdar]; docs/algorithms.md#gated-likelihood.
+    Source: [sdar]; docs/contrib_algorithms.md#gated-likelihood.
     """
     gap_N = privileged_logp_N.detach() - logp_N
     gate_N = torch.sigmoid(beta * gap_N.detach())
@@ -44,7 +44,7 @@ def gated_likelihood(logp_N: Tensor, privileged_logp_N: Tensor, beta: float) -> 
 class Gated:
     """l_i = loss_i + coef `gated_likelihood`_i where the turn was told something.
 
-    Source: [sdar]; docs/algorithms.md#gated-likelihood.
+    Source: [sdar]; docs/contrib_algorithms.md#gated-likelihood.
     Diagnostics: those of `loss`; `gate` and `told_gap` (nats), NaN where nothing was told.
     """
 
@@ -80,7 +80,7 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
 
     q is the policy with the text in its prompt, before the update; g_i = sigmoid(beta (log q - log p)), detached, p the
     student as it is in the update.
-    Source: [sdar]; docs/algorithms.md#sdar.
+    Source: [sdar]; docs/contrib_algorithms.md#sdar.
     Differs from the paper: its code was read, not its text. Its functions' own default of coef is 0.1; 0.01 is what all
     its scripts run. An invalid action costs what the environment says, there 0.1. Turns without a text have no second
     term. What the harness of all five does otherwise: `PrivilegedGroupConfig`.

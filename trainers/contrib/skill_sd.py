@@ -37,7 +37,7 @@ def importance_k3(logp_N: Tensor, privileged_logp_N: Tensor, log_ratio_N: Tensor
 
     `logp_N` and `log_ratio_N` (new / old policy) have gradients, both of which count: on fresh tokens the gradient's
     mean is that of KL(p || q). -d is cut at 20, the log-ratio at 10.
-    Source: [skill-sd]; docs/algorithms.md#importance-weighted-k3.
+    Source: [skill-sd]; docs/contrib_algorithms.md#importance-weighted-k3.
     """
     d_N = logp_N - privileged_logp_N.detach()
     return log_ratio_N.clamp(max=RATIO_MOST).exp() * ((-d_N).clamp(max=K3_MOST).exp() - 1.0 + d_N)
@@ -47,7 +47,7 @@ def importance_k3(logp_N: Tensor, privileged_logp_N: Tensor, log_ratio_N: Tensor
 class Distilled:
     """l_i = loss_i + coef `importance_k3`_i where the turn was told something.
 
-    Source: [skill-sd]; docs/algorithms.md#importance-weighted-k3.
+    Source: [skill-sd]; docs/contrib_algorithms.md#importance-weighted-k3.
     Diagnostics: those of `loss`; `told_k3` and `told_gap` (nats), NaN where nothing was told.
     """
 
@@ -81,7 +81,7 @@ def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
     """Clipped policy gradient on group-relative advantages, plus coef rho_i (exp(-d_i) - 1 + d_i) on told turns.
 
     d_i = log p - log q, q the policy with the text in its prompt, before the update; rho_i = p / the behavior policy.
-    Source: [skill-sd]; docs/algorithms.md#skill-sd.
+    Source: [skill-sd]; docs/contrib_algorithms.md#skill-sd.
     Differs from the paper: there skills are rewritten from finished episodes during training, here they are a folder's.
     Read in SDAR's code alone. Its functions' own default of coef is 0.1; 0.001 is what all its scripts run. There rho
     is relative to the policy before the update, scored anew; here to the one that sampled, which is the same on fresh

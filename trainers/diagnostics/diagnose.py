@@ -195,15 +195,17 @@ def diagnose(
         for item in replays.values():
             item.add(row)
     # ends: they compute
-    found, line, over = turns.result(), time.result(), steps.result()
+    by_turn, line, over = turns.result(), time.result(), steps.result()
     return Diagnosis(
         shape=shape,
-        by_turn=found,
-        regimes={phase: made for phase, curves in found.curves.items() if (made := regime_of(curves)) is not None},
+        by_turn=by_turn,
+        regimes={
+            phase: regime for phase, curves in by_turn.curves.items() if (regime := regime_of(curves)) is not None
+        },
         over_steps=over,
         time=line,
-        horizon=horizon(found.curves[ALL], line, over.episodes),
-        variants=tuple(_variant(name, item, found) for name, item in replays.items()),
+        horizon=horizon(by_turn.curves[ALL], line, over.episodes),
+        variants=tuple(_variant(name, item, by_turn) for name, item in replays.items()),
         replay=next(iter(replays.values()), None) if controlled else None,
     )
 

@@ -301,7 +301,7 @@ def accuracy(view: StudyWorld) -> Table:
 
 
 def family_size(found: Mapping[str, AccuracyEstimate]) -> int:
-    """Comparisons with the baseline that are made together."""
+    """Number of comparisons with the baseline, the family that Holm's p-values are for."""
     return max((one.minus_base.family for one in found.values() if one.minus_base is not None), default=0)
 
 

@@ -1,8 +1,4 @@
-"""What a session leaves behind: the episode to train on, and its state after a restart.
-
-`episode_of` turns a session into an `Episode`. `restore` reads the records of earlier processes: open sessions go on,
-and sessions that have ended but were not trained on are returned.
-"""
+"""What a proxy takes up after a restart: open sessions go on; ended ones that no step was trained on are returned."""
 
 from __future__ import annotations
 
@@ -12,106 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.proxy.session_episode import episode_of
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, ProxySession
 from turngym.agents.proxy.turn_records import (
-    FILE,
-    ChatMessage,
+    RECORDS_FILE,
     RecordProblem,
     TurnRecord,
-    as_observation,
     iter_records,
     messages_from_json,
     read_records,
 )
-from turngym.core.episode import Episode, Status, Turn
+from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judgment
-from turngym.core.task import Task, Verdict, content_hash
-
-ENV_ID = "proxy"
-
-
-def episode_of(
-    session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), *, temperature: float | None = None
-) -> Episode:
-    """The session's main turns in order.
-
-    The observation of turn t + 1 is the next state of turn t. Turns that were sampled at another `temperature` than the
-    trainer's are excluded: their log-probabilities are those of another policy. In `meta`,
-
-    - `chat` holds what prompts can be rebuilt from, after the messages of `before`: per turn the number of messages
-      that were kept, the messages that were added, and the tools where they changed;
-    - `ended` is `done` (the client said so), `idle`, `room` (another session needed its place), `part` (the session
-      goes on under another key) or `open` (it has not ended).
-
-    Args:
-        session: its turns under its present key are taken.
-        why: `ended` in `meta`.
-        final: messages after the last answer, which are its next state.
-        temperature: the trainer's; None: no turn is excluded for its own.
-    """
-    following = [*(turn.answers_last for turn in session.turns[1:]), True]
-    turns, chat = [], []
-    for index, (turn, has_next_state) in enumerate(zip(session.turns, following, strict=True)):
-        record = turn.record
-        excluded = None if has_next_state else "no next state"
-        if temperature is not None and record.temperature != temperature:
-            excluded = f"sampled at temperature {record.temperature:g}"
-        turns.append(
-            Turn(
-                index=index,
-                observation=turn.observation,
-                admissible=None,
-                response=record.text,
-                action=record.text,
-                verdict=Verdict.OK,
-                reward=0.0,
-                segment=turn.segment,
-                prompt_span=turn.prompt_span,
-                response_span=turn.response_span,
-                logprobs=record.logprobs,
-                finish=record.finish,
-                policy_version=record.version,
-                version_spans=record.version_spans,
-                excluded=excluded,
-            )
-        )
-        said: dict[str, Any] = {"kept": record.kept, "messages": [message.as_json() for message in record.messages]}
-        said |= {} if record.tools is None else {"tools": list(record.tools)}
-        said |= {"calls": [call.as_json() for call in record.reply.tool_calls]} if record.reply.tool_calls else {}
-        chat.append(said)
-    name, _, number = session.key.rpartition("-")
-    return Episode(
-        task=Task(
-            env_id=ENV_ID,
-            task_id=session.key,
-            sha256=content_hash({"proxy": name, "number": number}),
-            split="live",
-            category="session",
-        ),
-        seed=0,
-        sample=0,
-        group=int(number),
-        segments=tuple(buffer.array() for buffer in session.history.segments),
-        turns=tuple(turns),
-        status=Status.TRUNCATED_TURNS if why == "part" else Status.COMPLETED,
-        success=False,
-        episode_return=0.0,
-        system=session.system,
-        final_observation=as_observation(final) if final else "",
-        meta={
-            "agent": "proxy",
-            "ended": why,
-            "next_roles": [turn.role for turn in session.turns[1:]] + ([final[-1].role] if final else []),
-            "superseded": session.superseded,
-            "temperatures": [turn.record.temperature for turn in session.turns],
-            "before": list(session.before),
-            "first": session.first,
-            "at": [turn.record.at for turn in session.turns],
-            "chat": chat,
-        },
-    )
 
 
 @dataclass(slots=True)
@@ -162,19 +72,19 @@ def restore(
             judgment = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
             reading.restored.votes[record["session"], record["turn"]] = judgment
         elif record["kind"] == "feedback":
-            said = Feedback(score=record["score"], text=record["text"])
-            reading.restored.feedback[record["session"], record["turn"]] = said
+            feedback = Feedback(score=record["score"], text=record["text"])
+            reading.restored.feedback[record["session"], record["turn"]] = feedback
     restored = reading.restored
     restored.open = list(reading.under_way.values())
     wanted = {*reading.under_way, *(episode.task.task_id for episode in restored.ended)}
-    restored.votes = {place: votes for place, votes in restored.votes.items() if place[0] in wanted}
-    restored.feedback = {place: said for place, said in restored.feedback.items() if place[0] in wanted}
+    restored.votes = {key: votes for key, votes in restored.votes.items() if key[0] in wanted}
+    restored.feedback = {key: feedback for key, feedback in restored.feedback.items() if key[0] in wanted}
     if restored.damaged:
         first = restored.damaged[0]
         where = f"line {first.line}: " if first.line else ""
         warnings.warn(
-            f"{folder / FILE}: {len(restored.damaged)} damaged records ({where}{first.reason}); {restored.set_aside} "
-            "sessions that they may belong to are neither continued nor trained on",
+            f"{folder / RECORDS_FILE}: {len(restored.damaged)} damaged records ({where}{first.reason}); "
+            f"{restored.set_aside} sessions that they may belong to are neither continued nor trained on",
             stacklevel=2,
         )
     return restored
@@ -252,13 +162,3 @@ def _used(folder: Path) -> set[str]:
             # the checkpoint is older than these steps, whose training is lost
             steps = {key: step for key, step in steps.items() if step <= record["step"]}
     return set(steps)
-
-
-def votes_record(key: str, turn: int, judgment: Judgment) -> dict[str, Any]:
-    """The record of what a judge said about one turn."""
-    return {"kind": "judged", "session": key, "turn": turn, "votes": list(judgment.votes), "cut": judgment.cut}
-
-
-def usage_record(kind: str, step: int, episodes: Any = ()) -> dict[str, Any]:
-    """The record of what happened to sessions: `trained`, `unused`; or `resumed` from the checkpoint of `step`."""
-    return {"kind": kind, "step": step, "sessions": [episode.task.task_id for episode in episodes]}
