@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import EOS, VOCAB, play, reference_ids, reference_logprobs, request, tiny
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import EOS, VOCAB, play, reference_ids, reference_logprobs, request, tiny  # noqa: E402
-
-from turngym.agents.local_engine import model as prefill  # noqa: E402
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.core.protocols import GenerateRequest, Generation, StreamingPolicy  # noqa: E402
+from turngym.agents.local_engine import model as prefill
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.core.protocols import GenerateRequest, Generation, StreamingPolicy
 
 GROUPED = {"head_dim": 8}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}

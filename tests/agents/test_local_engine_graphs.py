@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import VOCAB, play, request, tiny
+from recorded_graph import RecordedGraph, record
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import VOCAB, play, request, tiny  # noqa: E402
-from recorded_graph import RecordedGraph, record  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from turngym.agents.local_engine import decoder, graphs  # noqa: E402
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.graphs import Bucket, bucket_of  # noqa: E402
-from turngym.agents.local_engine.model import EngineError  # noqa: E402
+from turngym.agents.local_engine import decoder, graphs
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.graphs import Bucket, bucket_of
+from turngym.agents.local_engine.model import EngineError
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 8}),
@@ -211,7 +208,8 @@ def test_longer_tables_of_positions_are_noticed() -> None:
 
 def test_weights_of_others_are_not_written(recorded: list[RecordedGraph], monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that was read in place gets an adapter and another weight: its former weight is not ours."""
-    peft = pytest.importorskip("peft")
+    import peft
+
     monkeypatch.setattr(decoder, "FUSE_BYTES", 0)
     model = build()
     engine = LocalEngine(model)
@@ -226,7 +224,8 @@ def test_weights_of_others_are_not_written(recorded: list[RecordedGraph], monkey
 
 
 def test_new_adapters(recorded: list[RecordedGraph], monkeypatch: pytest.MonkeyPatch) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     monkeypatch.setattr(decoder, "FUSE_BYTES", 0)
     model = peft.get_peft_model(build(), peft.LoraConfig(target_modules=["q_proj", "down_proj"])).get_base_model()
     engine = LocalEngine(model)

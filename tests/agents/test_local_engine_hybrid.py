@@ -7,19 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import VOCAB, play, reference_ids, reference_logprobs, request, tiny
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import VOCAB, play, reference_ids, reference_logprobs, request, tiny  # noqa: E402
-
-from turngym.agents.local_engine.cache import (  # noqa: E402
+from turngym.agents.local_engine.cache import (
     CachedSession,
     HybridCache,
     StateRows,
     Step,
 )
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine
 
 LINEAR = {
     "head_dim": 16,

@@ -23,7 +23,6 @@ from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_r
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import make_record, pooled_sums, portable, read_record
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
 FILE = """
 world = "search"
