@@ -256,7 +256,7 @@ def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
         name
         for name, there in (
             ("teachers of --also", any(further_env(text).teacher for text in config.play.also)),
-            ("fewer adapters than on every linear layer (--lora.targets)", adapters and config.lora.targets),
+            ("fewer adapters than on every linear layer (--lora.targets)", config.lora and config.lora.targets),
             (f"up to {algorithm.refill} further rounds of episodes a step (refill)", algorithm.refill),
             ("a teacher that plays, too", algorithm.teacher_mix or algorithm.guide),
             ("a judge that is a model", "model" in (kind_of(type(config.part("judge"))) or "")),
