@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from turngym.agents.endpoint.client import (
     Address,
     RateGate,

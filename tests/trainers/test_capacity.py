@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Gemma3Config, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-torch = pytest.importorskip("torch", reason="needs turngym[train]")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from transformers import Gemma3Config, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
-
-from turngym.agents.local_engine import decoder  # noqa: E402
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.core.errors import ModelError, TurngymError  # noqa: E402
-from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
-from turngym.scripts import plan  # noqa: E402
-from turngym.trainers.lora import LoraConfig, add_adapters  # noqa: E402
-from turngym.trainers.model_shapes import (  # noqa: E402
+from turngym.agents.local_engine import decoder
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.scripts import plan
+from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.model_shapes import (
     SHAPES,
     LinearShape,
     ModelShape,
@@ -33,8 +31,8 @@ from turngym.trainers.model_shapes import (  # noqa: E402
     shape_named,
     shape_of,
 )
-from turngym.trainers.models import RECOMPUTATION  # noqa: E402
-from turngym.trainers.training_costs import (  # noqa: E402
+from turngym.trainers.models import RECOMPUTATION
+from turngym.trainers.training_costs import (
     CHIPS,
     OPERATIONS,
     Precision,
@@ -97,7 +95,6 @@ def student(shape: ModelShape, lora_rank: int) -> Any:
     """A model to train, with adapters if it is to have some."""
     model = random_model(shape, dtype=torch.float32)
     if lora_rank:
-        pytest.importorskip("peft", reason="needs turngym[lora]")
         add_adapters(model, LoraConfig(rank=lora_rank))
     return model
 

@@ -35,7 +35,6 @@ from turngym.trainers.run_config import CriticConfig, OptimizerConfig, Renewed
 from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
 from turngym.trainers.train_config import train_config
 
-pytest.importorskip("peft")
 torch.set_num_threads(1)
 IDS = torch.arange(12)[None]
 
