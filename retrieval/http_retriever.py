@@ -27,7 +27,7 @@ from turngym.core.outgoing import (
 )
 from turngym.core.redaction import redacted
 from turngym.core.secrets import clean_address
-from turngym.retrieval.core import Hit, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.core import Hit, RetrieverUnavailable, check_request, renew_in_children
 from turngym.retrieval.remembered import Answers
 from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, check_numbers, normalize, read_reply, request_body
 
@@ -178,8 +178,7 @@ class HttpRetriever:
         Raises:
             RetrieverUnavailable: no readable answer within the deadline; the cause is chained.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise RetrievalError(f"k is {k!r}; it must be a whole number, at least 1")
+        check_request(queries, k)
         until = self._clock() + self.settings.deadline
         keys = [(normalize(query[: self.settings.max_query_chars]), k) for query in queries]
         with self._lock:

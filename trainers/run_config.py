@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.spec import KIND, Spec, Unread, fields_of, flat, needing, read, to_table
+from turngym.core.spec import KIND, Spec, Unread, by_name, fields_of, flat, needing, read, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -292,15 +292,11 @@ EVALUATION = "evaluation"
 def fingerprint(config: Any) -> dict[str, Any]:
     """Returns the settings of `config` by name, flat and JSON-able, but for those that may change (`FREE`).
 
-    Two runs may continue each other where their fingerprints are equal. Raises SettingsError for a dataclass that holds
-    what its fields may not be: whoever makes one in Python learns it here.
+    Two runs may continue each other where their fingerprints are equal. Raises SettingsError for settings that hold
+    what their fields may not be: whoever makes one in Python learns it here.
     """
-    if isinstance(config, Spec):
-        table = to_table(config)
-    else:
-        table = dataclasses.asdict(config)
-        read(type(config), table, type(config).__name__)
-    settings = flat(table)
+    read(type(config), by_name(config), type(config).__name__)
+    settings = flat(to_table(config) if isinstance(config, Spec) else dataclasses.asdict(config))
     kept = {name: value for name, value in settings.items() if FREE.isdisjoint(name.split("."))}
     # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(kept.items())}
