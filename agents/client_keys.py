@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turngym.core.clean_keys import clean_key
 from turngym.core.errors import TurngymError
-from turngym.core.secrets import clean_key
 from turngym.core.user_files import read_text
 
-SHORTEST = 16
+SHORTEST_KEY = 16
 """Fewest characters of a client's key: shorter ones can be guessed."""
 
 
@@ -32,7 +32,7 @@ class ClientKeys:
 
     @classmethod
     def of(cls, shared: str | None, path: Path | None) -> ClientKeys:
-        """The keys of the file `path`, else the one that is shared. Raises TurngymError for a file that does not do."""
+        """The keys of the file `path`, else the one that is shared. Raises TurngymError for an unusable file."""
         if path is None:
             return cls({"": shared} if shared else {})
         text, mode = read_text(path, TurngymError), path.stat().st_mode
@@ -46,10 +46,10 @@ class ClientKeys:
                 continue
             # a line is never quoted: it holds a key
             where = f"--client-keys {path}, line {number}"
-            usable = name[0].isalnum() and len(rest) == 1 and len(rest[0]) >= SHORTEST
+            usable = name[0].isalnum() and len(rest) == 1 and len(rest[0]) >= SHORTEST_KEY
             if not usable:
                 raise TurngymError(
-                    f"{where}: it must be a name and a key of at least {SHORTEST} characters; a name begins with a "
+                    f"{where}: it must be a name and a key of at least {SHORTEST_KEY} characters; a name begins with a "
                     "letter or a digit, and a line that begins with # is left out"
                 )
             if name in keys or rest[0] in keys.values():

@@ -25,8 +25,8 @@ from typing import Any
 
 from turngym.core.errors import TurngymError, checked_choice
 from turngym.core.files import add_files, locked_folder
-from turngym.core.mapped import files_under
-from turngym.core.reaching import address_problem
+from turngym.core.http_connection import address_problem
+from turngym.core.memory_mapped import files_under
 from turngym.core.redaction import brief
 from turngym.core.user_files import user_path
 from turngym.envs.alfworld.games import DEFAULT_FOLDER, ROOT_FOLDER, SPLITS, VARIABLE
@@ -37,7 +37,7 @@ from turngym.envs.webshop.products import DATA_VARIABLE as SHOP_VARIABLE
 from turngym.envs.webshop.products import SHOP_HOME
 
 CHUNK = 1 << 20
-PATIENCE = 60.0
+SILENT_SECONDS = 60.0
 """Seconds without a byte after which a server is given up."""
 
 
@@ -204,7 +204,7 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
     if problem := address_problem(url):
         raise DataError(f"{brief(url, 200)} {problem}")
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=SILENT_SECONDS) as answer:
             _check_answer(answer, url)
             start = start if answer.status == 206 and _goes_on(answer, start) else 0
             size = _number(answer.headers.get("Content-Length"))
@@ -237,10 +237,10 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
         raise DataError(f"{url} cannot be fetched ({why}); run it again to go on, or {BY_HAND}") from None
     if whole is not None and had != whole:
         raise DataError(f"{url}: cut at {had:,} of {whole:,} bytes; run it again to go on")
-    if sha256 is not None and (found := _digest(part)) != sha256:
+    if sha256 is not None and (digest := _digest(part)) != sha256:
         part.unlink()
         tag.unlink(missing_ok=True)
-        raise DataError(f"{url}: SHA-256 {found}, expected is {sha256}; it was thrown away")
+        raise DataError(f"{url}: SHA-256 {digest}, expected is {sha256}; it was thrown away")
     tag.unlink(missing_ok=True)
     os.replace(part, target)
 

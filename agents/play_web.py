@@ -73,7 +73,7 @@ class PlaySettings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Game:
+class BrowserGame:
     """One browser's game: the episode under way and who plays it beside the person."""
 
     world: str
@@ -117,11 +117,11 @@ class Game:
 
 WAITING = 3
 """Requests that wait for a model at a time, or are answered by it; fewer than there are threads."""
-PATIENCE = 1.0
+PAGE_WAIT = 1.0
 """Seconds that a page waits for a game in which the agent answers."""
 
 
-class Games(Visitors[Game]):
+class Games(Visitors[BrowserGame]):
     """All games, and the agents that they share."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Games(Visitors[Game]):
             self._players[world] = ["expert", *probe(env_id, kwargs).players, "random", *self.settings.models]
         return self._players[world]
 
-    def begin(self, name: str, world: str, task: str, agent: str) -> Game:
+    def begin(self, name: str, world: str, task: str, agent: str) -> BrowserGame:
         """Begin another game for a visitor, whose last one ends.
 
         Raises TurngymError for an unknown environment, task or agent.
@@ -178,11 +178,11 @@ class Games(Visitors[Game]):
         except BaseException:
             env.close()
             raise
-        game = Game(world=world, agent=agent, opened=opened, runner=runner)
+        game = BrowserGame(world=world, agent=agent, opened=opened, runner=runner)
         self.put(name, game)
         return game
 
-    def step(self, game: Game) -> None:
+    def step(self, game: BrowserGame) -> None:
         """One turn of the agent; models answer one game at a time.
 
         Raises TurngymError where `WAITING` others wait already: they would take every thread that serves pages.
@@ -195,14 +195,14 @@ class Games(Visitors[Game]):
         finally:
             self._waiting.release()
 
-    def keep(self, game: Game) -> None:
+    def keep(self, game: BrowserGame) -> None:
         """Record a game that is over, once."""
         if not game.recorded and game.runner.turns:
             game.recorded = True
             about = {"agent": game.agent, "interface": "web", "turns_by_person": sorted(game.mine)}
             self._record(game.runner.episode(about))
 
-    def _leave(self, game: Game) -> None:
+    def _leave(self, game: BrowserGame) -> None:
         with game.lock:
             if not game.over:
                 game.runner.status, game.runner.error = Status.TRUNCATED_DEPTH, LEFT
@@ -213,7 +213,7 @@ class Games(Visitors[Game]):
             game.runner.env.close()
 
 
-class Web:
+class PlayPages:
     """The pages."""
 
     def __init__(self, games: Games) -> None:
@@ -242,7 +242,7 @@ class Web:
         game = None if name is None else self.games.get(name)
         if name is None or game is None:
             return redirect("/", 303)
-        if not game.lock.acquire(timeout=PATIENCE):
+        if not game.lock.acquire(timeout=PAGE_WAIT):
             return self.error(503)
         try:
             conversation = game.runner.conversation
@@ -297,7 +297,7 @@ class Web:
         }
         return render_template("play_page.html", problem=texts.get(status, "Something went wrong.")), status
 
-    def _action(self, game: Game) -> str:
+    def _action(self, game: BrowserGame) -> str:
         """The action that was clicked or typed; a form with a slot says which template its words belong to."""
         text = printable(request.form.get("action", "")).strip()
         before, after = (printable(request.form.get(part, "")) for part in ("before", "after"))
@@ -320,7 +320,7 @@ def create_app(settings: PlaySettings | None = None, record: Callable[[Episode],
         "turngym.agents.play_web", root_path=str(here), instance_path=str(here), template_folder=".", static_folder=None
     )
     games = Games(settings or PlaySettings(), record or (lambda episode: None))
-    web = Web(games)
+    web = PlayPages(games)
     guard_pages(app, "script-src 'self'; style-src 'unsafe-inline'", web.error)
     app.extensions["play"] = games
     app.add_url_rule("/", view_func=web.start, methods=["GET"])

@@ -10,12 +10,11 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
 from turngym.core.plugins import installed_folders
 from turngym.core.spec import NONE, at
@@ -67,7 +66,7 @@ class Preset:
         return str(at(self.table, "play.env.id"))
 
     def beside(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What it sets beside the settings that people `asked` for.
+        """Its settings as they stand beside those that people `asked` for.
 
         Its message demands a form of answers, and its role comes with it: another channel that is asked for brings its
         own. Its message names the tool as the environment is asked to call it.
@@ -87,27 +86,14 @@ class Preset:
     def make(self, given: Mapping[str, Any] | None = None, *, training: bool = False) -> dict[str, Any]:
         """Arguments of `gym.make`, those that are `given` on top."""
         env = {name: value for name, value in self.table["play"]["env"].items() if name != "id"}
-        own = {name: None if value == NONE else value for name, value in self._env_kwargs.items()}
+        further = self.table["play"].get("env_kwargs", {})
+        own = {name: None if value == NONE else value for name, value in further.items()}
         return {**env, **own, **(self.training if training else {}), **(given or {})}
 
     @property
-    def _env_kwargs(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.table["play"].get("env_kwargs", {})
-        return found
-
-    def settings(self, settings: ChatSettings, make: Mapping[str, Any]) -> ChatSettings:
-        """A model's own settings with the preset's on top; the templates are read by `ChatSettings.memory_of`."""
-        chat = self.beside({"play": {"env": make}})["agent"]["chat"]
-        memory = chat.pop("memory")
-        name = f"{memory['kind']}:{memory['turns']}" if "turns" in memory else memory["kind"]
-        if (thinking := chat.pop("thinking", None)) is not None:
-            chat["thinking"] = thinking == "on"
-        return replace(settings, **chat, **settings.memory_of(name, memory.get("prompts"), self.env_id))
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """Its name, and a hash of its values: a later version may have corrected them."""
-        return {"preset": self.name, "preset_sha256": content_hash({**self.table, **self.training})[:16]}
+    def sha256(self) -> str:
+        """Hash of its values: a later version may have corrected them."""
+        return content_hash({**self.table, **self.training})[:16]
 
 
 def require_named(preset: Preset | str, agent: Any) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_spec import AnyAgent, Environment, EvalSpec, Memory, Player, PlaySpec
+from turngym.agents.play_spec import AnyAgent, Environment, EnvPlayer, EvalSpec, MemorySettings, PlaySpec
 from turngym.agents.presets import Preset, find_preset, require_named
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.core.errors import AgentError
 from turngym.core.resolve import Layer, Resolved, merged, resolve
 from turngym.core.spec import KIND, SettingsError, Spec, at, expand, flat, put, short_name
@@ -108,10 +108,10 @@ def panel_name(panel: Panel, named: str) -> str:
 
 
 class _Alone(Spec):
-    agent: AnyAgent = Player()
+    agent: AnyAgent = EnvPlayer()
 
 
-def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool = True) -> AnyAgent:
+def resolve_agent(table: Mapping[str, Any], where: str = "agent", below: Sequence[Layer] | None = None) -> AnyAgent:
     """An agent by itself: `{"agent": "model:FOLDER", "temperature": 0.5}`.
 
     Raises TurngymError for settings that do not exist or cannot be meant.
@@ -119,13 +119,12 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", *, asked: bool
     Args:
         table: settings with short names.
         where: who gives them, for errors.
-        asked: whether people asked for them; what another kind of agent has alone is left out otherwise.
+        below: what they stand on top of; None: what a model's folder says.
     """
     given = _unsaid(expand(_Alone, table, where))
-    layers = [Layer(name=where, table=given, asked=asked)]
-    if at(given, "agent.kind") == "model":
-        layers.insert(0, folder_layer(str(at(given, "agent.folder"))))
-    return resolve(_Alone, layers).spec.agent
+    if below is None:
+        below = [folder_layer(str(at(given, "agent.folder")))] if at(given, "agent.kind") == "model" else []
+    return resolve(_Alone, [*below, Layer(name=where, table=given, asked=True)]).spec.agent
 
 
 def environment_layer(env_id: str) -> Layer:
@@ -151,14 +150,14 @@ def play_table(env_id: str, made: Mapping[str, Any]) -> dict[str, Any]:
 def folder_layer(folder: str) -> Layer:
     """How a model's folder says that the model is spoken to; nothing where it does not say."""
     path = user_path(hub_folder(folder))
-    if not (path / FILE).exists():
+    if not (path / CHAT_FILE).exists():
         return Layer(name="model folder", table={})
-    return Layer(name=f"{FILE} of the model", table={"agent": {"chat": chat_table(ChatSettings.load(path))}})
+    return Layer(name=f"{CHAT_FILE} of the model", table={"agent": {"chat": chat_table(ChatSettings.load(path))}})
 
 
 def chat_table(settings: ChatSettings) -> dict[str, Any]:
     """The chat settings of a folder as a partial table of `ModelChat`."""
-    memory = Memory.table_of(settings.memory)
+    memory = MemorySettings.table_of(settings.memory)
     if settings.prompts is not None:
         memory["prompts"] = "model"
     return {

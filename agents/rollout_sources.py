@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.demonstrations import USED, Demonstrations, LiveDemonstrator, Plan, noted
+from turngym.agents.demonstrations import USED, DemonstrationPlan, Demonstrations, LiveDemonstrator, noted
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
@@ -60,7 +60,7 @@ class LiveSource:
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
         asked = request.plan
-        plans: dict[int, Plan] = {}
+        plans: dict[int, DemonstrationPlan] = {}
         if asked.states:
             jobs = [replace(job, states=True) for job in jobs]
         if asked.demonstration_turns is not None:
@@ -84,7 +84,9 @@ class LiveSource:
             for place, episode in enumerate(episodes)
         ]
 
-    def _prefixed(self, jobs: Sequence[Job], group: int, asked: PlayPlan) -> tuple[list[Job], dict[int, Plan]]:
+    def _prefixed(
+        self, jobs: Sequence[Job], group: int, asked: PlayPlan
+    ) -> tuple[list[Job], dict[int, DemonstrationPlan]]:
         """Returns the jobs, the first of each group with a part of a demonstration, and the plans by their places."""
         chosen = {
             place: ratio
@@ -101,7 +103,7 @@ class LiveSource:
         ]
         return begun, plans
 
-    def _demonstrated(self, jobs: Sequence[Job], turns: int) -> tuple[list[Job], dict[int, Plan]]:
+    def _demonstrated(self, jobs: Sequence[Job], turns: int) -> tuple[list[Job], dict[int, DemonstrationPlan]]:
         """The jobs with all but the last `turns` turns of a demonstration played beforehand, and their plans."""
         plans = self._demonstrations().plans(jobs)
         begun = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.models import load_model, require_plain
 from turngym.core.errors import ModelError
-from turngym.core.files import FILE
+from turngym.core.files import SUMS_FILE
 from turngym.core.user_files import library_path
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     folder = Path(path)
     require_plain(model, "the model")
     # those of an older model would not fit
-    (folder / FILE).unlink(missing_ok=True)
+    (folder / SUMS_FILE).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(model.state_dict() if weights is None else weights)
     # a copy, of which transformers takes out what it does not write

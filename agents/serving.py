@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.access import Access
+from turngym.agents.request_origin import Access
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
-from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.server import RetrievalService
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
     except (OSError, ValueError, OverflowError) as error:
         raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
     made.channel_class = type(
-        "Channel", (Channel,), {"error_task_class": type("Refusal", (Refusal,), {"front": front})}
+        "TimedChannel", (TimedChannel,), {"error_task_class": type("Refusal", (Refusal,), {"front": front})}
     )
     made.front, made.most = front, connections
     return made
@@ -349,7 +349,7 @@ class WaitressServer(TcpWSGIServer):
                 return
 
     def maintenance(self, now: float) -> None:
-        """Nothing: waitress would close what is idle by the time of day, which may step. `tend` does."""
+        """Does nothing: waitress would go by the time of day, which may step. `tend` closes idle connections."""
 
     def tend(self) -> None:
         """Close what is overdue, and what must make room. Only in the loop's own thread, outside of its poll."""
@@ -412,8 +412,8 @@ class Refusal(ErrorTask):
         self.write(body)
 
 
-class Answer(WSGITask):
-    """An answer of the application; while the server leaves, the last of its connection."""
+class AnswerTask(WSGITask):
+    """An answer of the application. Once the server is leaving, the connection ends after it."""
 
     def build_response_header(self) -> bytes:
         if self.channel.server.leaving:
@@ -436,10 +436,10 @@ class Parser(HTTPRequestParser):
             self.expect_continue = False
 
 
-class Channel(HTTPChannel):
+class TimedChannel(HTTPChannel):
     """One connection that knows how long everything takes."""
 
-    task_class, error_task_class, parser_class = Answer, Refusal, Parser
+    task_class, error_task_class, parser_class = AnswerTask, Refusal, Parser
     began: float | None = None
     """When the first byte of the request came that is not complete yet."""
     refused = False
@@ -450,7 +450,7 @@ class Channel(HTTPChannel):
 
     @property
     def last_activity(self) -> float:
-        """When something was read or sent: waitress sets it to the time of day, which may step, and gets this clock."""
+        """When something was last read or sent, by a clock that never steps, whatever time of day waitress sets."""
         return self._active
 
     @last_activity.setter
@@ -500,7 +500,7 @@ class Channel(HTTPChannel):
         return bool(stalled)
 
     def idle(self) -> bool:
-        """Whether nothing is in work, on its way or still to be sent."""
+        """Whether the connection is between two requests: nothing is read, answered or still to be sent."""
         return not (self.requests or self.request is not None or self.total_outbufs_len)
 
     def has_news(self) -> bool:

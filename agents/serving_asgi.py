@@ -18,8 +18,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from turngym.agents.access import Access
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.request_origin import Access
 from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, url_of
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
@@ -153,12 +153,15 @@ class Guarded:
 
 
 CLOSE = (b"connection", b"close")
-PIECE = 4 * 2**10
+HEADER_PIECE = 4 * 2**10
 """Bytes of headers that are parsed at a time: h11 looks at their limit only between two pieces."""
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection with a time for each request and room for new clients. uvicorn calls the public methods."""
+    """One connection, with a time limit for each request; an idle one gives way to new clients.
+
+    uvicorn calls the public methods.
+    """
 
     timeouts = Timeouts()
     most = 1000
@@ -179,7 +182,7 @@ class LimitedProtocol(H11Protocol):
         while data:
             if self.transport.is_closing() or self.transport.get_protocol() is not self:
                 return
-            size = PIECE if self.conn.their_state is h11.IDLE else len(data)
+            size = HEADER_PIECE if self.conn.their_state is h11.IDLE else len(data)
             super().data_received(data[:size])
             data = data[size:]
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
@@ -228,7 +231,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     def silent(self) -> bool:
-        """Whether no request is in work."""
+        """Whether the connection is between two requests."""
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:

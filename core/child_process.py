@@ -27,12 +27,12 @@ from typing import Any
 
 import cloudpickle
 
-from turngym.core.cores import environment_with_threads, use_threads
+from turngym.core.cpu_cores import environment_with_threads, use_threads
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, remember_key, remembered_keys
 
-GRACE = 3.0
+ENDING_SECONDS = 3.0
 """Seconds that a child gets to end by itself."""
-PATIENCE = 120.0
+PIPE_WAIT = 120.0
 """Seconds for which a pipe may take nothing of what is sent, or give nothing of an answer that has begun."""
 LOOK, STANDS = 1.0, 30.0
 """Seconds between two looks at a child that owes an answer, and seconds for which it may be stopped (SIGSTOP)."""
@@ -61,7 +61,7 @@ class ChildProcess:
         name: str,
         threads: int,
         ignored: Sequence[int] = (signal.SIGINT,),
-        patience: float = PATIENCE,
+        patience: float = PIPE_WAIT,
     ) -> None:
         work = dumps((target, args))
         self.name = name
@@ -137,7 +137,7 @@ class ChildProcess:
     def death(self) -> str:
         """End a child whose pipe has broken, or that stands still; returns what ended it."""
         # the pipe breaks a moment before the exit status is known
-        code = self.exit_status(GRACE)
+        code = self.exit_status(ENDING_SECONDS)
         self.end()
         if code is None:
             return f"process {self.pid} stood still and was ended"
@@ -233,4 +233,4 @@ def _kill(process: subprocess.Popen[bytes], parent: int) -> None:
         process.kill()
         # one that the system holds (a disk that hangs) ends when it lets go
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(ENDING_SECONDS)

@@ -313,17 +313,19 @@ def drawn_at(episode: Episode, turn: Turn) -> float | None:
     `temperatures` in `meta` has one for every turn (sessions of the proxy), `temperature` one for all. 0 is greedy: the
     log-probabilities of such ids are those at temperature 1. Raises EpisodeError for what is no temperature.
     """
-    each, heat = episode.meta.get("temperatures"), episode.meta.get("temperature")
+    each, temperature = episode.meta.get("temperatures"), episode.meta.get("temperature")
     if each is not None:
         # an episode that was cut keeps the list of all its turns
-        heat = each[turn.index] if isinstance(each, list | tuple) and turn.index < len(each) else "missing"
-    if heat is None:
+        temperature = each[turn.index] if isinstance(each, list | tuple) and turn.index < len(each) else "missing"
+    if temperature is None:
         return None
     # not below infinity, which every whole number is: 10**400 is no float
-    if isinstance(heat, bool) or not isinstance(heat, float | int) or not 0 <= heat <= FINITE:
+    if isinstance(temperature, bool) or not isinstance(temperature, float | int) or not 0 <= temperature <= FINITE:
         where = f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}"
-        raise EpisodeError(f"{where}: its temperature is {brief(heat, 40)}; it must be a finite number of at least 0")
-    return float(heat)
+        raise EpisodeError(
+            f"{where}: its temperature is {brief(temperature, 40)}; it must be a finite number of at least 0"
+        )
+    return float(temperature)
 
 
 def next_state(episode: Episode, turn: Turn) -> str | None:

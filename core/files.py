@@ -25,11 +25,11 @@ from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.line_file import refuse_link
-from turngym.core.mapped import changed_files, describe_files, files_under
+from turngym.core.memory_mapped import changed_files, describe_files, files_under
 from turngym.core.redaction import brief, excerpt
-from turngym.core.secrets import recorded_command
 from turngym.core.tables import written_whole
 from turngym.core.trace import add_checksum, check_checksum
 from turngym.core.user_files import json_of
@@ -188,7 +188,7 @@ def _is_same(path: Path, other: Path) -> bool:
 
 # Checksums of the files of a model or checkpoint folder, in one file beside them.
 
-FILE = "turngym.sums"
+SUMS_FILE = "turngym.sums"
 """Holds sizes and CRC-32s by file name. A folder without it, such as another program's model, is not checked."""
 CHEAP = 1 << 32
 """Folders of up to this many bytes are checked whenever they are loaded: a second or two, less than reading them."""
@@ -199,17 +199,17 @@ class ChangedFileError(TurngymError):
 
 
 def inside(name: str) -> bool:
-    """Whether a file's `name`, which a file of somebody else states, is a place within the folder of that file."""
+    """Whether `name`, a path that a stranger's file states, stays within the folder of that file."""
     return not os.path.isabs(name) and ".." not in Path(name).parts
 
 
 def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
     """Writes `turngym.sums` for all files under `folder` except those under the names `without`."""
-    facts = describe_files(folder, files_under(folder, without=(FILE, *without)))
+    facts = describe_files(folder, files_under(folder, without=(SUMS_FILE, *without)))
     pairs = {name: [fact["bytes"], fact["crc32"]] for name, fact in facts.items()}
-    with written_whole(folder / FILE) as scratch:
+    with written_whole(folder / SUMS_FILE) as scratch:
         scratch.write_text(add_checksum(json.dumps({"files": pairs})) + "\n", encoding="ascii")
-    return folder / FILE
+    return folder / SUMS_FILE
 
 
 def changed_sums(folder: Path, *, limit: float = float("inf")) -> list[str]:
@@ -227,13 +227,13 @@ def check_sums(folder: str | Path) -> None:
     if problems := changed_sums(folder, limit=CHEAP):
         raise ChangedFileError(
             f"{folder} is damaged: {'; '.join(problems)}. Take another copy; if you changed it on purpose, delete "
-            f"{folder / FILE}"
+            f"{folder / SUMS_FILE}"
         )
 
 
 def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
     """(bytes, CRC-32) by file name; empty without `turngym.sums`. Raises ChangedFileError if that file is damaged."""
-    path = folder / FILE
+    path = folder / SUMS_FILE
     if not path.is_file():
         return {}
     try:
@@ -249,13 +249,22 @@ def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
         ) from error
 
 
+WEIGHTS = (".safetensors", ".bin")
+"""How the names of weight files end."""
+
+
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder is a model's: it has weight files."""
+    return any(path.suffix in WEIGHTS for path in folder.glob("*"))
+
+
 def weights_hash(folder: str | Path) -> str:
     """Names the weights of a model folder: 16 hex digits over its configuration and weight files.
 
     The configuration of an adapter counts: it names the base. Raises ModelError for a folder without weights.
     """
     digest, files = hashlib.sha256(), sorted(Path(folder).glob("*"))
-    weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
+    weights = [path for path in files if path.suffix in WEIGHTS]
     if not weights:
         # the hash of nothing would be the same for every one of them
         raise ModelError(f"{folder} holds no weights; a model is a folder with *.safetensors or *.bin")
@@ -267,12 +276,16 @@ def weights_hash(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def missing_weights(loading: Mapping[str, Collection[str]]) -> str:
-    """Says which weights of a model its files lack, as a clause for an error; empty if they have all.
+def missing_weights(loading: Mapping[str, Collection[Any]]) -> str:
+    """Says which weights of a model its files lack or have in another shape, as a clause for an error; empty if all are
+    as they should be.
 
-    `loading` is what transformers returns with `output_loading_info`. Transformers fills such weights with random
-    numbers and only warns. Weights that are tied to others are not counted as missing.
+    `loading` is what transformers returns with `output_loading_info` and `ignore_mismatched_sizes`. Transformers fills
+    such weights with random numbers and only warns. Weights that are tied to others are not counted as missing.
     """
+    if other := sorted(loading["mismatched_keys"]):
+        name, found, wanted = other[0]
+        return f"its files have {name} as {list(found)}, its config.json says {list(wanted)}"
     missing = sorted(loading["missing_keys"])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"its files lack the weights {', '.join(missing[:3])}{more}" if missing else ""
+    return f"its files lack the weights {', '.join(missing[:3])}{more}; they would be random" if missing else ""

@@ -23,14 +23,14 @@ from turngym.core.errors import RetrievalError
 from turngym.core.redaction import brief, excerpt, redacted
 from turngym.core.user_files import json_of, user_path
 
-NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
+HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
 OFFLINE = ("TURNGYM_OFFLINE", "HF_HUB_OFFLINE")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_FILES = 1000
 """Files of a model at most."""
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 1 << 26
-SMALL = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)")
+CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)")
 """Names of the configuration's and the tokenizer's files, which lie in the model's folder itself."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
 
@@ -42,7 +42,7 @@ class HubError(RetrievalError):
 def is_hub_name(named: str | os.PathLike[str]) -> bool:
     """Whether `named` is ORG/NAME, with or without @REVISION, and nothing on this machine."""
     text, path = os.fspath(named), user_path(named)
-    found = NAME.fullmatch(text)
+    found = HUB_NAME.fullmatch(text)
     # ORG/NAME beside an existing folder ORG is a path with a mistake in it
     return found is not None and not path.exists() and not path.parent.is_dir()
 
@@ -64,7 +64,7 @@ def cached_folder(named: str) -> Path | None:
 
     Nothing is fetched: what is downloaded is the user's word, not a file's.
     """
-    if not is_hub_name(named) or (found := NAME.fullmatch(named)) is None:
+    if not is_hub_name(named) or (found := HUB_NAME.fullmatch(named)) is None:
         return None
     try:
         import huggingface_hub as hub
@@ -83,7 +83,7 @@ def pinned(folder: str | os.PathLike[str]) -> str | None:
 
 @lru_cache
 def _folder(named: str, weights: bool) -> Path:
-    found = NAME.fullmatch(named)
+    found = HUB_NAME.fullmatch(named)
     assert found is not None
     repo, revision = found["repo"], found["revision"] or "main"
     by_hand = f"get it where there is a network (`hf download {repo} --local-dir FOLDER`) and name the folder"
@@ -132,7 +132,9 @@ def _listed(hub: Any, repo: str, revision: str, named: str, by_hand: str) -> tup
     if COMMIT.fullmatch(commit) is None or len(files) > MOST_FILES:
         raise HubError(f"{named}: the hub's answer cannot be: commit {brief(commit, 60)}, {len(files)} files")
     names = {file.rfilename: int(file.size or 0) for file in files}
-    return commit, {name: size for name, size in names.items() if SMALL.fullmatch(name) or WEIGHTS.fullmatch(name)}
+    return commit, {
+        name: size for name, size in names.items() if CONFIG_FILES.fullmatch(name) or WEIGHTS.fullmatch(name)
+    }
 
 
 def _cached(hub: Any, repo: str, revision: str, weights: bool) -> Path | None:

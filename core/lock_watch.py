@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 from turngym.core.child_process import ChildProcess, is_stopped
 
-GRACE = 20.0
+LOCK_SECONDS = 20.0
 """Seconds beyond every limit: other threads, too, may hold the lock for a while (a checkpoint that is pickled)."""
 PERIOD = 0.25
 """Seconds between two looks of the watching process."""
@@ -40,8 +40,8 @@ class LockWatch:
         self._what, self._number = what, next(LockWatch._numbers)
 
     def expect(self, seconds: float) -> None:
-        """More will be heard within `seconds`; this process is ended if it is not, `GRACE` seconds later."""
-        self._tell(seconds + GRACE, self._what)
+        """Promises a sign of life within `seconds`. Without one this process is ended `LOCK_SECONDS` seconds later."""
+        self._tell(seconds + LOCK_SECONDS, self._what)
 
     def done(self) -> None:
         """Marks that nothing is under way."""

@@ -21,7 +21,7 @@ from turngym.core.redaction import brief, said_by
 from turngym.core.task import Task, Verdict
 
 T = TypeVar("T")
-LARGE = 1e18
+LARGEST_VALUE = 1e18
 """No number that is measured is larger; squares and sums of larger ones are beyond what a float holds."""
 MOST_TEXT = 1 << 24
 """Characters of a text, some four million tokens. Tokenizing takes a hundred times their memory."""
@@ -32,7 +32,12 @@ Refusal = Callable[[str], Exception]
 
 
 def checked_number(
-    what: str, value: object, *, least: float = -LARGE, most: float = LARGE, error: Refusal = EnvBackendError
+    what: str,
+    value: object,
+    *,
+    least: float = -LARGEST_VALUE,
+    most: float = LARGEST_VALUE,
+    error: Refusal = EnvBackendError,
 ) -> float:
     """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range.
 
@@ -48,12 +53,16 @@ def checked_number(
     # a whole number beyond what a float holds
     except OverflowError:
         pass
-    valid = "a finite number" if (least, most) == (-LARGE, LARGE) else f"a number from {least:g} to {most:g}"
+    valid = (
+        "a finite number"
+        if (least, most) == (-LARGEST_VALUE, LARGEST_VALUE)
+        else f"a number from {least:g} to {most:g}"
+    )
     raise error(f"{what} is {brief(value, 80)}; it must be {valid}")
 
 
 def checked_flag(what: str, value: object, *, error: Refusal = EnvBackendError) -> bool:
-    """`value`, a bool. Raises `error` for what is only true or false when it is asked."""
+    """`value`, a bool. Raises `error` for any other type, although Python would take it for true or false."""
     found = _plain(value)
     if not isinstance(found, bool):
         raise error(f"{what} is {brief(value, 80)}; it must be True or False")
@@ -83,7 +92,7 @@ def _plain(value: object) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class StepResult:
     """What a step of an environment gave."""
 
     observation: str
@@ -103,7 +112,7 @@ class Stepped:
     """F1 of the answer, in [0, 1]; None where the environment asks for none."""
 
     @classmethod
-    def of(cls, step: object) -> Stepped:
+    def of(cls, step: object) -> StepResult:
         """The typed values of what `step` of an environment in an `ActionGuard` returned.
 
         Raises EnvBackendError for one that is missing or of another type, NaN, infinite or out of its range.

@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from turngym.core.clean_keys import recorded_command
 from turngym.core.redaction import redacted
-from turngym.core.secrets import recorded_command
 from turngym.core.settings import PROVENANCE, write_toml
 from turngym.core.spec import to_table
 
-FILE = "config.toml"
+CONFIG_FILE = "config.toml"
 PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")
 """Packages whose versions may change numbers; those that are not installed are left out."""
 

@@ -176,7 +176,7 @@ def _is_place(value: str) -> bool:
     return os.path.isabs(value) and os.path.exists(value)
 
 
-class Keys:
+class HeaderKeys:
     """The keys of one client's headers. Short ones are hidden where they stand alone, and in its errors only."""
 
     def __init__(self, values: Iterable[str]) -> None:

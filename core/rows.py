@@ -3,7 +3,7 @@
 `read_rows` yields every row with the place where it stands. `read_array` and `read_object` read one large JSON value
 piece by piece, so that a file of 5 GB needs a few megabytes. They are not ijson, which takes an element of any length
 into memory, reads half a surrogate pair as "?", and refuses 1e400 and a byte order mark. What is read is bounded before
-memory is taken: the length of a row by `LONGEST`, and what a `.gz` unpacks to by its own size.
+memory is taken: the length of a row by `LONGEST_ROW`, and what a `.gz` unpacks to by its own size.
 
 Every function takes the class of the errors that it raises, whose texts name the file and the place in it.
 `path_stamp` tells a file or folder that was changed from the one that was read.
@@ -28,7 +28,7 @@ from turngym.core.user_files import json_of
 
 CHUNK = 1 << 20
 """Bytes that are read at once."""
-LONGEST = 1 << 24
+LONGEST_ROW = 1 << 24
 """Bytes of a row, or characters of an element, at most; a row with whole web pages in it has some megabytes."""
 UNPACKED = 1 << 26
 """Bytes to which every `.gz` may unpack; a larger one to at most `RATIO` times its size."""
@@ -122,7 +122,7 @@ def _line_rows(path: Path, form: str, error: type[Exception]) -> Iterator[Row]:
 
 def _table_rows(path: Path, by_tabs: bool, error: type[Exception]) -> Iterator[Row]:
     # csv has one limit for the whole process. It is raised and never put back: a reader in another thread may need it
-    csv.field_size_limit(max(LONGEST, csv.field_size_limit()))
+    csv.field_size_limit(max(LONGEST_ROW, csv.field_size_limit()))
     # text between tabs has no quotation marks around it: one that begins a title would swallow the rows behind it
     form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if by_tabs else {"delimiter": ","}
     reader = csv.reader((text for _, text in _decoded_lines(path, error)), strict=True, **form)
@@ -233,9 +233,9 @@ class _Opened:
 
     def line(self, before: int) -> bytes:
         """The next line, with its end; `before` is how many were read."""
-        found = self._counted(self._file.readline, LONGEST + 1, f", after line {before}")
-        if len(found) > LONGEST:
-            raise self.error(f"{self.path}, line {before + 1}: longer than {LONGEST:,} bytes, which no row is")
+        found = self._counted(self._file.readline, LONGEST_ROW + 1, f", after line {before}")
+        if len(found) > LONGEST_ROW:
+            raise self.error(f"{self.path}, line {before + 1}: longer than {LONGEST_ROW:,} bytes, which no row is")
         return found
 
     def _counted(self, read: Any, size: int, where: str) -> bytes:
@@ -350,7 +350,7 @@ class _Text:
                 value, end = self._json.raw_decode(self._buffer, self._at)
             except ValueError as reason:
                 # cut off or damaged looks the same until the file ends or the element is too long to be one
-                if self._ended or len(self._buffer) - self._at > LONGEST:
+                if self._ended or len(self._buffer) - self._at > LONGEST_ROW:
                     raise self.damaged(excerpt(reason.args[0], 80)) from None
             except RecursionError:
                 raise self.damaged("brackets nested too deep") from None

@@ -745,9 +745,11 @@ def plain(value: Any) -> Any:
     return None if value is NODEFAULT else msgspec.to_builtins(value, enc_hook=plain_name)
 
 
-def plain_name(value: Any) -> str:
-    """How a record names an object that JSON cannot hold: a path by its text, a function or class by its
-    place, another one by that of its class."""
+def plain_name(value: Any) -> Any:
+    """How a record writes an object that msgspec does not know: a path as its text, NumPy's scalar as what it holds, a
+    function or class as its place, another one as that of its class."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
     if isinstance(value, Path):
         return str(value)
     # two functions are not one setting

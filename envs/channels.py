@@ -24,7 +24,7 @@ from turngym.core.redaction import excerpt
 from turngym.core.tools import Tools, ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
-from turngym.envs.tool_calls import STYLES, THINK, Call, Dialect, Thoughts
+from turngym.envs.tool_calls import STYLES, THINK, CallDialect, ParsedCall, Thoughts
 
 VERL_AGENT = "text:verl-agent"
 """Name of the channel that reads as verl-agent does."""
@@ -145,7 +145,7 @@ class ToolChannel:
     """
 
     tool: Tools
-    dialect: Dialect = HERMES
+    dialect: CallDialect = HERMES
 
     @property
     def name(self) -> str:
@@ -197,7 +197,7 @@ class ToolChannel:
     def _begins(self, text: str) -> bool:
         return self.dialect.find(text) >= 0 or any(f"<{tag}>" in text for tag in self.tool.tags)
 
-    def _judge(self, call: Call | str) -> tuple[str | None, str | None]:
+    def _judge(self, call: ParsedCall | str) -> tuple[str | None, str | None]:
         """Returns (action, reason) for a call: the action, or the reason why the call has none."""
         if isinstance(call, str):
             return None, call

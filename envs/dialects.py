@@ -12,7 +12,7 @@ from turngym.envs.tool_calls import (
     COHERE,
     MISTRAL,
     SEED,
-    Dialect,
+    CallDialect,
     GemmaCalls,
     HarmonyCalls,
     JsonCalls,
@@ -28,7 +28,7 @@ one."""
 _LLAMA = ("name", "parameters")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _DEEPSEEK_HEAD = r"\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>\s*"
-_ALL: tuple[Dialect, ...] = (
+_ALL: tuple[CallDialect, ...] = (
     HERMES,
     TaggedCalls(
         name="qwen-coder",
@@ -166,9 +166,9 @@ _ALL: tuple[Dialect, ...] = (
         form="<|action_start|><|plugin|>\n%s<|action_end|>",
     ),
 )
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
+DIALECTS: Mapping[str, CallDialect] = {dialect.name: dialect for dialect in _ALL}
 
 
-def find_dialect(name: str) -> Dialect:
+def find_dialect(name: str) -> CallDialect:
     """The dialect called `name`. Raises TurngymError if there is none."""
     return DIALECTS[checked_choice("the dialect of tool calls", name, DIALECTS)]

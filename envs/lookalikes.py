@@ -19,7 +19,7 @@ _INVISIBLE = frozenset(
 _BLANK_PATTERN = "\u2800"
 # Hyphens and the minus sign, which keyboards do not have. Dashes are other characters to a reader.
 _HYPHENS = dict.fromkeys(map(ord, "\u2010\u2011\u2212"), "-")
-LONGEST = 2_000
+LONGEST_COMPARED = 2_000
 """Characters of a text that is compared; a longer one looks like nothing here."""
 # ASCII's control characters, but for its white space.
 _CONTROLS = dict.fromkeys(code for code in (*range(32), 127) if not chr(code).isspace())
@@ -56,7 +56,7 @@ def is_invisible(character: str) -> bool:
 
 def alike(text: str, among: Iterable[str]) -> list[str]:
     """The texts of `among` that look like `text`."""
-    wanted = None if len(text) > LONGEST else plain(text)
+    wanted = None if len(text) > LONGEST_COMPARED else plain(text)
     return [other for other in among if _remembered(other) == wanted]
 
 

@@ -31,10 +31,10 @@ from turngym.envs.base import TextEnv, tasks_of
 from turngym.envs.registration import NOT_GIVEN, make
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
-LARGEST = 1 << 26
+LARGEST_MANIFEST = 1 << 26
 """Bytes of a manifest at most; the largest shipped one has 40,000."""
 _SCHEMA = 1
-_FILE = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
+_MANIFEST_NAME = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
 
 
 class PanelError(TurngymError):
@@ -119,7 +119,7 @@ def _check_fields(name: str, env_id: str, make_kwargs: Mapping[str, Any], tasks:
 
 def _check_name(name: str, version: int) -> None:
     """Raises PanelError for a name that its file could not have, by which the panel must be found again."""
-    if not _FILE.fullmatch(f"{name}-v{version}.json"):
+    if not _MANIFEST_NAME.fullmatch(f"{name}-v{version}.json"):
         raise PanelError(f"panel name {name!r} version {version!r}: use lower-case letters, digits, hyphens; from 1")
 
 
@@ -192,7 +192,7 @@ def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
 def list_panels(folder: str | Path | None = None) -> list[str]:
     """Full names (`alfworld-valid-unseen-v1`) of the manifests in `folder` (by default the shipped ones), sorted."""
     paths = Path(folder or PANEL_FOLDER).glob("*.json")
-    found = [match for match in (_FILE.fullmatch(path.name) for path in paths) if match]
+    found = [match for match in (_MANIFEST_NAME.fullmatch(path.name) for path in paths) if match]
     order = sorted((match["name"], int(match["version"])) for match in found)
     return [f"{name}-v{version}" for name, version in order]
 
@@ -379,8 +379,8 @@ class _Manifest(msgspec.Struct):
 def _read(path: Path) -> Panel:
     if not path.is_file():
         raise PanelError(f"there is no panel manifest {path}")
-    if path.stat().st_size > LARGEST:
-        raise PanelError(f"{path} has {path.stat().st_size:,} bytes; a panel manifest has at most {LARGEST:,}")
+    if path.stat().st_size > LARGEST_MANIFEST:
+        raise PanelError(f"{path} has {path.stat().st_size:,} bytes; a panel manifest has at most {LARGEST_MANIFEST:,}")
     try:
         found = msgspec.convert(json_of(read_text(path, PanelError)), _Manifest)
         tasks = [

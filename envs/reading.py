@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
 from turngym.envs.dialects import DIALECTS, HERMES
-from turngym.envs.lookalikes import LONGEST, alike, plain
+from turngym.envs.lookalikes import LONGEST_COMPARED, alike, plain
 from turngym.envs.spaces import printable
 
 Reading = Literal["strict", "folded", "lenient"]
@@ -97,7 +97,7 @@ def _looks_possible(env: ActionRules, action: str) -> str | None:
     if same := alike(action, env.admissible() or ()):
         return same[0] if len(same) == 1 and _fits(env, same[0]) else None
     # what no list holds, such as a search in full-width brackets
-    return env.canonical(plain(action)) if len(action) <= LONGEST and _fits(env, plain(action)) else None
+    return env.canonical(plain(action)) if len(action) <= LONGEST_COMPARED and _fits(env, plain(action)) else None
 
 
 def _fits(env: ActionRules, action: str) -> bool:

@@ -19,10 +19,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief, said_by
-from turngym.core.secrets import refuse_credentials
 from turngym.core.task import MAX_TURNS, plain_id
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import Channel
@@ -87,16 +87,16 @@ def make_env(
         options: arguments of the class.
     """
     given = {name: value for name, value in locals().items() if name not in ("env_class", "options")}
-    found = _load(env_class) if isinstance(env_class, str) else env_class
+    loaded = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)
-    _check_arguments(found, {**given, **options})
+    _check_arguments(loaded, {**given, **options})
     refuse_credentials("", options)
-    env = found(**found.options_within(max_turns, options))
+    env = loaded(**loaded.options_within(max_turns, options))
     if tool_name is not None or tool_argument is not None:
         env.rename_tool(tool_name, tool_argument)
     return ActionGuard(
         env,
-        on_invalid=found.on_invalid if on_invalid is None else on_invalid,
+        on_invalid=loaded.on_invalid if on_invalid is None else on_invalid,
         channel=channel,
         max_turns=max_turns,
         penalty=penalty,

@@ -112,7 +112,7 @@ STYLES = {"harmony": HARMONY, "cohere": COHERE, "gemma": GEMMA, "mistral": MISTR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ParsedCall:
     """A tool call as it was written, before it is judged."""
 
     name: Any
@@ -123,7 +123,7 @@ class Call:
     """The call's id, in dialects that write one."""
 
 
-class Dialect(Protocol):
+class CallDialect(Protocol):
     """One way to write a tool call, named after the family of models that introduced it."""
 
     @property
@@ -144,10 +144,10 @@ class Dialect(Protocol):
     def begins(self) -> tuple[str, ...]:
         """Texts with one of which every call begins."""
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         """The call at the start of `text`, or a clause that says why it cannot be read. Never raises."""
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         """The call, or list of calls, that stands whole at `start` of `text`, and where it ends; None if there is none.
         Never raises.
 
@@ -162,9 +162,9 @@ MOST_CALLS = 64
 """Most calls that are read in one response."""
 
 
-def read_calls(dialect: Dialect, text: str) -> list[Call] | None:
+def read_calls(dialect: CallDialect, text: str) -> list[ParsedCall] | None:
     """The calls that `text` is made of from beginning to end; None if it is not."""
-    found: list[Call] = []
+    found: list[ParsedCall] = []
     place = _after_space(text, 0)
     while place < len(text):
         taken = dialect.take(text, place) if len(found) < MOST_CALLS else None
@@ -281,7 +281,7 @@ class GemmaCalls(_Marked):
     quote: str
     thoughts: Thoughts = GEMMA
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         rest = text.removeprefix(self.opening)
         head = _GEMMA_HEAD.match(rest)
         if head is None:
@@ -294,7 +294,7 @@ class GemmaCalls(_Marked):
                 break
             value, position = self._value(rest, key.end())
             arguments.setdefault(key["key"], value)
-        return Call(name=head["name"], arguments=arguments)
+        return ParsedCall(name=head["name"], arguments=arguments)
 
     def _value(self, text: str, start: int) -> tuple[str, int]:
         if text.startswith(self.quote, start):
@@ -306,14 +306,14 @@ class GemmaCalls(_Marked):
         assert bare is not None
         return Bare(bare[0].strip()), bare.end()
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
         head = _GEMMA_HEAD.match(text, inside) if inside >= 0 else None
         found = None if head is None else self._whole(text, head.end() - 1, 0)
         end = None if found is None else self._outside(text, found[1])
         if head is None or found is None or end is None:
             return None
-        return [Call(name=head["name"], arguments=found[0])], end
+        return [ParsedCall(name=head["name"], arguments=found[0])], end
 
     def _whole(self, text: str, start: int, depth: int) -> tuple[Any, int] | None:
         """The value at `start` and where it ends: a text between quotes, an object or a list of values, or JSON."""
@@ -373,19 +373,21 @@ class HarmonyCalls:
     def begins(self) -> tuple[str, ...]:
         return ("<|channel|>", " to=", "to=")
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         head = _HARMONY_HEAD.match(text, start)
         found = None if head is None else read_json(text, _after_space(text, head.end()))
-        return None if head is None or found is None else ([Call(name=head["name"], arguments=found[0])], found[1])
+        return (
+            None if head is None or found is None else ([ParsedCall(name=head["name"], arguments=found[0])], found[1])
+        )
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         head = _HARMONY_HEAD.match(text)
         if head is None:
             return "the tool call must be a message to functions.NAME with JSON as its content"
         found = read_json(text[head.end() :].lstrip())
         if found is None:
             return "the arguments of the tool call are not valid JSON"
-        return Call(name=head["name"], arguments=found[0])
+        return ParsedCall(name=head["name"], arguments=found[0])
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         written = json.dumps(arguments, ensure_ascii=False)
@@ -422,7 +424,7 @@ class JsonCalls(_Marked):
     def _arguments_key(self) -> str:
         return next(key for key in self.keys if key in ("arguments", "parameters"))
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         rest = text.removeprefix(self.opening).lstrip()
         for prefix in self.prefixes:
             rest = rest.removeprefix(prefix).lstrip()
@@ -439,13 +441,13 @@ class JsonCalls(_Marked):
             return f'the tool call must be an object with "{self._name_key}" and "{self._arguments_key}"'
         return self._call(value)
 
-    def _call(self, value: dict[str, Any]) -> Call:
+    def _call(self, value: dict[str, Any]) -> ParsedCall:
         # models write either word
         arguments = value.get(self._arguments_key, value.get("arguments", value.get("parameters")))
         id = value.get("id")
-        return Call(name=value[self._name_key], arguments=arguments, id=id if isinstance(id, str) else None)
+        return ParsedCall(name=value[self._name_key], arguments=arguments, id=id if isinstance(id, str) else None)
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
         found = read_json(text, inside) if inside >= 0 else None
         end = None if found is None else self._outside(text, found[1]) if self.closing else found[1]
@@ -472,7 +474,7 @@ class JsonCalls(_Marked):
 class NamedCalls(_Headed):
     """DeepSeek, newer Mistral, Kimi: `OPENING NAME SEPARATOR {"argument": value} CLOSING`."""
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         head = _compiled(self.head).match(text)
         if head is None:
             return f"the tool call must look like {self.form.replace('%n', 'NAME').replace('%s', '{...}')}"
@@ -482,10 +484,10 @@ class NamedCalls(_Headed):
         return self._call(head, found[0])
 
     @staticmethod
-    def _call(head: re.Match[str], arguments: Any) -> Call:
-        return Call(name=head["name"].strip(), arguments=arguments, id=head.groupdict().get("id"))
+    def _call(head: re.Match[str], arguments: Any) -> ParsedCall:
+        return ParsedCall(name=head["name"].strip(), arguments=arguments, id=head.groupdict().get("id"))
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         head = _compiled(self.head).match(text, start)
         found = None if head is None else read_json(text, _after_space(text, head.end()))
         if head is None or found is None:
@@ -522,7 +524,7 @@ class PythonicCalls(_Marked):
     first: ClassVar[tuple[str, ...]] = ("[",)
     bare: ClassVar[re.Pattern[str]] = re.compile(r"\[\s{0,20}[A-Za-z_][\w./-]{0,80}\s{0,20}\(")
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         head = _PYTHONIC_HEAD.match(text.removeprefix(self.opening))
         if head is None:
             return 'the tool call is not a list such as [NAME(argument="value")]'
@@ -531,13 +533,13 @@ class PythonicCalls(_Marked):
         if call is None:
             return "the arguments of the tool call are not written as Python writes them"
         found = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
-        return Call(name=head["name"], arguments=found)
+        return ParsedCall(name=head["name"], arguments=found)
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
         if inside < 0 or not text.startswith("[", inside):
             return None
-        found: list[Call] = []
+        found: list[ParsedCall] = []
         place = _after_space(text, inside + 1)
         while not text.startswith("]", place):
             place = place + 1 if found and text.startswith(",", place) else place
@@ -553,7 +555,7 @@ class PythonicCalls(_Marked):
                 values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
             except (ValueError, RecursionError, TypeError):
                 return None
-            found.append(Call(name=head["name"], arguments=values))
+            found.append(ParsedCall(name=head["name"], arguments=values))
             place = _after_space(text, head.end() - 1 + end)
         closed = self._outside(text, place + 1)
         return None if closed is None else (found, closed)
@@ -630,14 +632,14 @@ class TaggedCalls(_Headed):
     """Whether the family's template writes `True` as Python does, and not `true`."""
     stop_text: tuple[str, ...] = ("</tool_call>",)
 
-    def read(self, text: str) -> Call | str:
+    def read(self, text: str) -> ParsedCall | str:
         head = _compiled(self.head).match(text)
         if head is None:
             shown = self.write("NAME", {"ARGUMENT": "VALUE"}).replace("\n", " ")
             return f"the tool call must look like {shown}"
         end = min((place for place in (text.find(mark, head.end()) for mark in self.ends) if place >= 0), default=None)
         arguments = self._arguments(text[head.end() : end])
-        return arguments if isinstance(arguments, str) else Call(name=head["name"].strip(), arguments=arguments)
+        return arguments if isinstance(arguments, str) else ParsedCall(name=head["name"].strip(), arguments=arguments)
 
     def _arguments(self, text: str) -> dict[str, str] | str:
         found: dict[str, str] = {}
@@ -656,7 +658,7 @@ class TaggedCalls(_Headed):
             found.setdefault(key.strip(), Untyped(value.strip()))
         return found
 
-    def take(self, text: str, start: int) -> tuple[list[Call], int] | None:
+    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         """The call at `start`: a value keeps its white space, but for the line end that some families write at each
         side of it."""
         head = _compiled(self.head).match(text, start)
@@ -682,7 +684,7 @@ class TaggedCalls(_Headed):
         # MiniMax closes several calls together, and a stop text may have taken the place of the last marker of several
         elif not inner or (place < len(text) and not text.startswith(self.starts, place)):
             return None
-        return [Call(name=head["name"].strip(), arguments=found)], place
+        return [ParsedCall(name=head["name"].strip(), arguments=found)], place
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         written = "".join(

@@ -96,7 +96,7 @@ class Visitors(Generic[V]):
         return [self._open.popitem(last=False)[1][0] for _ in range(len(self._open) - self._most)]
 
     def close(self) -> None:
-        """Dismiss all."""
+        """Forgets every visitor."""
         with self._lock:
             gone = [value for value, _ in self._open.values()]
             self._open.clear()
@@ -165,7 +165,7 @@ def guard_pages(app: Flask, policy: str, error_page: Callable[[int], Any]) -> No
         return error_page(status)
 
 
-class Recorder:
+class EpisodeRecorder:
     """Appends people's episodes to a trace; sample numbers go on from those that are in it. Safe across threads."""
 
     def __init__(self, path: Path) -> None:

@@ -19,4 +19,4 @@ from .hybrid import CrossEncoderReranker as CrossEncoderReranker
 from .hybrid import HybridRetriever as HybridRetriever
 from .hybrid import Reranker as Reranker
 from .hybrid import RerankingRetriever as RerankingRetriever
-from .open import open_retriever as open_retriever
+from .open_retriever import open_retriever as open_retriever

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.child_process import ChildProcess
-from turngym.core.cores import threads_each
+from turngym.core.cpu_cores import threads_each
 from turngym.core.errors import RetrievalError
-from turngym.core.supervised import SupervisedThread
 from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, checked_hits, renew_in_children
 
 Found = tuple[Hit, ...]
@@ -217,7 +217,7 @@ def _fail(batch: Sequence[Waiting], error: Exception) -> None:
 
 Opener = Callable[[], Retriever]
 """Opens the retriever; it is pickled for the children."""
-SMALL = 4
+SMALL_BATCH = 4
 """Batches of fewer queries are searched in this process, because sending them away costs more than it gains."""
 
 
@@ -228,7 +228,7 @@ class ProcessRetriever:
     are mapped, so processes share their pages. An encoder with a model is in memory once per process.
     """
 
-    def __init__(self, opener: Opener, *, processes: int = 1, small: int = SMALL, patience: float = 60.0) -> None:
+    def __init__(self, opener: Opener, *, processes: int = 1, small: int = SMALL_BATCH, patience: float = 60.0) -> None:
         """Opens the retriever here and in the children, and waits until all are ready.
 
         Args:
@@ -325,7 +325,7 @@ class _Child:
             if not self._pipe.poll(patience):
                 self.end()
                 raise RetrieverUnavailable(f"the retriever gave no answer in {patience:g} s; its process was ended")
-            kind, value = self._pipe.recv()  # ends: it has begun, and `PATIENCE` limits the rest
+            kind, value = self._pipe.recv()  # ends: it has begun, and `PIPE_WAIT` limits the rest
         except (EOFError, OSError) as error:
             raise RetrieverUnavailable(f"during a search, the retriever's {self._death()}") from error
         if kind == "found":

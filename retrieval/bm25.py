@@ -15,7 +15,7 @@ import numpy as np
 from turngym.core.errors import RetrievalError
 from turngym.retrieval.core import Hit, Passage, check_request, checked_passage
 from turngym.retrieval.lucene_build import build_index
-from turngym.retrieval.lucene_postings import Parts, Searcher, Settings, open_parts
+from turngym.retrieval.lucene_postings import IndexArrays, IndexSearcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze
 
 
@@ -38,9 +38,9 @@ class LuceneIndex:
     with the query are never found.
     """
 
-    def __init__(self, parts: Parts, folder: Path | None = None) -> None:
-        self._parts: Parts | None = parts
-        self._searcher = Searcher(parts)
+    def __init__(self, parts: IndexArrays, folder: Path | None = None) -> None:
+        self._parts: IndexArrays | None = parts
+        self._searcher = IndexSearcher(parts)
         self._folder = folder
         self.settings = parts.settings
         self.statistics = parts.statistics
@@ -124,7 +124,7 @@ class LuceneIndex:
             self._parts = None
             del self._searcher
 
-    def _opened(self) -> Parts:
+    def _opened(self) -> IndexArrays:
         if self._parts is None:
             raise RetrievalError("this LuceneIndex is closed")
         return self._parts

@@ -18,7 +18,7 @@ import numpy as np
 
 from turngym.core.closing import Closes
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import BlobStore, BlobWriter, check_manifest, sealed
+from turngym.core.memory_mapped import BlobStore, BlobWriter, check_manifest, sealed
 from turngym.core.redaction import brief
 from turngym.core.rows import read_rows, show, text_problem
 from turngym.core.sequences import LazySequence

@@ -33,14 +33,14 @@ from turngym.retrieval.faiss_index import (
     train_index,
 )
 
-SPARE = 8
+SPARE_ROWS = 8
 """Rows that are fetched beyond k from an exact index, so that near ties can be ordered after exact scoring."""
 _ROUNDING = 1e-5
 """How far faiss' inner product of two vectors of length 1 may be from ours, since it sums in the order of its kernel:
 at most 4e-6 for 4,096 dimensions."""
 _BLOCK = 1024
 """Passages that are encoded at a time."""
-LOOKED_AT = 1 << 26
+CHECKED_NUMBERS = 1 << 26
 """Numbers of a flat index up to which all are looked at when it is opened, which takes a tenth of a second."""
 
 
@@ -85,7 +85,7 @@ class DenseRetriever:
         self._compares_all = load_faiss().try_extract_index_ivf(self._index) is None
         if (
             self._exact
-            and 0 < self._index.ntotal * self._index.d <= LOOKED_AT
+            and 0 < self._index.ntotal * self._index.d <= CHECKED_NUMBERS
             and not _finite(stored_vectors(self._index))
         ):
             raise RetrievalError("the index holds vectors that are not finite, whose passages are never found")
@@ -154,7 +154,7 @@ class DenseRetriever:
         if not wanted:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
-            found, rows = search_index(self._index, vectors, min(wanted + SPARE * self._exact, self._index.ntotal))
+            found, rows = search_index(self._index, vectors, min(wanted + SPARE_ROWS * self._exact, self._index.ntotal))
         asked = np.any(vectors, axis=1, keepdims=True)
         _check_found(rows, self._index.ntotal)
         if self._compares_all and (asked[:, 0] & (rows < 0).all(1)).any():

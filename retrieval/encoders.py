@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
 from turngym.core.hub import load_problem, model_folder
-from turngym.core.mapped import map_array
+from turngym.core.memory_mapped import map_array
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage
 from turngym.retrieval.precision import cast_parameters
-from turngym.retrieval.remembered_words import of_words
+from turngym.retrieval.word_cache import of_words
 
 GROUP = "turngym.encoders"
 BUILT_IN = ("hashing", "minilm", "hf:MODEL")

@@ -87,7 +87,7 @@ def make_index(factory: str, dim: int) -> Any:
         ) from error
 
 
-SMALL = 1 << 20
+SMALL_FILE = 1 << 20
 """Most bytes of a file that is read rather than mapped."""
 
 
@@ -103,11 +103,11 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
     if not Path(path).is_file():
         raise RetrievalError(f"{path}: there is no such faiss index; build the index again")
     # faiss' mapped reader ends the process if a file ends within its header; there is little to share in a small one
-    mapped = mapped and Path(path).stat().st_size > SMALL
+    mapped = mapped and Path(path).stat().st_size > SMALL_FILE
     flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
     # no list in it is longer than the file, whatever length it says
     if hasattr(faiss, "set_deserialization_vector_byte_limit"):
-        faiss.set_deserialization_vector_byte_limit(Path(path).stat().st_size + SMALL)
+        faiss.set_deserialization_vector_byte_limit(Path(path).stat().st_size + SMALL_FILE)
     try:
         return faiss.read_index(str(library_path(Path(path).parent) / Path(path).name), flag)
     except (RuntimeError, MemoryError) as error:

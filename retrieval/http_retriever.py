@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from turngym.core.clean_keys import clean_address
 from turngym.core.errors import RetrievalError
-from turngym.core.outgoing import (
+from turngym.core.http_client import (
     PASSING,
     BadReply,
     HttpClient,
@@ -26,10 +27,16 @@ from turngym.core.outgoing import (
     retry_after,
 )
 from turngym.core.redaction import redacted
-from turngym.core.secrets import clean_address
+from turngym.retrieval.answer_cache import Answers
 from turngym.retrieval.core import Hit, RetrieverUnavailable, check_request, renew_in_children
-from turngym.retrieval.remembered import Answers
-from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, check_numbers, normalize, read_reply, request_body
+from turngym.retrieval.http_format import (
+    FINGERPRINT_HEADER,
+    WireError,
+    check_numbers,
+    normalize,
+    read_reply,
+    request_body,
+)
 
 MOST_NAME = 400
 """Characters of a server's fingerprint at most; it goes into reports."""

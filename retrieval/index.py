@@ -30,7 +30,7 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import LOCK
-from turngym.core.mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.core.memory_mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
 from turngym.core.numbers import Number
 from turngym.core.user_files import json_file, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
@@ -54,7 +54,7 @@ MANIFEST = "manifest.json"
 PASSAGES, LUCENE, FAISS, ENCODER = "passages", "lucene", "faiss.index", "encoder"
 """Parts of an index folder."""
 Kind = Literal["bm25", "dense", "hybrid"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+INDEX_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class IndexFolderError(RetrievalError):
@@ -158,7 +158,7 @@ def _hint(folder: Path) -> str:
 
 SAMPLE = 64
 """Passages that `verify_index` looks up again."""
-LEAST = 0.5
+LEAST_RECALL = 0.5
 """Share of them that must be found; less means a broken index, not a coarse one."""
 
 
@@ -193,7 +193,7 @@ def verify_index(
             shares["words"] = _words(work, store, rows)
         report("check", len(rows), len(rows))
     for part, share in shares.items():
-        if share < LEAST:
+        if share < LEAST_RECALL:
             raise RetrievalError(
                 f"{work}: only {share:.0%} of {len(rows)} sampled passages find themselves by their {part}; "
                 "the index is too coarse or damaged: choose a finer factory, higher search settings, or --restart"
@@ -408,8 +408,8 @@ class _Build:
 
 
 def _check(plan: BuildPlan, force: bool) -> None:
-    if plan.kind not in KINDS:
-        raise IndexFolderError(f"index kind {plan.kind!r}; there are {', '.join(KINDS)}")
+    if plan.kind not in INDEX_KINDS:
+        raise IndexFolderError(f"index kind {plan.kind!r}; there are {', '.join(INDEX_KINDS)}")
     if not is_built_in(plan.encoder):
         find_encoder(plan.encoder)
     if plan.shard_rows < 1:

@@ -42,14 +42,14 @@ Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 ROUNDS = 10
 """Rounds of k-means in faiss' IVF training."""
-PIECE = 0.3e9
+SHARD_BYTES = 0.3e9
 """Bytes of one shard's codes, queues and copies while building."""
 QUERY_MS = 10.0
 """The advice prefers an index whose single queries take at most this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class IndexCosts:
     """Costs of one kind of index."""
 
     name: str
@@ -75,7 +75,7 @@ def clusters_for(passages: int) -> int:
     return 1 << max(4, round(math.log2(4 * math.sqrt(max(passages, 1)))))
 
 
-def choices(passages: int, dim: int) -> list[Choice]:
+def choices(passages: int, dim: int) -> list[IndexCosts]:
     """Costs of BM25, Flat, SQ8 and IVF with 8-bit codes. Raises RetrievalError for passages or dim below 1."""
     if passages < 1 or dim < 1:
         raise RetrievalError(f"{passages} passages of {dim} dimensions; both must be at least 1")
@@ -88,7 +88,7 @@ def choices(passages: int, dim: int) -> list[Choice]:
     trained = min(passages, training_rows(ivf))
     lists = 4.0 * clusters * dim + 8.0 * passages
     return [
-        Choice(
+        IndexCosts(
             name="bm25",
             disk=text + words,
             scratch=words,
@@ -98,31 +98,31 @@ def choices(passages: int, dim: int) -> list[Choice]:
             query_ms=WORDS_QUERY_MS * millions,
             recall="other",
         ),
-        Choice(
+        IndexCosts(
             name="Flat",
             disk=text + vectors,
             scratch=vectors,
-            build_memory=BASE_BYTES + PIECE,
+            build_memory=BASE_BYTES + SHARD_BYTES,
             serve_memory=BASE_BYTES + vectors,
             build_s=cells,
             query_ms=FLAT_NS * cells * 1e3,
             recall="1.000",
         ),
-        Choice(
+        IndexCosts(
             name="SQ8",
             disk=text + codes,
             scratch=vectors,
-            build_memory=BASE_BYTES + PIECE + 4.0 * dim * min(passages, training_rows("SQ8")),
+            build_memory=BASE_BYTES + SHARD_BYTES + 4.0 * dim * min(passages, training_rows("SQ8")),
             serve_memory=BASE_BYTES + codes,
             build_s=5 * cells,
             query_ms=SQ8_NS * cells * 1e3,
             recall="0.99",
         ),
-        Choice(
+        IndexCosts(
             name=ivf,
             disk=text + codes + lists,
             scratch=vectors + codes,
-            build_memory=BASE_BYTES + PIECE + lists + 4.0 * dim * trained,
+            build_memory=BASE_BYTES + SHARD_BYTES + lists + 4.0 * dim * trained,
             serve_memory=BASE_BYTES + codes + lists,
             build_s=ASSIGN_NS * 1e-9 * clusters * dim * (ROUNDS * trained + passages),
             query_ms=(CENTRE_NS * clusters * dim + PROBE_NS * probed * passages * dim) * 1e-6,

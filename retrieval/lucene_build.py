@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import ArrayWriter, BlobStore, BlobWriter, map_array
+from turngym.core.memory_mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 from turngym.retrieval.core import build_folder, build_lock, real_folder
 from turngym.retrieval.lucene_postings import (
     VERSION,
-    Parts,
+    IndexArrays,
     Settings,
     Statistics,
     TermTable,
@@ -45,7 +45,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PostingsRun:
     """The ids and lengths of documents in a row, and their postings by ascending term. Rows count from 0."""
 
     ids: Sequence[bytes]
@@ -69,7 +69,7 @@ class Run:
             np.save(folder / f"{name}.npy", getattr(self, name))
 
     @classmethod
-    def load(cls, folder: Path) -> Run:
+    def load(cls, folder: Path) -> PostingsRun:
         """Maps a saved run."""
         arrays = {name: map_array(folder / f"{name}.npy") for name in ("lengths", "starts", "rows", "tfs")}
         return cls(ids=BlobStore(folder / "ids"), terms=BlobStore(folder / "terms"), **arrays)
@@ -89,7 +89,7 @@ class _Numbers(dict[str, int]):
 
 
 class RunBuilder:
-    """Collects documents for a `Run`."""
+    """Collects documents for a `PostingsRun`."""
 
     def __init__(self) -> None:
         self._numbers = _Numbers()
@@ -112,7 +112,7 @@ class RunBuilder:
         self._ends.append(len(self._flat))
         self._ids.append(name)
 
-    def finish(self) -> Run:
+    def finish(self) -> PostingsRun:
         """Sorts what was collected. The builder cannot be used again."""
         flat = np.frombuffer(self._flat, np.int32) if self._flat else np.zeros(0, np.int32)
         count = len(self._ids)
@@ -134,7 +134,7 @@ class RunBuilder:
         tfs = np.diff(first, append=len(keys))
         by_term, rows = np.divmod(keys[first], max(count, 1))
         starts = np.searchsorted(by_term, np.arange(len(terms) + 1))
-        return Run(
+        return PostingsRun(
             ids=self._ids,
             lengths=lengths,
             terms=[term.encode("utf-8", "surrogatepass") for term in terms],
@@ -149,7 +149,7 @@ def narrow(counts: np.ndarray) -> np.ndarray:
     return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 
-def merge(runs: Sequence[Run], folder: Path) -> None:
+def merge(runs: Sequence[PostingsRun], folder: Path) -> None:
     """Writes terms, starts, rows and tfs of all runs, in order, to `folder`."""
     bases = np.cumsum([0, *(len(run.lengths) for run in runs)])
     tf_type = max((run.tfs.dtype for run in runs), key=lambda kind: kind.itemsize)
@@ -178,7 +178,7 @@ def merge(runs: Sequence[Run], folder: Path) -> None:
 
 def build_index(
     docs: Iterable[tuple[str, str]], folder: Path | None, settings: Settings, progress: Progress | None = None
-) -> Parts | None:
+) -> IndexArrays | None:
     """Builds in memory and returns the parts, or builds in `folder` and returns None.
 
     Args:
@@ -263,11 +263,11 @@ def _statistics(lengths: np.ndarray, content: ContentHash) -> Statistics:
     )
 
 
-def _in_memory(run: Run, settings: Settings, content: ContentHash) -> Parts:
+def _in_memory(run: PostingsRun, settings: Settings, content: ContentHash) -> IndexArrays:
     statistics = _statistics(run.lengths, content)
     norms = encode_lengths(run.lengths)
     inverses = inverse_norms(settings.k1, settings.b, statistics.tokens, statistics.scored)
-    return Parts(
+    return IndexArrays(
         settings=settings,
         statistics=statistics,
         terms=TermTable(run.terms),
@@ -338,7 +338,7 @@ def _run_name(number: int, content: ContentHash) -> str:
 
 def _assemble(paths: Sequence[Path], work: Path, settings: Settings, content: ContentHash) -> Path:
     """Merges the runs into the final files and returns their folder."""
-    runs = [Run.load(path) for path in paths]
+    runs = [PostingsRun.load(path) for path in paths]
     final = _fresh(work / "final")
     final.mkdir()
     merge(runs, final)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import (
+from turngym.core.memory_mapped import (
     CHECKED,
     BlobStore,
     changed_files,
@@ -41,7 +41,7 @@ from turngym.retrieval.lucene_text import ANALYSIS
 
 VERSION = 1
 """Version of the files on disk."""
-SMALL = 1 << 16
+FEW_TERMS = 1 << 16
 """Up to this many ids or terms are kept as Python objects, for speed."""
 
 
@@ -98,7 +98,7 @@ class TermTable:
 
     def __init__(self, terms: Sequence[bytes]) -> None:
         self._terms = terms
-        small = len(terms) <= SMALL
+        small = len(terms) <= FEW_TERMS
         self._numbers = {term: number for number, term in enumerate(Names(terms))} if small else None
         self._memo: dict[str, int | None] = {}
 
@@ -116,14 +116,14 @@ class TermTable:
         wanted = term.encode("utf-8", "surrogatepass")
         place = bisect.bisect_left(self._terms, wanted)
         found = place if place < len(self._terms) and self._terms[place] == wanted else None
-        if len(self._memo) >= SMALL:
+        if len(self._memo) >= FEW_TERMS:
             self._memo.clear()
         self._memo[term] = found
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class IndexArrays:
     """Arrays of an index. `starts[t]` to `starts[t + 1]` are the postings of term t, by ascending row."""
 
     settings: Settings
@@ -249,7 +249,7 @@ def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[st
     return settings, statistics, files
 
 
-def open_parts(folder: Path) -> Parts:
+def open_parts(folder: Path) -> IndexArrays:
     """Maps the arrays of an index folder.
 
     Raises:
@@ -272,11 +272,11 @@ def open_parts(folder: Path) -> Parts:
     if not fit or lists.min(initial=0) < 0 or lists.max(initial=0) > statistics.documents:
         raise RetrievalError(f"{folder}: its lists of documents overlap, or are longer than there are any; {_AGAIN}")
     names = Names(ids)
-    return Parts(
+    return IndexArrays(
         settings=settings,
         statistics=statistics,
         terms=TermTable(terms),
-        ids=list(names) if len(names) <= SMALL else names,
+        ids=list(names) if len(names) <= FEW_TERMS else names,
         ranks=ranks,
         held=(ids, terms),
         **arrays,
@@ -353,14 +353,14 @@ class _Clause:
     once: bool
 
 
-class Searcher:
+class IndexSearcher:
     """Ranks the documents of one index; threads may share it.
 
     Terms are taken by the most that they can contribute, highest first. Once the terms still to come cannot lift an
     unseen document over the k-th best so far, only the documents seen are looked up in them, fewer at every term.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: IndexArrays) -> None:
         self._parts = parts
         stats, settings = parts.statistics, parts.settings
         self._inverses = inverse_norms(settings.k1, settings.b, stats.tokens, stats.scored)[parts.norms]

@@ -13,7 +13,7 @@ import re
 from functools import cache
 from typing import Any
 
-from turngym.retrieval.remembered_words import of_words
+from turngym.retrieval.word_cache import of_words
 
 # Porter's stemmer with its author's later extensions (bli -> ble, logi -> log), as in Lucene's PorterStemFilter.
 # Source: [porter]; docs/algorithms.md#stemming, and the departures listed on its author's page.
@@ -244,7 +244,7 @@ def _emoji() -> str:
     return f"{sequence}|{keycap}"
 
 
-LONGEST = 255
+LONGEST_WORD = 255
 """Words longer than this many UTF-16 units are cut there."""
 _WINDOW = 1024
 _PARTS_WORDS = re.compile(r"[.:,;'](?!(?<=[A-Za-z][.:'])[A-Za-z]|(?<=[0-9][.,;'])[0-9])")
@@ -272,19 +272,20 @@ def _ascii_words(text: str) -> list[str]:
     found = _PARTS_WORDS.sub(" ", text).translate(_BLANKS).split()
     if "_" in text:
         found = [word for word in found if word.strip("_")]
-    if len(text) > LONGEST and found and len(max(found, key=len)) > LONGEST:
+    if len(text) > LONGEST_WORD and found and len(max(found, key=len)) > LONGEST_WORD:
         return _unicode_words(text)
     return found
 
 
 def _unicode_words(text: str) -> list[str]:
-    """Words by the full grammar. Lucene's scanner sees `LONGEST` units from a start; the window moves before that."""
+    """Words by the full grammar. Lucene's scanner sees `LONGEST_WORD` units from a start; the window moves
+    before that."""
     text = later_pattern().sub("\n", text)
     found: list[str] = []
     place = 0
     while place < len(text):
         end = place + _WINDOW
-        viewed = end - LONGEST if end < len(text) else len(text)
+        viewed = end - LONGEST_WORD if end < len(text) else len(text)
         match = word_pattern().search(text, place, end)
         if match is None or match.start() > viewed or (match["junk"] is not None and match.end() == end):
             place = viewed
@@ -301,10 +302,10 @@ def _word_at(text: str, match: Any, end: int) -> str:
     """The word that starts where `match` does, cut to fit; "" if the part that fits is no word."""
     start = match.start()
     word = _longer(match, emoji_pattern().match(text, start, end))
-    if _units(word) <= LONGEST:
+    if _units(word) <= LONGEST_WORD:
         return word
-    end = start + LONGEST
-    while _units(text[start:end]) > LONGEST:
+    end = start + LONGEST_WORD
+    while _units(text[start:end]) > LONGEST_WORD:
         end -= 1
     short = word_pattern().match(text, start, end)
     return _longer(short, emoji_pattern().match(text, start, end)) if short is not None else ""
@@ -316,7 +317,7 @@ def _longer(match: Any, emoji: Any) -> str:
 
 
 def _units(text: str) -> int:
-    return len(text) if len(text) <= LONGEST // 2 else len(text.encode("utf-16-le", "surrogatepass")) // 2
+    return len(text) if len(text) <= LONGEST_WORD // 2 else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 ANALYSIS = "english-porter-1"

@@ -17,10 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.core.errors import RetrievalError
+from turngym.retrieval.answer_cache import Answers, Key
 from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
-from turngym.retrieval.remembered import Answers, Key
-from turngym.retrieval.wire import FINGERPRINT_HEADER, BadRequest, ServerSettings, normalize, read_request, reply_body
+from turngym.retrieval.http_format import (
+    FINGERPRINT_HEADER,
+    BadRequest,
+    RetrievalServerSettings,
+    normalize,
+    read_request,
+    reply_body,
+)
 
 if TYPE_CHECKING:
     from flask import Flask, Response
@@ -97,8 +104,8 @@ class RetrievalService:
     It remembers answers, searches a query once however many requests ask for it at the same time, and keeps deadlines.
     """
 
-    def __init__(self, retriever: Retriever, settings: ServerSettings | None = None) -> None:
-        self.settings = settings or ServerSettings()
+    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
+        self.settings = settings or RetrievalServerSettings()
         self.fingerprint = retriever.fingerprint
         self.passages = len(retriever) if isinstance(retriever, Sized) else None
         self.stopping = False
@@ -250,7 +257,7 @@ def search_length(environ: dict[str, Any]) -> int:
 ROUTES = "POST /retrieve, GET /health, GET /stats"
 
 
-def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings | None = None) -> Flask:
+def create_app(retriever: Retriever | RetrievalService, settings: RetrievalServerSettings | None = None) -> Flask:
     """Makes a WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
 
     Raises RetrievalError if Flask is not installed.
@@ -278,8 +285,8 @@ def create_app(retriever: Retriever | RetrievalService, settings: ServerSettings
 
     @app.get("/health")
     def health() -> Response:
-        found = service.health()
-        return _json(_dump(found), 200 if found["status"] == "ok" else 503)
+        health = service.health()
+        return _json(_dump(health), 200 if health["status"] == "ok" else 503)
 
     @app.get("/stats")
     def stats() -> Response:

@@ -41,7 +41,7 @@ from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
 from turngym.scripts.options import read_options
 from turngym.trainers.model_shapes import shape_named
-from turngym.trainers.training_costs import Chip, Estimate, Workload, chip_named, estimate
+from turngym.trainers.training_costs import Chip, CostEstimate, StepWorkload, chip_named, estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +379,7 @@ LIBRARIES = 0.2e9
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class StepCheck:
     """One condition that a step must meet."""
 
     what: str
@@ -387,28 +387,30 @@ class Check:
     found: str
 
 
-def checks(found: StepFigures, bench: GpuBench, plan: Estimate | None) -> list[Check]:
+def checks(found: StepFigures, bench: GpuBench, plan: CostEstimate | None) -> list[StepCheck]:
     """Returns all checks; the check of memory needs a plan."""
     most = GAP[bench.dtype]
     listed = [
-        Check(f"log-probabilities at sampling are the trainer's to {most:g}", found.gap <= most, f"{found.gap:.1e}"),
-        Check("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
-        Check("the weights have moved", found.moved, str(found.moved)),
+        StepCheck(
+            f"log-probabilities at sampling are the trainer's to {most:g}", found.gap <= most, f"{found.gap:.1e}"
+        ),
+        StepCheck("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
+        StepCheck("the weights have moved", found.moved, str(found.moved)),
     ]
     if found.served_gap is not None:
         holds = found.served_gap <= 0.5  # rounding of a half precision
-        listed.append(Check("the server's log-probabilities are the trainer's", holds, f"{found.served_gap:.1e}"))
+        listed.append(StepCheck("the server's log-probabilities are the trainer's", holds, f"{found.served_gap:.1e}"))
     if plan is not None:
         peak = max(phase.peak for name, phase in found.phases.items() if name != "rollout, server")
         planned_peak = plan.peak + LIBRARIES
         held = f"{peak / 1e9:.1f} of {planned_peak / 1e9:.1f} GB"
-        listed.append(Check("memory is at most what is planned", peak <= planned_peak, held))
+        listed.append(StepCheck("memory is at most what is planned", peak <= planned_peak, held))
     return listed
 
 
-def planned(bench: GpuBench) -> Estimate:
+def planned(bench: GpuBench) -> CostEstimate:
     """What `turngym plan` says of a step of these sizes."""
-    work = Workload(
+    work = StepWorkload(
         episodes=bench.episodes,
         turns=bench.turns,
         observation=bench.observation + round(bench.system / bench.turns),
@@ -427,7 +429,7 @@ def planned(bench: GpuBench) -> Estimate:
 HEADER = ["phase", "seconds", "peak GB", "tokens/s", "share of large products"]
 
 
-def table_rows(found: StepFigures, plan: Estimate | None, chip: Chip) -> list[list[str]]:
+def table_rows(found: StepFigures, plan: CostEstimate | None, chip: Chip) -> list[list[str]]:
     """The table's lines; shares are of what the same device reaches in large products, and of the chip's peak."""
     lines = []
     for name, phase in found.phases.items():

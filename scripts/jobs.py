@@ -1,7 +1,8 @@
 """Runs the commands of a study or of the quickstart: finished runs are skipped, killed ones are resumed.
 
-A `Job` is a `turngym train` or `turngym eval` in a folder and a process of its own. `Runner` works through jobs, some
-of which need others first. It locks each job that it runs, so that several processes and machines can share one folder.
+A `RunJob` is a `turngym train` or `turngym eval` in a folder and a process of its own. `Runner` works through jobs,
+some of which need others first. It locks each job that it runs, so that several processes and machines can share one
+folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from turngym.core.cores import SHARE, environment_with_threads
+from turngym.core.cpu_cores import SHARE, environment_with_threads
 from turngym.core.errors import TurngymError
 from turngym.core.files import FolderInUseError, locked_file
 
@@ -33,7 +34,7 @@ SAVING = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RunJob:
     """One training run, or one evaluation of a model."""
 
     name: str
@@ -43,7 +44,7 @@ class Job:
     steps: int
     """Training steps; episodes of an evaluation."""
     verb: Literal["train", "eval"] = "train"
-    needs: tuple[Job, ...] = ()
+    needs: tuple[RunJob, ...] = ()
     """All of these must be finished before this one can start."""
     evaluates: bool = False
     """A training run that ends with an evaluation."""
@@ -103,7 +104,7 @@ class Job:
 class Runner:
     """Runs jobs, `parallel` at a time and one thread each, until none is left for this process to begin."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[RunJob]
     finish: Callable[[Any], None] = lambda job: None
     """Is called with each job whose command has ended well."""
     parallel: int = 2
@@ -113,7 +114,7 @@ class Runner:
     """Seconds between looks at the processes."""
     patience: float = 5.0
     """Seconds that an interrupted run is given to end by itself before it is told to."""
-    _running: list[tuple[Job, subprocess.Popen[bytes], ExitStack]] = field(default_factory=list, init=False)
+    _running: list[tuple[RunJob, subprocess.Popen[bytes], ExitStack]] = field(default_factory=list, init=False)
     """Jobs with their processes and locks."""
     _failed: dict[str, str] = field(default_factory=dict, init=False)
     """Name of a job -> why it failed."""
@@ -193,7 +194,7 @@ class Runner:
                 self._failed[job.name] = why
                 board.say(f"failed: {job.name}; {why}", always=True)
 
-    def _end(self, job: Job) -> str | None:
+    def _end(self, job: RunJob) -> str | None:
         """What is to be done for a job whose command has ended. Returns why it failed, if it did."""
         if not job.ended:
             return f"the reason is at the end of {job.log}"
@@ -204,7 +205,7 @@ class Runner:
         return None
 
 
-def check_command(job: Job) -> None:
+def check_command(job: RunJob) -> None:
     """Raises TurngymError if the run in the job's folder was started with other options; where the folder lay then
     does not count."""
     path = job.folder / "command.txt"
@@ -234,7 +235,7 @@ def _without_place(command: str) -> list[str]:
     ]
 
 
-def launch(job: Job, cores: int) -> subprocess.Popen[bytes]:
+def launch(job: RunJob, cores: int) -> subprocess.Popen[bytes]:
     """Starts or resumes a run, which writes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
@@ -271,7 +272,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
             process.wait(max(0.0, end - time.monotonic()))
 
 
-def borrow_start(job: Job, jobs: Sequence[Job]) -> None:
+def borrow_start(job: RunJob, jobs: Sequence[RunJob]) -> None:
     """Gives a new run the evaluation before step 1 of another run with the same weights, tasks and seed.
 
     An evaluation that finds its trace plays only what is missing there; the same seed gives the same episodes anyway.
@@ -300,7 +301,7 @@ def metric_rows(folder: Path) -> Sequence[Mapping[str, Any]]:
 class Board:
     """A progress bar over all steps of all runs, and one for each run that is at work."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[RunJob]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -344,7 +345,7 @@ class Board:
         self.bars.update(self.total, completed=done, note=f"{len(self.seen)} of {len(self.jobs)} runs")
 
 
-def state(job: Job) -> tuple[int, str]:
+def state(job: RunJob) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
     from turngym.trainers.progress import describe
 

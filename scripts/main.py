@@ -26,9 +26,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import turngym
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
-from turngym.core.secrets import refuse_credentials
 
 VERBS = {
     "quickstart": "turngym.scripts.quickstart",
@@ -242,7 +242,7 @@ def command() -> NoReturn:
     """The `turngym` command: `main` as a process of its own, which ends with it whatever threads others have left."""
     status = main()
     left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + THREADS_WAIT
     for one in left:
         one.join(max(0.0, end - time.monotonic()))
     if going_on := [one.name for one in left if one.is_alive()]:
@@ -251,7 +251,7 @@ def command() -> NoReturn:
     sys.exit(status)
 
 
-PATIENCE = 5.0
+THREADS_WAIT = 5.0
 """Seconds that threads of others have at the end of a command."""
 
 

@@ -28,12 +28,12 @@ from turngym.agents.models import ADAPTER, base_model, find_model, load_model, m
 from turngym.agents.play_spec import Model
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
-from turngym.core.files import FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
+from turngym.core.files import SUMS_FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.numbers import Million
 from turngym.core.spec import Positional
 from turngym.scripts.options import run_verb
 
-OWN = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
+WRITTEN_FILES = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
 """Files that a merged model writes itself, or does not have."""
 
 
@@ -138,7 +138,11 @@ def _write(model: Any, out: Path, *folders: Path) -> None:
         save_model(model, unfinished)
         for folder in folders:
             for path in folder.iterdir():
-                if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in OWN:
+                if (
+                    path.is_file()
+                    and path.suffix in (".json", ".jinja", ".txt", ".model")
+                    and path.name not in WRITTEN_FILES
+                ):
                     shutil.copy(path, unfinished / path.name)
         write_sums(unfinished)
 
@@ -190,11 +194,11 @@ def evaluate_average(run: Path) -> EvalResult:
 def _verify(folder: Path) -> int:
     if not folder.is_dir():
         raise TurngymError(f"there is no folder {folder}")
-    sealed = sorted(path.parent for path in folder.rglob(FILE))
+    sealed = sorted(path.parent for path in folder.rglob(SUMS_FILE))
     if not sealed:
         raise TurngymError(
-            f"{folder} holds no {FILE}, so nothing says how its files were written: models of other programs and of "
-            "older versions have none"
+            f"{folder} holds no {SUMS_FILE}, so nothing says how its files were written: models of other programs and "
+            "of older versions have none"
         )
     files, problems = 0, list[str]()
     for place in sealed:

@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import NODEFAULT
 
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.resolve import Layer, merged, resolve
-from turngym.core.secrets import refuse_credentials
 from turngym.core.settings import read_toml
 from turngym.core.spec import (
     Setting,
@@ -93,7 +93,7 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(Generic[T]):
+class CommandLine(Generic[T]):
     """What a command line asks for."""
 
     own: T
@@ -127,7 +127,7 @@ class Verb(Generic[T]):
     last_counts: bool = False
     """Whether an option may be given again, in the place of the value before: commands are built from parts."""
 
-    def asked(self, argv: Sequence[str]) -> Asked[T]:
+    def asked(self, argv: Sequence[str]) -> CommandLine[T]:
         """Reads a command line. Help is printed, and ends the process.
 
         Raises TurngymError for an option that does not exist, that cannot have its value, or that nothing would read.
@@ -158,7 +158,7 @@ class Verb(Generic[T]):
                 )
         own: T = resolve(self.own, mine).spec
         _keep_inputs(own, file, [table for _, table in layers])
-        return Asked(own=own, layers=layers, show=show)
+        return CommandLine(own=own, layers=layers, show=show)
 
     def given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
         """The values of a command line by type and path.

@@ -139,7 +139,7 @@ class SearchTests:
     """Folder for the panels and their question files: the --data with which they are played."""
 
 
-_SHOWN = 20
+_SHOWN_TASKS = 20
 Name = Positional[str]
 
 
@@ -276,9 +276,9 @@ def _verify(command: Verify) -> int:
         print(f"{panel.full_name}: all {len(panel.tasks)} tasks are the panel's, hash for hash")
         return 0
     print(f"{panel.full_name}: {len(problems)} of {len(panel.tasks)} tasks differ")
-    print("\n".join(f"  {problem}" for problem in problems[:_SHOWN]))
-    if len(problems) > _SHOWN:
-        print(f"  and {len(problems) - _SHOWN} more")
+    print("\n".join(f"  {problem}" for problem in problems[:_SHOWN_TASKS]))
+    if len(problems) > _SHOWN_TASKS:
+        print(f"  and {len(problems) - _SHOWN_TASKS} more")
     return 1
 
 

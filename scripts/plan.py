@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE
+from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.settings import read_toml
@@ -27,11 +27,11 @@ from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import BUILT_IN, Algorithm
 from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.several import further_env
-from turngym.trainers.student_player import chat_settings
+from turngym.trainers.several_envs import further_env
+from turngym.trainers.student_player import student_chat
 from turngym.trainers.teacher import is_the_base
 from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config
-from turngym.trainers.training_costs import Estimate, Workload, chip_named, estimate, traffic
+from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class PlanOptions:
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
-    work: Workload = field(default_factory=Workload)
+    work: StepWorkload = field(default_factory=StepWorkload)
 
     def unread(self) -> Unread:
         if self.steps is None:
@@ -176,7 +176,7 @@ def _ahead(options: PlanOptions) -> list[str]:
     ] * bool(said)
 
 
-def ahead_seconds(found: Estimate) -> float:
+def ahead_seconds(found: CostEstimate) -> float:
     """Seconds of a step whose episodes are played elsewhere, beside the step before it."""
     return max(found.rollout_s, found.teacher_s + found.update_s)
 
@@ -201,7 +201,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
     config = _run_config(table, where)
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
-    chat = chat_settings(config.chat, play, config.models.student)
+    chat = student_chat(config.chat, play, config.models.student)
     work: dict[str, Any] = {
         "episodes": run.episodes,
         "turns": run_of(config).full_depth,
@@ -209,7 +209,8 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "micro_tokens": run.micro_tokens,
         "head_chunk": run.head_chunk,
         "checkpointing": run.gradient_checkpointing,
-        "updates": config.optimizer.minibatches,
+        # a minibatch has an episode at least
+        "updates": min(config.optimizer.minibatches, run.episodes),
         "epochs": config.optimizer.ppo_epochs,
         "dtype": config.models.dtype,
         "precision": "float32" if run.autocast == "off" else "autocast",
@@ -224,7 +225,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "shard_teacher": config.part("frozen").shard_teacher,
     }
     # a limit is no length, but the longest that a response may be
-    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / FILE).is_file():
+    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / CHAT_FILE).is_file():
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
@@ -238,7 +239,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     return PlanOptions(
         student=str(config.models.student),
         teacher=str(config.teacher) if held else None,
-        work=Workload(**work),
+        work=StepWorkload(**work),
         eval_every=run.eval_every,
         steps=run.steps if "run.steps" in asked else None,
     )
@@ -248,12 +249,16 @@ def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
     """What a run does that is in no column: its learning rate and updates, and what is not counted."""
     config = _run_config(table, where)
     given = "optimizer.lr" in flat(expanded(config.algorithm, _settings(table), where))
-    updates, adapters = config.optimizer.minibatches * config.optimizer.ppo_epochs, config.lora is not None
+    algorithm, adapters = build_algorithm(config), config.lora is not None
+    updates = min(config.optimizer.minibatches, config.run.episodes) * config.optimizer.ppo_epochs
     said = "as given" if given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
     others = ", ".join(
         name
         for name, there in (
             ("teachers of --also", any(further_env(text).teacher for text in config.play.also)),
+            ("fewer adapters than on every linear layer (--lora.targets)", config.lora and config.lora.targets),
+            (f"up to {algorithm.refill} further rounds of episodes a step (refill)", algorithm.refill),
+            ("a teacher that plays, too", algorithm.teacher_mix or algorithm.guide),
             ("a judge that is a model", "model" in (kind_of(type(config.part("judge"))) or "")),
         )
         if there
@@ -280,7 +285,7 @@ def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
         return "none"
     base = is_the_base(
         adapters=config.lora is not None,
-        renewed=bool(config.part("reference").reference_every),
+        renewed=config.part("reference") is not None,
         student=config.models.dtype,
         frozen=config.part("frozen").teacher_dtype,
     )
@@ -291,10 +296,10 @@ def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> 
     """Episodes of an evaluation on `panel`."""
     preset = find_preset(play.preset, panel.env_id)
     samples = evaluation.eval_samples or at({} if preset is None else preset.table, "play.samples")
-    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(USUAL, "play.samples"))
+    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(EVAL_DEFAULTS, "play.samples"))
 
 
-def _line(gpus: int, found: Estimate) -> list[str]:
+def _line(gpus: int, found: CostEstimate) -> list[str]:
     memory = [f"{value / 1e9:.1f}" for value in (found.states, found.update, found.scoring, found.rollout, found.peak)]
     times = [found.rollout_s, found.teacher_s, found.update_s, found.step_s, found.eval_s]
     seconds = [f"{value:.1f}" if found.fits else "-" for value in times]

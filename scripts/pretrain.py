@@ -31,7 +31,7 @@ from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
 from turngym.scripts.train_argv import sft_argv
 
-FILE = "success.json"
+SUCCESS_FILE = "success.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class AnyOptions:
             name: {"avg": row.avg.mean, "low": row.avg.low, "high": row.avg.high, "episodes": row.episodes}
             for name, row in numbers.items()
         }
-        (out / FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        (out / SUCCESS_FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
         return table_text(columns(success_table(found)))
 
     def _played(self, asked: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:

@@ -18,12 +18,12 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.core.cores import available_cores
+from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Million, Seed
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
-from turngym.scripts.jobs import Job, Runner
+from turngym.scripts.jobs import RunJob, Runner
 from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
 from turngym.scripts.train_argv import distill_argv
@@ -59,7 +59,7 @@ class Quickstart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QuickstartPlan:
     """The options with the world's own choices filled in."""
 
     options: Quickstart
@@ -75,7 +75,7 @@ class Plan:
     limit: int | None
 
     @classmethod
-    def of(cls, options: Quickstart) -> Plan:
+    def of(cls, options: Quickstart) -> QuickstartPlan:
         world = load_world(options.env)
         suffix = "" if world.name == "alfworld" else f"-{world.name}"
         return cls(
@@ -92,7 +92,7 @@ class Plan:
             limit=options.limit or world.distill.tasks,
         )
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[RunJob]:
         """The methods, then the evaluations: nothing is played while every core trains, which would distort times.
 
         Raises TurngymError if the panel, a model or what training needs does not exist.
@@ -111,13 +111,13 @@ class Plan:
         ]
         return [*trained, *played]
 
-    def _training(self, method: str) -> Job:
+    def _training(self, method: str) -> RunJob:
         words = ["--algorithm", method, "--student", str(self.student), "--teacher", str(self.teacher)]
         words += ["--split", self.split, "--panel", self.panel, "--seed", str(self.options.seed)]
         words += ["--steps", str(self.steps), *distill_argv(self.world, self.split)]
-        return Job(name=method, folder=self.out / method, words=tuple(words), steps=self.steps)
+        return RunJob(name=method, folder=self.out / method, words=tuple(words), steps=self.steps)
 
-    def _evaluation(self, name: str, model: Path, folder: Path, needs: tuple[Job, ...] = ()) -> Job:
+    def _evaluation(self, name: str, model: Path, folder: Path, needs: tuple[RunJob, ...] = ()) -> RunJob:
         words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.samples)]
         words += ["--dtype", self.world.dtype] if self.world.dtype != "float32" else []
         words += ["--limit", str(self.limit), "--no-spread"] if self.limit else []
@@ -125,13 +125,13 @@ class Plan:
         words += ["--slots", str(slots)] if slots else []
         words += ["--seed", str(self.options.seed)]
         episodes = len(load_panel(self.panel).tasks[: self.limit]) * self.samples
-        return Job(name=name, folder=folder, verb="eval", words=tuple(words), steps=episodes, needs=needs)
+        return RunJob(name=name, folder=folder, verb="eval", words=tuple(words), steps=episodes, needs=needs)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym quickstart` with `argv` (without the verb itself)."""
     options = read_options(Quickstart, argv, prog="turngym quickstart", about=__doc__)
-    plan, start, cores = Plan.of(options), time.monotonic(), available_cores()
+    plan, start, cores = QuickstartPlan.of(options), time.monotonic(), available_cores()
     jobs, methods = plan.jobs(), len(plan.methods)
     # the methods share the cores; with more than one core each, `--workers auto` plays in several processes
     Runner(jobs=jobs, parallel=min(cores, methods + 1), cores=max(1, cores // methods)).run()
@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
 # The end: a table, figures, a page of episodes, and the result in a few sentences.
 
 
-def write_report(plan: Plan) -> None:
+def write_report(plan: QuickstartPlan) -> None:
     """Writes the report, and a page with every episode of the last method; prints the result."""
     report, trace = (import_module(VERBS[verb]) for verb in ("report", "trace"))
 
@@ -160,7 +160,7 @@ def write_report(plan: Plan) -> None:
     print(f"\n{_verdict(plan)}")
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: QuickstartPlan) -> str:
     """Says in sentences how well each method did."""
     from turngym.agents.evaluation.scores import score
     from turngym.scripts.report_data import load_run

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
-from turngym.agents.evaluation.original import departures
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest
 from turngym.agents.evaluation.seeds import TaskMeans
-from turngym.agents.play_spec import EvalSpec, OnPanel, meaning
+from turngym.agents.meaning import meaning
+from turngym.agents.play_spec import EvalSpec, OnPanel
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
-from turngym.core.provenance import FILE
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
 from turngym.core.spec import NONE, flat, short_name, to_table
 from turngym.core.spec import settings_of as paths
@@ -140,7 +141,7 @@ def _load(name: str, path: Path, place: int) -> Run:
     # shown in tables and figures, which know no bytes that are no text
     name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
     folder = path.parent if path.is_file() else path
-    config = _named(read_toml(folder / FILE, provenance=True)) if (folder / FILE).is_file() else {}
+    config = _named(read_toml(folder / CONFIG_FILE, provenance=True)) if (folder / CONFIG_FILE).is_file() else {}
     about = Run(name=name, path=path, place=place, config=config)
     if path.is_file():
         return _seeded(replace(about, **_nonempty(path, _evaluation(path))))
@@ -161,14 +162,15 @@ HOMES = ("models", "method", "run", "play", "evaluation", "chat", "engine", "wor
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a config.toml by the names of their options (`steps`, `optimizer.lr`), and its provenance."""
+    """The settings of a config.toml that change a number, by the names of their options (`steps`, `optimizer.lr`), and
+    its provenance."""
     about = {PROVENANCE: config[PROVENANCE]} if PROVENANCE in config else {}
     found: dict[str, Any] = dict(about)
     for path, value in flat({name: table for name, table in config.items() if name not in about}).items():
         parts = path.split(".")
         while len(parts) > 1 and (parts[0] in HOMES or parts[0] == parts[1]):
             del parts[0]
-        if value != NONE:
+        if value != NONE and meaning(path) != "cost":
             found[".".join(parts)] = value
     return found
 
@@ -217,46 +219,22 @@ def _evaluation(path: Path) -> dict[str, Any]:
 
 # --- Methods: which runs are seeds of one, and which settings differ
 
-OUTSIDE = ("seed", "out", "resume", "provenance")
-"""Keys of config.toml that are no settings of a method."""
-IDLE: tuple[str, ...] = (
-    "threads",
-    "workers",
-    "executor",
-    "worker_cpus",
-    "worker_gpus",
-    "retries",
-    "slots",
-    "device",
-    "checkpoint_every",
-)
-IDLE += (
-    "keep_checkpoints",
-    "keep_rollouts",
-    "tensorboard",
-    "tracker",
-    "project",
-    "gradient_checkpointing",
-)
-IDLE += ("step_timeout", "worker_timeout", "judge_timeout", "server_parallel", "server_deadline")
-IDLE += ("judge_parallel", "engine_python", "engine_memory", "weight_address", "policy_server", "teacher_server")
-"""Settings of how a run is computed and what is kept of it: seeds of a method may differ in them."""
 MODELS = ("student", "teacher", "agent", "model", "panel")
 """Settings with a path, which lies elsewhere on another machine: its last two names count."""
 MATTER = ("algorithm", "optimizer", "student", "teacher", "agent", "model", "steps", "episodes", "env", "panel")
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Everything that was set in a run but its seed, flat (`optimizer.lr`): its config.toml, and how its evaluation was
-    played; a name that both have is, of training, `NAME (training)`."""
+    """Every setting of a run that changes a number, but for its seed, flat (`optimizer.lr`): its config.toml, and how
+    its evaluation was played; a name that both have is, of training, `NAME (training)`."""
     played = {} if run.spec is None else flat(to_table(run.spec))
-    # who was trained is who plays
-    of_player = () if run.training is None else ("agent.folder", "agent.weights")
-    kept = {path: value for path, value in played.items() if meaning(path) != "cost" and path not in of_player}
-    kept.pop("play.seed", None)
+    kept = {path: value for path, value in played.items() if meaning(path) not in ("seed", "cost")}
+    if run.training is not None:
+        # who was trained is who plays
+        kept.pop("agent.weights", None)
     named = {short_name(EvalSpec, path) if path in paths(EvalSpec) else path: value for path, value in kept.items()}
-    asked = {name: value for name, value in run.config.items() if name not in OUTSIDE}
-    found = {f"{name} (training)" if name in named else name: value for name, value in flat(asked).items()} | named
+    asked = {name: value for name, value in run.config.items() if name not in ("seed", PROVENANCE)}
+    found = {f"{name} (training)" if name in named else name: value for name, value in asked.items()} | named
     return {name: short(value) if name in MODELS and value else value for name, value in found.items()}
 
 
@@ -275,7 +253,7 @@ def unlike(runs: Sequence[Run]) -> dict[str, list[Any]]:
     def rank(name: str) -> int:
         head = name.partition(".")[0].removesuffix(" (training)")
         order = (MATTER[:1], own, MATTER[1:])
-        return next((n for n, names in enumerate(order) if head in names), 4 if head in IDLE else 3)
+        return next((n for n, names in enumerate(order) if head in names), 3)
 
     names = dict.fromkeys(name for settings in every for name in settings)
     differ = [name for name in names if _differs(name, runs, every)]
@@ -293,8 +271,7 @@ def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
     """The first setting in which two runs differ that are no seeds of one method, with both values."""
     for name, (one, other) in unlike([first, run]).items():
         # the model that a seed was trained to is its own
-        seeds = name in ("weights", "folder") and first.training is None
-        if not seeds and name.removesuffix(" (training)") not in IDLE:
+        if name != "weights" or first.training is not None:
             return name, one, other
     return None
 

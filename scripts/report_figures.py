@@ -58,7 +58,7 @@ BACKEND = "MPLBACKEND"
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class Plot:
     """One set of axes."""
 
     title: str
@@ -77,13 +77,13 @@ class Figure:
     """What is plotted, and n."""
     table: Table
     """The numbers, one row per point."""
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[Plot, ...] = ()
     missing: tuple[str, ...] = ()
     """Lines about runs that did not record what it needs."""
 
 
 def color(place: int) -> dict[str, Any]:
-    """How the run at this place is drawn: color and dash."""
+    """Color and dash of the run with this number."""
     return {"color": COLORS[place % len(COLORS)], "linestyle": STYLES[place % len(STYLES)]}
 
 
@@ -178,7 +178,7 @@ def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str
         return [_inline(panel, end, f"{figure.name}-{place}") for place, (panel, end) in enumerate(parts)]
 
 
-def save_panels(panels: Sequence[Panel], *paths: Path, columns: int = 2) -> list[Ends]:
+def save_panels(panels: Sequence[Plot], *paths: Path, columns: int = 2) -> list[Ends]:
     """Draws panels in `columns` and writes them to PNG, SVG and PDF files; returns the ends of their axes. Raises
     TurngymError as `plotting` does.
 
@@ -215,7 +215,7 @@ def _share(axes: Any) -> list[Ends]:
     return [*found]
 
 
-def _draw(panels: Sequence[Panel], columns: int, ends: Ends | None = None) -> tuple[Any, list[Ends]]:
+def _draw(panels: Sequence[Plot], columns: int, ends: Ends | None = None) -> tuple[Any, list[Ends]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
@@ -256,7 +256,7 @@ def _one_legend(figure: Any, axes: Any) -> None:
     figure.legend(handles, names, loc="outside right upper")
 
 
-def _inline(panel: Panel, ends: Ends, prefix: str) -> str:
+def _inline(panel: Plot, ends: Ends, prefix: str) -> str:
     """One panel as an SVG element for a page: ids of its own, colors of the page's theme."""
     (drawn, _), page = _draw([panel], columns=1, ends=ends), io.StringIO()
     drawn.savefig(page, format="svg", metadata=_metadata(".svg"))
@@ -293,10 +293,10 @@ MOST_INSIDE = 5
 
 def curve_panels(
     rows: Rows, across: Sequence[Literal["step", "seconds", "cpu"]], places: Mapping[str, int] | None = None
-) -> tuple[Panel, ...]:
+) -> tuple[Plot, ...]:
     """A panel for each of `across`: success of every method against it; `places` fix their colors."""
     where = places or {name: place for place, name in enumerate(rows)}
-    return tuple(Panel(f"success by {AXES[by]}", partial(_curves, rows=rows, by=by, places=where)) for by in across)
+    return tuple(Plot(f"success by {AXES[by]}", partial(_curves, rows=rows, by=by, places=where)) for by in across)
 
 
 def _curves(axis: Any, rows: Rows, by: str, places: Mapping[str, int]) -> None:

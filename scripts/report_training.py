@@ -20,7 +20,7 @@ from turngym.scripts.report_figures import (
     INK,
     PAPER,
     Figure,
-    Panel,
+    Plot,
     color,
     curve_panels,
     legend,
@@ -88,7 +88,7 @@ def _controller(runs: Sequence[Diagnosed]) -> Figure:
         title="Depth controller and its replay",
         caption=caption if known else "No run has a depth controller.",
         table=(["run", "step", *CONTROLS.values()], step_rows(known, list(CONTROLS))),
-        panels=tuple(Panel(run.name, partial(_controls, run=run)) for run in known),
+        panels=tuple(Plot(run.name, partial(_controls, run=run)) for run in known),
         missing=missing,
     )
 
@@ -130,7 +130,7 @@ def _variants(runs: Sequence[Diagnosed]) -> Figure:
         title="Counterfactual depth",
         caption=caption if known else "No run recorded its probes.",
         table=(header, rows),
-        panels=tuple(Panel(run.name, partial(_variant_panel, run=run)) for run in known),
+        panels=tuple(Plot(run.name, partial(_variant_panel, run=run)) for run in known),
         missing=missing,
     )
 
@@ -153,11 +153,11 @@ def _budget(runs: Sequence[Diagnosed]) -> Figure:
         f"Thin: per step; thick: moving mean. {bins(known)}"
     )
     panels = [
-        Panel("deep budget", partial(_over_panel, runs=known, name="deep_weight", what="weight on deep turns (%)"))
+        Plot("deep budget", partial(_over_panel, runs=known, name="deep_weight", what="weight on deep turns (%)"))
     ]
     blended = [run for run in known if recorded(run, "alpha")]
     if blended:
-        panels.append(Panel("alpha", partial(_over_panel, runs=blended, name="alpha", what="alpha (%)")))
+        panels.append(Plot("alpha", partial(_over_panel, runs=blended, name="alpha", what="alpha (%)")))
     return Figure(
         name="deep_budget",
         title="Alpha and realized deep budget",
@@ -202,8 +202,8 @@ def _horizon(runs: Sequence[Diagnosed]) -> Figure:
         caption=caption,
         table=(["run", "horizon", "covered", "seconds", "rho"], rows),
         panels=(
-            Panel("relative to full depth", partial(_rho, runs=known)),
-            Panel("KL mass covered", partial(_covered, runs=known)),
+            Plot("relative to full depth", partial(_rho, runs=known)),
+            Plot("KL mass covered", partial(_covered, runs=known)),
         )
         if known
         else (),
@@ -240,7 +240,7 @@ def _covered(axis: Any, runs: Sequence[Diagnosed]) -> None:
 # Figures of whole runs: accuracy over steps and time, seconds, gap between trainer and engine.
 
 HATCHES = ("", "//", "..", "xx")
-PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/update_s": "update"}
+STEP_PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/update_s": "update"}
 
 
 def accuracy_figure(world: str, rows: Rows, places: Mapping[str, int]) -> Figure:
@@ -303,21 +303,24 @@ def _seconds(runs: Sequence[Diagnosed]) -> Figure:
     for run in known:
         total = run.diagnosis.over_steps.total
         rows.append(
-            [run.name, *(number(total[name]) for name in (*PARTS, "time/step_s", "time/eval_s", "tokens", "turns"))]
+            [
+                run.name,
+                *(number(total[name]) for name in (*STEP_PARTS, "time/step_s", "time/eval_s", "tokens", "turns")),
+            ]
         )
     caption = (
         "Seconds of training by phase, sums over all steps (rollout includes the environments; other: what the three "
         f"do not cover; evaluations are not counted), and seconds per step. {bins(known)}"
     )
-    header = ["run", *PARTS.values(), "steps_total", "evaluations", "tokens", "turns"]
+    header = ["run", *STEP_PARTS.values(), "steps_total", "evaluations", "tokens", "turns"]
     return Figure(
         name="seconds",
         title="Seconds by phase",
         caption=caption,
         table=(header, rows),
         panels=(
-            Panel("whole run", partial(_stack, runs=known)),
-            Panel("per step", partial(_over_panel, runs=known, name="time/step_s", what="seconds per step", scale=1)),
+            Plot("whole run", partial(_stack, runs=known)),
+            Plot("per step", partial(_over_panel, runs=known, name="time/step_s", what="seconds per step", scale=1)),
         )
         if known
         else (),
@@ -328,7 +331,7 @@ def _seconds(runs: Sequence[Diagnosed]) -> Figure:
 def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
     left = np.zeros(len(runs))
     totals = [run.diagnosis.over_steps.total for run in runs]
-    parts = {label: np.array([total[name] for total in totals]) for name, label in PARTS.items()}
+    parts = {label: np.array([total[name] for total in totals]) for name, label in STEP_PARTS.items()}
     parts["other"] = np.maximum(np.array([total["time/step_s"] for total in totals]) - sum(parts.values()), 0.0)
     for place, (label, values) in enumerate(parts.items()):
         shade = COLORS[(0, 4, 2, 6)[place]]
@@ -360,7 +363,7 @@ def _gap(runs: Sequence[Diagnosed]) -> Figure:
         title="Train / rollout gap",
         caption=caption,
         table=(["run", "step", "gap_mean", "gap_max"], step_rows(known, ["gap_mean", "gap_max"])),
-        panels=(Panel("all runs", partial(_gap_panel, runs=known)),) if known else (),
+        panels=(Plot("all runs", partial(_gap_panel, runs=known)),) if known else (),
         missing=tuple(f"{run.name}: log-probability gap not recorded in this run" for run in runs if run not in known),
     )
 
@@ -396,9 +399,9 @@ def draw_summary(
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
     if controlled := [method for method in methods if depth_of(method)]:
-        panels.append(Panel("rollout depth", partial(_depth, methods=controlled)))
+        panels.append(Plot("rollout depth", partial(_depth, methods=controlled)))
     if scores:
-        panels.append(Panel("by category", partial(_bars, scores=scores, places=places)))
+        panels.append(Plot("by category", partial(_bars, scores=scores, places=places)))
     if panels:
         save_panels(panels, path)
     return bool(panels)

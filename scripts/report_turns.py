@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from turngym.scripts.report_data import Diagnosed
-from turngym.scripts.report_figures import INK, Figure, Panel, color, legend, number
+from turngym.scripts.report_figures import INK, Figure, Plot, color, legend, number
 from turngym.trainers.diagnostics.curves import TurnCurves, TurnMap, kl_shares, smooth
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
 from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
@@ -19,7 +19,7 @@ from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
 
 
 def has(run: Diagnosed, name: str) -> bool:
-    """Whether a run recorded this statistic."""
+    """Whether `run` recorded the statistic `name`."""
     return bool(run.diagnosis.by_turn.sources.get(name))
 
 
@@ -48,7 +48,7 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
     ]
     top = _top([run.diagnosis.by_turn.maps[name] for run in known])
     panels = [
-        Panel(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in known
+        Plot(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in known
     ]
     n = "; ".join(f"{run.name} {run.diagnosis.shape.steps} steps" for run in known)
     caption = (
@@ -92,7 +92,7 @@ def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
 PHASE_LOOK = dict(zip(PHASES, (("#E69F00", ":"), ("#CC79A7", "--"), ("#0072B2", "-")), strict=True))
 """Color and dash of each phase."""
 SMOOTHED = {"thick": "moving mean", "thin": "as measured"}
-FULL = "Steps played to full depth only."
+FULL_DEPTH = "Steps played to full depth only."
 
 
 def turn_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
@@ -127,13 +127,13 @@ def turn_rows(runs: Sequence[Diagnosed], columns: Callable[[Diagnosed, TurnCurve
 def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
     known, unit = [run for run in runs if has(run, name)], "nats per token"
     rows = turn_rows(known, lambda run, curves: (curves[name], curves["survivors"], [curves.steps] * len(curves[name])))
-    panels = [Panel("all training, by run", partial(_overlay, runs=known, name=name, what=unit))] * (len(known) > 1)
+    panels = [Plot("all training, by run", partial(_overlay, runs=known, name=name, what=unit))] * (len(known) > 1)
     panels += [
-        Panel(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit)) for run in known
+        Plot(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit)) for run in known
     ]
     caption = (
-        f"{what} (nats), pooled over the tokens of a phase of training. {FULL} Thin: as measured; thick: moving mean "
-        f"over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
+        f"{what} (nats), pooled over the tokens of a phase of training. {FULL_DEPTH} Thin: as measured; thick: moving "
+        f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
     )
     table = (["run", "phase", "turn", name, "survivors_mean", "steps"], rows)
     missing = lacking(runs, name, what)
@@ -188,13 +188,13 @@ def _survivors(runs: Sequence[Diagnosed]) -> Figure:
 
     prefixes = "; ".join(f"{run.name} {run.diagnosis.shape.reliable} of {run.diagnosis.shape.turns}" for run in known)
     caption = (
-        f"n_t: episodes that reach turn t, mean over steps. {FULL} Reliable prefix: turns with at least "
+        f"n_t: episodes that reach turn t, mean over steps. {FULL_DEPTH} Reliable prefix: turns with at least "
         f"{MIN_SURVIVORS} survivors and {100 * MIN_SHARE:.0f} % of turn 0 in at least {100 * MIN_STEPS:.0f} % of the "
         f"steps; turns: {prefixes}. {counts(known)}"
     )
     together = partial(_overlay, runs=known, name="survivors", what="episodes", smoothed=False)
-    panels = [Panel("all training, by run", together)] * (len(known) > 1)
-    panels += [Panel(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
+    panels = [Plot("all training, by run", together)] * (len(known) > 1)
+    panels += [Plot(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
     return Figure(
         name="survivors",
         title="Survivors and reliable prefix",
@@ -216,15 +216,15 @@ def _separation(runs: Sequence[Diagnosed]) -> Figure:
     forms = sorted({"raw" if "raw" in run.diagnosis.by_turn.sources["kl_success"] else "tail bin" for run in known})
     caption = (
         "G_t = K_t(failed) - K_t(successful) by phase of training, nats per token: above zero where failures diverge "
-        f"more. {FULL} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped are "
-        f"neither. {counts(known)}"
+        f"more. {FULL_DEPTH} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped "
+        f"are neither. {counts(known)}"
     )
     return Figure(
         name="outcome_separation",
         title="Outcome separation G_t",
         caption=caption,
         table=(["run", "phase", "turn", "separation", "kl_failure", "kl_success"], rows),
-        panels=tuple(Panel(run.name, partial(_gap, run=run)) for run in known),
+        panels=tuple(Plot(run.name, partial(_gap, run=run)) for run in known),
         missing=lacking(runs, "kl_success", "KL by outcome"),
     )
 
@@ -238,14 +238,14 @@ def _share(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if has(run, "kl") and has(run, "tokens")]
     caption = (
         "s_t: each turn's share of the KL of all tokens, whatever they weigh in the loss (eq. 11); shaded: the deep "
-        f"third of the turns. {FULL} {counts(known)}"
+        f"third of the turns. {FULL_DEPTH} {counts(known)}"
     )
     return Figure(
         name="kl_share",
         title="KL share by turn",
         caption=caption,
         table=(["run", "phase", "turn", "kl_share"], turn_rows(known, lambda run, curves: (kl_shares(curves),))),
-        panels=tuple(Panel(run.name, partial(_share_panel, run=run)) for run in known),
+        panels=tuple(Plot(run.name, partial(_share_panel, run=run)) for run in known),
         missing=lacking(runs, "kl", "KL by turn"),
     )
 
@@ -289,8 +289,8 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
         for turn in range(item.turns)
     ]
     known = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
-    panels = [Panel("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
-    panels += [Panel(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
+    panels = [Plot("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
+    panels += [Plot(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
     counts = {run: item.episodes for run, item in traces.items()}
     n = "; ".join(f"{run} {count['all']} episodes, {count['won']} won" for run, count in counts.items())
     caption = (

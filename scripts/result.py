@@ -49,7 +49,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class CheckingPlayer:
     """Who plays the tasks of a result again."""
 
     name: str
@@ -71,7 +71,7 @@ class Check:
     """Folder of the environment's data; by default where the environment looks for it."""
     env_kwargs: str = "{}"
     """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""
-    agent: Player | None = None
+    agent: CheckingPlayer | None = None
     """Also let this agent play (model:FOLDER, ...) and compare its responses. Who has the model can tell whether it
     chose these actions."""
 

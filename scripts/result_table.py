@@ -22,20 +22,20 @@ from typing import Any
 from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differences_of, no_seeds, responses_of, scripted
-from turngym.agents.evaluation.original import departures
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
 from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
 from turngym.agents.evaluation.statistics import Interval, ScoreError
-from turngym.agents.play_spec import EvalSpec, OnPanel, Own, Player, Random, Replay
+from turngym.agents.play_spec import EnvPlayer, EvalSpec, OnPanel, Own, Random, RecordedAgent
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.tables import Table, atomic_write, csv_text, filled, markdown, markup
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
-PARTS = "What the differences rest on: runs and tasks of both, standard errors by each in points"
+PARTS_TITLE = "What the differences rest on: runs and tasks of both, standard errors by each in points"
 SEED = re.compile(r"(.+)-seed(\d+)")
 TEMPLATE = Path(__file__).with_name("result_page.html")
 HEADER = ["result", "success % [95 %]", "pass % [95 %]", "samples", "tasks", "turns", "invalid %", "cut %", "errors"]
@@ -319,12 +319,16 @@ def _row(name: str, result: PackedResult) -> list[str]:
 
 def _agent(result: PackedResult) -> str:
     agent = result.spec.agent
-    weights, heat = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
+    weights, temperature = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
     about = (
-        [f"files {weights}"] if weights else [] if isinstance(agent, Player | Random | Replay) else ["no fingerprint"]
+        [f"files {weights}"]
+        if weights
+        else []
+        if isinstance(agent, EnvPlayer | Random | RecordedAgent)
+        else ["no fingerprint"]
     )
     about += [f"opened as {agent.name}"] if isinstance(agent, Own) else []
-    about += [] if heat is None else [f"temperature {heat:g}"]
+    about += [] if temperature is None else [f"temperature {temperature:g}"]
     return f"{result.agent or '-'}" + (f" ({', '.join(about)})" if about else "")
 
 
@@ -352,7 +356,7 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
             body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
             body += [f"<p>{markup(note, 'html')}</p>" for note in notes]
             if (parts := group.parts(p)) is not None:
-                body.append(f"<h3>{PARTS}</h3>{_html(parts)}")
+                body.append(f"<h3>{PARTS_TITLE}</h3>{_html(parts)}")
         for name, result in group.results.items():
             packed = base64.b64encode(gzip.compress(_episodes(result).encode(), 9, mtime=0)).decode()
             data.append(
@@ -415,7 +419,7 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
         if (pairs := group.paired()) is not None:
             parts += [markdown(pairs[0]), *(markup(note, "markdown") for note in pairs[1])]
             if (rests := group.parts(p)) is not None:
-                parts += [f"{PARTS}.", markdown(rests)]
+                parts += [f"{PARTS_TITLE}.", markdown(rests)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turngym.agents.evaluation.play_episodes import USUAL, play_rollout
+from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS, play_rollout
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     call = asked.own
     if call.append and call.out is None:
         raise TurngymError("--append adds to a trace: name it with --out")
-    found = resolve_play(asked.layers, usual=USUAL)
+    found = resolve_play(asked.layers, usual=ROLLOUT_DEFAULTS)
     if asked.show:
         print(to_toml(found.spec, found.origins), end="")
         return 0

@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> int:
 def serve(config: ServePlay) -> int:
     """Serve until a signal."""
     from turngym.agents.play_web import PlaySettings, create_app
-    from turngym.envs.visitors import Recorder
+    from turngym.envs.visitors import EpisodeRecorder
 
-    recorder = None if config.out is None else Recorder(config.out)
+    recorder = None if config.out is None else EpisodeRecorder(config.out)
     settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
     try:
         app = create_app(settings, recorder)

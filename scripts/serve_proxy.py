@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.access import is_loopback
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.request_origin import is_loopback
 from turngym.agents.serving import Front
+from turngym.core.background_threads import SupervisedThread
+from turngym.core.clean_keys import key_of
 from turngym.core.errors import TurngymError
-from turngym.core.secrets import key_of
 from turngym.core.settings import read_toml
-from turngym.core.supervised import SupervisedThread
 from turngym.scripts.options import COMMAND_LINE, CONFIG, HELP, HELP_ALL, Verb, pop_option
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ except ImportError as error:
     raise TurngymError(f"the proxy needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 KEY = "TURNGYM_PROXY_KEY"
 """Environment variable with the key that clients must send; on a command line everybody could read it."""
-SPARE = 8
+SPARE_THREADS = 8
 """Threads beyond the requests that may be under way: refusals and /healthz never wait for completions."""
 SWITCH = 0.0005
 """Seconds after which a thread lets other threads of this process go on, in place of Python's 0.005."""
@@ -129,7 +129,7 @@ def proxy_front(app: Flask) -> Front:
     return Front(
         app=app,
         path="/v1",
-        threads=settings.max_waiting + SPARE,
+        threads=settings.max_waiting + SPARE_THREADS,
         connections=4 * settings.max_waiting + 100,
         max_body=settings.max_body,
         refuse=lambda status, text: json.dumps(ApiError(status, text).as_json()).encode(),

@@ -23,7 +23,7 @@ from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, re
 from turngym.core.errors import RetrievalError
 from turngym.core.numbers import Million, Processes, Threads
 from turngym.core.spec import Unread, needing
-from turngym.retrieval.wire import ServerSettings
+from turngym.retrieval.http_format import RetrievalServerSettings
 from turngym.scripts.options import read_options
 
 
@@ -57,7 +57,7 @@ class ServeRetrieval:
     processes: Processes = 1
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
     and loads the encoder; 0 searches in this process alone."""
-    settings: ServerSettings = field(default_factory=ServerSettings)
+    settings: RetrievalServerSettings = field(default_factory=RetrievalServerSettings)
 
     def unread(self) -> Unread:
         # an index of words has no encoder
@@ -76,7 +76,7 @@ def serve(config: ServeRetrieval) -> int:
     # before faiss loads: its threads spin while they wait for each other, which takes the cores from the clients
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from turngym.retrieval.batching import ProcessRetriever
-    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.open_retriever import open_retriever
     from turngym.retrieval.server import create_app
 
     named: dict[str, Any] = {"device": config.device}

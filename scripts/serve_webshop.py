@@ -61,12 +61,12 @@ def main(argv: Sequence[str]) -> int:
 
 def serve(config: ServeWebshop) -> int:
     """Serve until a signal."""
-    from turngym.envs.visitors import Recorder
+    from turngym.envs.visitors import EpisodeRecorder
     from turngym.envs.webshop.shop import open_shop
     from turngym.envs.webshop.web import create_app
 
     settings = settings_of(config)
-    recorder = None if config.out is None else Recorder(config.out)
+    recorder = None if config.out is None else EpisodeRecorder(config.out)
     shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
     try:
         app = create_app(shop, settings, recorder)

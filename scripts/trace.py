@@ -22,7 +22,7 @@ from typing import Any, Literal
 from msgspec.structs import replace as replaced
 
 from turngym.agents.play_spec import EvalSpec, Listed, episodes_of
-from turngym.agents.proxy.turn_records import FILE, RecordProblem, iter_records, read_records
+from turngym.agents.proxy.turn_records import RECORDS_FILE, RecordProblem, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
@@ -121,8 +121,10 @@ class Fates:
 
 def records(command: Records) -> int:
     """Prints the report. Raises TurngymError if the folder has no records."""
-    if not (command.folder / FILE).exists():
-        raise TurngymError(f"{command.folder} has no {FILE}; name the folder that `turngym serve proxy` wrote to")
+    if not (command.folder / RECORDS_FILE).exists():
+        raise TurngymError(
+            f"{command.folder} has no {RECORDS_FILE}; name the folder that `turngym serve proxy` wrote to"
+        )
     for line in lines(read_records(command.folder), turns=command.turns):
         print(line)
     return 0
@@ -226,7 +228,7 @@ def _chosen(paths: Sequence[Path], select: Select, *, say: bool = True) -> Itera
 
 # `turngym trace verify`: compares the checksum of every line.
 
-SHOWN = 20
+SHOWN_LINES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +246,7 @@ def verify(command: Verify) -> int:
 def _verify(path: Path) -> int:
     if not path.is_file():
         raise TurngymError(f"there is no file {path}")
-    read = iter_records(path.parent) if path.name == FILE else iter_trace(path)
+    read = iter_records(path.parent) if path.name == RECORDS_FILE else iter_trace(path)
     whole, torn, damaged = 0, 0, list[TraceProblem | RecordProblem]()
     for item in read:
         if isinstance(item, TraceProblem) and item.torn:
@@ -253,10 +255,10 @@ def _verify(path: Path) -> int:
             damaged.append(item)
         else:
             whole += 1
-    for problem in damaged[:SHOWN]:
+    for problem in damaged[:SHOWN_LINES]:
         print(f"{path}: line {problem.line}: {problem.reason}", file=sys.stderr)
-    if len(damaged) > SHOWN:
-        print(f"{path}: and {len(damaged) - SHOWN} more", file=sys.stderr)
+    if len(damaged) > SHOWN_LINES:
+        print(f"{path}: and {len(damaged) - SHOWN_LINES} more", file=sys.stderr)
     # settings of a trace are lines, too
     bad, sealed = {problem.line for problem in damaged}, 0
     with path.open("rb") as file:

@@ -18,7 +18,7 @@ from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_me
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
-from turngym.core.provenance import FILE
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at, read
 from turngym.core.trace import read_specs
@@ -102,9 +102,9 @@ class Prompts:
 def _student_beside(trace: Path) -> str:
     """The student of the training run in whose folder a trace lies; "" where there is none."""
     for folder in trace.absolute().parents[:2]:
-        if (folder / FILE).is_file():
+        if (folder / CONFIG_FILE).is_file():
             try:
-                return str(at(read_toml(folder / FILE), "models.student") or "")
+                return str(at(read_toml(folder / CONFIG_FILE), "models.student") or "")
             except SettingsError:
                 return ""
     return ""

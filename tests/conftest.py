@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,15 +31,19 @@ SMOKE = frozenset(
 NIGHTLY = frozenset(
     {
         *("bench/test_faults.py", "scripts/test_stopped_children.py", "core/test_held_lock.py"),
-        *("agents/test_template_limits.py", "agents/test_text_encoder.py", "core/test_outgoing.py"),
+        *("agents/test_template_limits.py", "agents/test_text_encoder.py", "core/test_http_client.py"),
         *("scripts/test_long_traces.py", "scripts/test_bench_rollout.py", "scripts/test_bench_gpu.py"),
         *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
         *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),
+        *("trainers/test_full_disk.py", "agents/test_alive.py", "bench/test_bench_trl.py"),
         "outside/test_scienceworld.py",
     }
 )
 """Files whose long tests are of faults, hostile peers, growth and benches, of which one of a kind is quick, and of
 other people's programs."""
+
+
+ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|sglang|vllm)\b", re.MULTILINE)
 
 
 def pytest_configure() -> None:
@@ -47,7 +52,7 @@ def pytest_configure() -> None:
     No test asks the hub of models; those of a stand-in on this machine say so themselves. How long a drawn example
     takes says how busy the machine is, and fails no test.
     """
-    settings.register_profile("turngym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("turngym", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("turngym")
     os.environ["TURNGYM_OFFLINE"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
@@ -55,9 +60,18 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """To read the files of all tests takes as long as the smoke tests themselves."""
-    smoke = config.getoption("markexpr") == "smoke" and collection_path.name.startswith("test_")
-    return True if smoke and _in_tests(collection_path) not in SMOKE else None
+    """To read the files of all tests takes half a minute of a core, in each process: those without a test of the job
+    are not read."""
+    if not collection_path.name.startswith("test_") or _in_tests(collection_path) == "":
+        return None
+    asked = config.getoption("markexpr").split(" and ")
+    if asked == ["smoke"]:
+        return True if _in_tests(collection_path) not in SMOKE else None
+    job, text = asked[0], collection_path.read_text(encoding="utf-8")
+    if job == "not long":
+        return True if ALL_LATE.search(text) else None
+    held = f"mark.{job}" in text or (job == "nightly" and _in_tests(collection_path) in NIGHTLY)
+    return True if job in ("long", "nightly", "sglang", "vllm") and not held else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

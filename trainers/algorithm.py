@@ -97,25 +97,48 @@ def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
     ids, logp = targets.topk_ids_NK, targets.topk_logp_NK
     if (None if ids is None else ids.shape) != (None if logp is None else logp.shape):
         raise ConfigError(f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one")
-    if not isinstance(targets.log, Mapping):
-        raise ConfigError(f"algorithm {algorithm}: its log is {brief(targets.log, 80)}; valid: numbers by name")
-    return replace(targets, log={_log_name(n, algorithm): _log_number(n, v, algorithm) for n, v in targets.log.items()})
+    return replace(targets, log=checked_log(targets.log, f"algorithm {algorithm}: its log"))
 
 
-def _log_name(name: object, algorithm: str) -> str:
+def selected(select: EpisodeFilter | None, episodes: Sequence[Episode], algorithm: str) -> list[Episode]:
+    """The episodes that a filter keeps; all without one. Raises ConfigError where it gives anything else."""
+    if select is None:
+        return list(episodes)
+    # typed, but another package's
+    found: Any = select(episodes)
+    if not isinstance(found, list | tuple) or not all(isinstance(one, Episode) for one in found):
+        raise ConfigError(f"algorithm {algorithm}: its select gave {brief(found, 80)}; valid: a list of episodes")
+    return list(found)
+
+
+def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode], algorithm: str) -> dict[str, Any]:
+    """The numbers of a filter's choice. Empty without a filter, or for one that counts nothing."""
+    if not isinstance(select, CountingFilter):
+        return {}
+    return checked_log(select.row(episodes), f"algorithm {algorithm}: the row of its select")
+
+
+def checked_log(log: Any, where: str) -> dict[str, float]:
+    """The numbers that a part of an algorithm adds to a step's row. Raises ConfigError for what could not be read back;
+    `where` names the part."""
+    if not isinstance(log, Mapping):
+        raise ConfigError(f"{where} is {brief(log, 80)}; valid: numbers by name")
+    return {_log_name(name, where): _log_number(name, value, where) for name, value in log.items()}
+
+
+def _log_name(name: object, where: str) -> str:
     if not isinstance(name, str) or not name.isprintable() or name in ("", "step", "kind") or name.startswith("turn/"):
         valid = "a printable text; step, kind and names that begin with turn/ are taken"
-        raise ConfigError(f"algorithm {algorithm}: its log has the name {brief(name, 80)}; valid: {valid}")
+        raise ConfigError(f"{where} has the name {brief(name, 80)}; valid: {valid}")
     return name
 
 
-def _log_number(name: str, value: object, algorithm: str) -> float:
+def _log_number(name: str, value: object, where: str) -> float:
     """A number of a log; NaN for one that is not known or not finite, which is written as null."""
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return math.nan
-    where = f"algorithm {algorithm}: in its log, {name}"
-    found = checked_number(where, value, error=ConfigError)
+    found = checked_number(f"{where}: {name}", value, error=ConfigError)
     return int(found) if isinstance(value, Integral) and not isinstance(value, bool) else found
 
 
@@ -363,8 +386,8 @@ Reader = Literal["initial", "live"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What becomes of a judge's hints: where they stand in a prompt, and who reads them (`trainers/told.py`)."""
+class PrivilegedText:
+    """What becomes of a judge's hints: where they stand in a prompt, and who reads them (`trainers/privileged.py`)."""
 
     position: Position = "last_user"
     reader: Reader = "initial"
@@ -419,7 +442,7 @@ class Algorithm:
     """Whether recorded episodes (`--traces`) end at the step's depth cap, as played ones do."""
     judge: Question | None = None
     """What a judge is asked about every turn; None: nothing is judged."""
-    told: Told | None = None
+    privileged: PrivilegedText | None = None
     """What becomes of the judge's hints; None: it reads none."""
     entropy_gradient: bool = False
     """Whether the token loss uses the entropy of the distribution."""
@@ -601,7 +624,7 @@ def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
         if any(isinstance(value, float) and math.isnan(value) for value in made.settings.values()):
             raise ValueError("a resumed run compares them, and NaN equals nothing")
     except (TypeError, ValueError) as error:
-        said = f"its settings are no JSON ({error}); valid: fingerprint(config)"
+        said = f"its settings are no JSON ({error}); valid: checked_table(config)"
         raise ConfigError(f"algorithm {spec.name}: {said}") from error
     return made
 

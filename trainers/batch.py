@@ -130,7 +130,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
 
     Of a response that a demonstrator began, its ids and the policy's own are told apart (`off_policy_N`).
     Error episodes are left out and counted. Observation, template and tool tokens are inputs only. Turns of origin
-    "noise", turns that say why they are `excluded` and demonstrations that the environment `refused` are never
+    "noise", turns that say why they are `excluded` and demonstrations that the environment refused are never
     supervised. Ids are taken as sampled; nothing is tokenized here.
     Source: docs/algorithms.md#supervised-tokens.
     Errors: `BatchError` for an unknown origin or a response that nothing precedes, `EmptyBatchError` for nothing to
@@ -184,8 +184,8 @@ class _Columns:
             self.behavior.append(np.asarray(logp[first:last], dtype=np.float32))
             off_policy = origin == "demonstration"
             self.spans.append((last - first, turn.index, index, len(self.inputs) - 1, off_policy))
-            heat = drawn_at(episode, turn)
-            self.temperatures.append(np.nan if heat is None else heat)
+            temperature = drawn_at(episode, turn)
+            self.temperatures.append(np.nan if temperature is None else temperature)
 
     def batch(self, kept: Sequence[Episode], source: Sequence[int], excluded: int) -> RolloutBatch:
         lengths = np.array([len(ids) for ids in self.inputs], dtype=np.int64)
@@ -227,7 +227,7 @@ def _check_origins(origins: Sequence[Origin]) -> None:
             )
 
 
-def refused(turn: Turn) -> bool:
+def was_refused(turn: Turn) -> bool:
     """Whether the environment refused what a demonstrator did: such a turn is no example to imitate."""
     return turn.origin == "demonstration" and not turn.verdict.valid
 
@@ -240,7 +240,7 @@ def _choosers(turn: Turn) -> tuple[tuple[Origin, int, int], ...]:
 def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Sequence[Origin]) -> None:
     start, segment = 0, -1
     for turn in episode.turns:
-        if turn.origin not in origins or turn.excluded is not None or turn.response_length == 0 or refused(turn):
+        if turn.origin not in origins or turn.excluded is not None or turn.response_length == 0 or was_refused(turn):
             continue
         if turn.response_span[0] == 0:
             raise BatchError(

@@ -1,7 +1,7 @@
 """Checkpoints: everything a killed run needs to continue to the same numbers, written whole or not at all.
 
     checkpoints/step_000010/
-        state.json         step, depth, fingerprint of the settings; with a checksum of its own
+        state.json         step, depth, the run's settings and hashes of what they name; with a checksum of its own
         model/             the weights as an ordinary model; LoRA adapters alone, as peft writes them
         optimizer.pt       AdamW's moments and torch's random stream, and critic.pt with a critic
         shards/            in their place where several processes train, or adapters: every rank writes its own
@@ -118,7 +118,7 @@ def _init_moments(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
 
 FOLDER = "checkpoints"
 MODEL = "model"
-SCHEMA = 1
+SCHEMA = 2
 CHECKSUM = "crc32"
 """Key in state.json: the hash of its other fields."""
 NAME = re.compile(r"step_(\d{6,})")

@@ -1,8 +1,8 @@
-"""What is in the files and the code of one's own that the settings of a run name.
+"""What is in the files, the models and the code of one's own that the settings of a run name.
 
 A file keeps its name while somebody edits it, and folders move while files stay as they are. So runs are compared by
-content: a run with the one that it goes on with (`identity.py`), the cells of a study with each other
-(`study/records.py`). A run's config.toml keeps what it began with. Models are no part of it; `weights_hash` names them.
+content: a run with the one that it goes on with (`RunFolder`), the cells of a study with each other
+(`study/records.py`). A run's config.toml keeps what was in its files and its code when it began.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from types import ModuleType
 from typing import Any
 
 from turngym.agents.playing.env_maker import env_class
-from turngym.agents.rendering.skills import PREFIX, read_skills
-from turngym.core.provenance import FILE
+from turngym.agents.presets import Preset
+from turngym.agents.rendering.skills import SKILLS_PREFIX, read_skills
+from turngym.core.files import holds_weights, weights_hash
+from turngym.core.protocols import Scorer
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
 from turngym.core.spec import NONE, at, flat
-from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
 
 CONTENTS = "contents"
 """The name of its table among what config.toml says of a run."""
-MAKE = "env_kwargs"
-"""Arguments of gym.make, a table or, as on the command line, JSON."""
+CODE = ("algorithm", "play.env", "play.env.id")
+"""Settings that name code, of training runs and of evaluations."""
+MODELS = ("student", "teacher", "folder")
+"""The last parts of paths of settings that name the folder of a model."""
 
 
 def of_all(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -37,9 +41,22 @@ def of_all(settings: Mapping[str, Any]) -> dict[str, str]:
     return of_files(settings) | of_code(settings)
 
 
+def of_run(spec: Mapping[str, Any], teacher: Scorer | None = None, preset: Preset | None = None) -> dict[str, str]:
+    """Setting -> hash of what it names, models and the preset included, for a training run with the settings `spec`.
+
+    A `teacher` on servers that has no folder is known by the name that they give it.
+    """
+    found = of_all(spec) | of_models(spec)
+    if preset is not None:
+        found["play.preset"] = preset.sha256
+    if at(spec, "method.teacher") is not None and at(spec, "method.teacher.teacher") is None:
+        found["method.teacher.teacher"] = teacher.fleet.servers[0].model  # type: ignore[union-attr]
+    return found
+
+
 def kept(folder: Path) -> dict[str, str]:
     """What `of_all` was when the training run in `folder` began. Raises SettingsError without a config.toml."""
-    about = read_toml(folder / FILE, provenance=True).get(PROVENANCE, {})
+    about = read_toml(folder / CONFIG_FILE, provenance=True).get(PROVENANCE, {})
     return dict(about.get(CONTENTS, {}))
 
 
@@ -48,39 +65,45 @@ def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
 
     Settings that name no file of one's own are not in it.
     """
-    made = settings.get(MAKE)
-    if isinstance(made, str):
-        settings = {**settings, MAKE: json_object(MAKE, made)}
     found, every = {}, flat(settings)
     for name, value in every.items():
         table, _, last = name.rpartition(".")
         if last == "folder" and every.get(f"{table}.kind") == "skills":
-            value = f"{PREFIX}{value}"
+            value = f"{SKILLS_PREFIX}{value}"
         texts = [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
         if contents := [content for content in map(_of_file, texts) if content is not None]:
             found[name] = content_hash({"contents": contents})[:16]
     return found
 
 
+def of_models(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Setting -> hash of the weights in the folder that it names. It reads all of them."""
+    folders = {
+        path: user_path(value)
+        for path, value in flat(settings).items()
+        if path.rpartition(".")[2] in MODELS and isinstance(value, str)
+    }
+    return {path: weights_hash(folder) for path, folder in folders.items() if holds_weights(folder)}
+
+
 def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
-    """`algorithm` and `env` -> 16 hex digits of their module, where it is one's own. Lines of comments do not count.
+    """Setting -> 16 hex digits of the module that it names, where that is one's own. Lines of comments do not count.
 
     What that module imports is not looked at, and one without a source has none.
     """
     found = {}
-    # of an evaluation it is a table
-    env_id = at(settings, "play.env.id") or at(settings, "play.env")
-    for name, named, find_module in (
-        ("algorithm", at(settings, "algorithm"), _module_of_algorithm),
-        ("env", env_id, _module_of_env),
-    ):
-        module = None if named in (None, NONE) else find_module(str(named))
+    for path in CODE:
+        named = at(settings, path)
+        # of an evaluation `play.env` is a table
+        if not isinstance(named, str) or named == NONE:
+            continue
+        module = _module_of_algorithm(named) if path == "algorithm" else inspect.getmodule(env_class(named))
         if module is None or module.__name__.partition(".")[0] == "turngym":
             continue
         with contextlib.suppress(OSError):
             lines = inspect.getsource(module).splitlines()
             code = [line for line in lines if line.partition("#")[0].strip()]
-            found[name] = content_hash({"code": code})[:16]
+            found[path] = content_hash({"code": code})[:16]
     return found
 
 
@@ -93,16 +116,12 @@ def _module_of_algorithm(name: str) -> ModuleType | None:
     return sys.modules[name.partition(":")[0]] if ":" in name else inspect.getmodule(found.build)
 
 
-def _module_of_env(env_id: str) -> ModuleType | None:
-    return inspect.getmodule(env_class(env_id))
-
-
 def _of_file(text: str) -> str | None:
     """What is in the file, or the folder of skills, that `text` names; None for other texts and what comes along."""
     if "\0" in text:
         return None
-    path = user_path(text.removeprefix(PREFIX))
-    if text.startswith(PREFIX):
+    path = user_path(text.removeprefix(SKILLS_PREFIX))
+    if text.startswith(SKILLS_PREFIX):
         return read_skills(str(path)).identity if path.exists() else None
     # the name of a method or a split may be a file's in somebody's folder; `Path.is_file` raises for texts too long
     if not ("/" in text or path.suffix) or not os.path.isfile(path):

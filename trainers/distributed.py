@@ -27,7 +27,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
-from turngym.trainers.schedule import AsyncRollout, Together
+from turngym.trainers.rollout_schedule import AsyncRollout, Together
 from turngym.trainers.scorer import LocalScorer, shared_scorer
 from turngym.trainers.train_loop import Trainer
 

@@ -211,11 +211,11 @@ def judge_episodes(
 
 # A judge whose votes nobody can read would train nothing, and say nothing.
 
-PATIENCE = 3
+UNREADABLE_BATCHES = 3
 """So many batches in a row must be unreadable before a run stops."""
 NOTICE = 0.1
 """A share of unread votes above this is worth a warning, once."""
-SHOWN = 120
+SHOWN_LETTERS = 120
 """Characters of the last unread vote that are shown, from its end, where the decision should be."""
 
 
@@ -239,7 +239,7 @@ class UnreadVotes:
         unread = written - sum(len(turn.judge_scores or ()) for turn in turns)
         share = unread / max(written, 1)
         self._bad = self._bad + 1 if share > self.limit else 0
-        if self._bad >= PATIENCE:
+        if self._bad >= UNREADABLE_BATCHES:
             raise JudgeError(f"{where}: {_said(episodes, unread, written)}; it was so {self._bad} times in a row")
         if share > NOTICE and not self._warned:
             self._warned = True
@@ -253,7 +253,7 @@ def _said(episodes: Sequence[Episode], unread: int, written: int) -> str:
     # a turn of which no vote was read, so that what is shown is one of them
     wild = next((turn for turn in reversed(turns) if turn.judge_scores == ()), None)
     votes = [vote for vote in (wild.judge_votes or ()) if vote is not None] if wild else []
-    shown = f"; one ends with {excerpt(votes[-1], SHOWN, end=True)!r}" if votes else ""
+    shown = f"; one ends with {excerpt(votes[-1], SHOWN_LETTERS, end=True)!r}" if votes else ""
     return f"{unread} of {written} votes of the judge have no valid \\boxed{{}}{of_them}{shown}"
 
 

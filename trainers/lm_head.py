@@ -63,7 +63,7 @@ def own_gradient(weight: Tensor) -> Tensor | None:
 
 
 def chunks(length: int, chunk: int) -> Iterator[slice]:
-    """Slices of at most `chunk` rows; of no rows one empty slice."""
+    """Slices of at most `chunk` rows; one empty slice if there are no rows."""
     # cat needs a tensor, and a process without work a graph for its backward pass
     for start in range(0, max(length, 1), chunk):
         yield slice(start, start + chunk)

@@ -14,7 +14,7 @@ from torch import Tensor
 from turngym.agents.local_engine.lora_weights import (
     ADAPTER,
     ADAPTER_WEIGHTS,
-    PREFIX,
+    PEFT_PREFIX,
     LowRank,
     is_transposed,
     shared_weights,
@@ -24,7 +24,7 @@ from turngym.core.errors import ModelError
 from turngym.core.numbers import Count
 from turngym.trainers.models import freeze_unread
 
-NAME = "default"
+ADAPTER_NAME = "default"
 """peft's own name for the only adapter of a model."""
 
 
@@ -99,21 +99,21 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
 
 def adapted(model: Any) -> bool:
     """Whether `add_adapters` was here."""
-    return NAME in getattr(model, "peft_config", {})
+    return ADAPTER_NAME in getattr(model, "peft_config", {})
 
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
     """Inside, the model computes what it did before it had adapters, to the bit: theirs counts zero times."""
     layers = [layer for _, layer in _adapted_layers(model)]
-    scales = [layer.scaling[NAME] for layer in layers]
+    scales = [layer.scaling[ADAPTER_NAME] for layer in layers]
     try:
         for layer in layers:
-            layer.scaling[NAME] = 0.0
+            layer.scaling[ADAPTER_NAME] = 0.0
         yield
     finally:
         for layer, scale in zip(layers, scales, strict=True):
-            layer.scaling[NAME] = scale
+            layer.scaling[ADAPTER_NAME] = scale
 
 
 def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -125,12 +125,14 @@ def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(weights)
     learned = {}
     for name, layer in _adapted_layers(model):
-        embeds = f"{name}.lora_embedding_A.{NAME}" in weights
-        a, b = (f"lora_embedding_{half}.{NAME}" if embeds else f"lora_{half}.{NAME}.weight" for half in "AB")
+        embeds = f"{name}.lora_embedding_A.{ADAPTER_NAME}" in weights
+        a, b = (
+            f"lora_embedding_{half}.{ADAPTER_NAME}" if embeds else f"lora_{half}.{ADAPTER_NAME}.weight" for half in "AB"
+        )
         learned[f"{name}.base_layer.weight"] = LowRank(
             a=weights[f"{name}.{a}"],
             b=weights[f"{name}.{b}"],
-            scale=layer.scaling[NAME],
+            scale=layer.scaling[ADAPTER_NAME],
             transposed=bool(is_transposed(layer.base_layer)),
         )
     # peft moves the weight of a layer that it wraps from LAYER.weight to LAYER.base_layer.weight
@@ -158,7 +160,7 @@ def require_one_model(model: Any) -> None:
 
 def _adapted_layers(model: Any) -> list[tuple[str, Any]]:
     # attention layers have a `scaling`, too, which is a number
-    return [(name, each) for name, each in model.named_modules() if NAME in getattr(each, "lora_dropout", ())]
+    return [(name, each) for name, each in model.named_modules() if ADAPTER_NAME in getattr(each, "lora_dropout", ())]
 
 
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -167,7 +169,7 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
 
     folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
-    model.peft_config[NAME].save_pretrained(str(folder))
+    model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
     # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    tensors = {f"{PREFIX}{name}": value.contiguous() for name, value in own.items()}
+    tensors = {f"{PEFT_PREFIX}{name}": value.contiguous() for name, value in own.items()}
     write_tensors(tensors, folder / ADAPTER_WEIGHTS, like=ADAPTER)

@@ -1,25 +1,22 @@
-"""Token losses: pure functions that give one number per supervised token and never reduce.
+"""Formulas of token losses: pure functions that give one number per supervised token and never reduce.
 
-Three families, in this order: the reverse KL on a support of K ids (distillation), the clipped surrogate with its KL
-estimators (policy gradients), and the losses of `Tokens` that algorithms are composed of. At the end stands what wraps
-a loss where tokens may be stale: the dual clip and truncated importance sampling. The log-probabilities of a support
-come from `lm_head`, which never holds [B, T, V].
+First the reverse KL on a support of K ids (distillation), then the clipped surrogate with its KL estimators (policy
+gradients). Algorithms are composed of the losses in `token_losses.py`. The log-probabilities of a support come from
+`lm_head`, which never holds [B, T, V].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.lm_head import MIN_LOGP
 from turngym.trainers.run_config import ConfigError
 
@@ -89,7 +86,7 @@ def bin_forward_kl(
     l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
     has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0. Its gradient at an
     id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns.
+    Source: [guided-opd]; docs/algorithms.md#forward-kl.
 
     Args:
         student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.
@@ -324,6 +321,12 @@ def clipped_surrogate(
     return Surrogate(loss_N=loss_N, ratio_N=ratio_N.detach(), clipped_N=clipped_N)
 
 
+def check_clip(low: float, high: float) -> None:
+    """Raises ConfigError unless 0 <= low <= 1 and 0 <= high."""
+    if not 0.0 <= low <= 1.0 or not high >= 0.0:
+        raise ConfigError(f"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper")
+
+
 def clipped_weight(
     logp_N: Tensor,
     behavior_logp_N: Tensor,
@@ -438,264 +441,3 @@ def _cut(d_N: Tensor, low: float, high: float) -> Tensor:
 
 KL_ESTIMATORS: Mapping[str, KLEstimator] = MappingProxyType({"k1": kl_k1, "k2": kl_k2, "k3": kl_k3})
 """The estimators by the name that settings use."""
-
-# The token losses of the algorithms: each gives one number per supervised token and never reduces.
-
-
-@dataclass(frozen=True, slots=True)
-class NegativeLogLikelihood:
-    """l_i = -log p(label_i), nats."""
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        return TokenLosses(loss_n=-tokens.logp_n, diagnostics={})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupportKL:
-    """l_i = w_i KL_S(p || q) on the support S, w_i the detached importance ratio (1 where the behavior is unknown).
-
-    `kl` may also be another divergence, such as the forward KL, KL_S(q || p). 0 where the targets say that a token does
-    not count.
-
-    Source: [turnopd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
-    Diagnostics: `kl_bin`, `kl_raw`, `teacher_entropy`, `clipped`.
-    """
-
-    kl: TokenKL = bin_reverse_kl
-    importance: tuple[float, float] | None = (0.1, 10.0)
-    """Range of the ratio train / rollout probability; None, or a range of 1 alone, for no ratio."""
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
-        if student is None or teacher is None:
-            raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
-        tails = tokens.tail_n, tokens.teacher_tail_n
-        loss_n = topk_reverse_kl(student, teacher, self.kl, student_tail_N=tails[0], teacher_tail_N=tails[1])
-        # logged only: no graph is kept for the two other forms
-        with torch.no_grad():
-            diagnostics = {
-                "kl_bin": loss_n if self.kl is bin_reverse_kl else bin_reverse_kl(student, teacher, *tails),
-                "kl_raw": loss_n if self.kl is raw_reverse_kl else raw_reverse_kl(student, teacher),
-                "teacher_entropy": topk_entropy(teacher, tails[1]),
-                "clipped": torch.zeros_like(loss_n),
-            }
-        if self.importance not in (None, (1.0, 1.0)):
-            low, high = self.importance
-            ratio_n = importance_weight(tokens.sampled_logp_n, tokens.behavior_logp_n, low=0.0, high=math.inf)
-            weight_n = ratio_n.clamp(low, high)
-            diagnostics["clipped"] = (weight_n != ratio_n).float()
-            loss_n = loss_n * weight_n
-        if tokens.kl_mask_n is not None:
-            # masked by a product: both factors are finite, so that no NaN hides behind the zero
-            loss_n = loss_n * tokens.kl_mask_n
-        return TokenLosses(loss_n=loss_n, diagnostics={name: values.detach() for name, values in diagnostics.items()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClippedAdvantage:
-    """The clipped surrogate on `advantage_N`; diagnostics: `clipped`, and `kl_bin` = `kl_raw` = -advantage.
-
-    -A_i = log p - log q at the sampled id is an unbiased estimate of the reverse KL at the position.
-    Source: [minillm] eq. 2; docs/algorithms.md#sampled-token-distillation.
-    """
-
-    eps_low: float = 0.2
-    eps_high: float = 0.28
-    dual_clip: float | None = None
-    """Greatest ratio that counts where the advantage is negative; None for no bound."""
-
-    def __post_init__(self) -> None:
-        check_clip(self.eps_low, self.eps_high)
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        result, advantage_n = _surrogate_of(tokens, self)
-        # the sampled estimate stands in for both forms, so that depth control and tables work with it too
-        kl_n = -advantage_n
-        return TokenLosses(
-            loss_n=result.loss_N,
-            diagnostics={"kl_bin": kl_n, "kl_raw": kl_n, "clipped": result.clipped_N.float()},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyGradient:
-    """l_i = clipped surrogate(A_i) + kl_coef KL_i(policy, reference) - entropy_coef H_i, nats.
-
-    Where the behavior's log-probability is unknown, the present one stands in for it (ratio 1). Where the targets
-    number sequences, the ratio is that of the sequence.
-    Source: [ppo] eq. 7, [grpo] eq. 3; docs/algorithms.md#clipped-surrogate.
-    Diagnostics: `clipped`, and `kl_reference` with a reference.
-    """
-
-    surrogate: Callable[..., Surrogate] = clipped_surrogate
-    """Loss of a token from ratio and advantage: `clipped_surrogate` or `clipped_weight`."""
-    eps_low: float = 0.2
-    eps_high: float = 0.2
-    kl_coef: float = 0.0
-    kl: KLEstimator = kl_k3
-    entropy_coef: float = 0.0
-    dual_clip: float | None = None
-    """Greatest ratio that counts where the advantage is negative; None for no bound."""
-
-    def __post_init__(self) -> None:
-        check_clip(self.eps_low, self.eps_high)
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        result, _ = _surrogate_of(tokens, self, self.surrogate)
-        more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
-        diagnostics["clipped"] = result.clipped_N.float()
-        return TokenLosses(loss_n=result.loss_N + more_n, diagnostics=diagnostics)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regularized:
-    """Another token loss plus kl_coef KL_i(policy, reference) - entropy_coef H_i, nats; adds `kl_reference`."""
-
-    loss: TokenLoss
-    kl_coef: float = 0.0
-    kl: KLEstimator = kl_k3
-    entropy_coef: float = 0.0
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        inner = self.loss(tokens)
-        more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
-        return TokenLosses(loss_n=inner.loss_n + more_n, diagnostics={**inner.diagnostics, **diagnostics})
-
-
-def _surrogate_of(
-    tokens: Tokens, clip: ClippedAdvantage | PolicyGradient, surrogate: Callable[..., Surrogate] = clipped_surrogate
-) -> tuple[Surrogate, Tensor]:
-    """The surrogate of `tokens` within the bounds of `clip`, and the advantages [n] that it is of."""
-    if tokens.advantage_n is None:
-        raise ValueError("a clipped surrogate needs targets with advantage_N")
-    logp_n, behavior_n = tokens.sampled_logp_n, known_behavior(tokens)
-    if SEQUENCE in tokens.extra:
-        logp_n = sequence_logp(logp_n, behavior_n, tokens.extra[SEQUENCE])
-    found = surrogate(
-        logp_n,
-        behavior_n,
-        tokens.advantage_n,
-        eps_low=clip.eps_low,
-        eps_high=clip.eps_high,
-        dual_clip=clip.dual_clip,
-    )
-    return found, tokens.advantage_n
-
-
-def check_clip(low: float, high: float) -> None:
-    """Raises ConfigError unless 0 <= low <= 1 and 0 <= high."""
-    if not 0.0 <= low <= 1.0 or not high >= 0.0:
-        raise ConfigError(f"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper")
-
-
-def known_behavior(tokens: Tokens) -> Tensor:
-    """Behavior log-probabilities [n]; where they are unknown, the present ones, detached (a ratio of 1)."""
-    known_n = tokens.behavior_logp_n.isfinite()
-    # replaced before any arithmetic: NaN in a masked token would still be NaN in the gradient
-    return torch.where(known_n, tokens.behavior_logp_n, tokens.sampled_logp_n.detach())
-
-
-def regularized(
-    tokens: Tokens, kl_coef: float, kl: KLEstimator, entropy_coef: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one.
-
-    Args:
-        tokens: the tokens of a microbatch.
-        kl_coef: weight of the KL to the initial policy.
-        kl: the estimator of that KL from one sampled id.
-        entropy_coef: weight of the entropy bonus; 0 for none.
-    """
-    more_n, diagnostics = torch.zeros_like(tokens.logp_n), {}
-    if tokens.reference_logp_n is not None:
-        kl_n = kl(tokens.logp_n, tokens.reference_logp_n)
-        diagnostics["kl_reference"] = kl_n.detach()
-        more_n = more_n + kl_coef * kl_n
-    # minus: a bonus; skipped at 0, for then the entropy has no graph
-    if entropy_coef:
-        more_n = more_n - entropy_coef * tokens.entropy_n
-    return more_n, diagnostics
-
-
-# Where tokens may be stale: an older student drew them, and the ratio new / old of a token may be anything.
-
-DUAL_CLIP = 3.0
-"""Bound of the ratio under a negative advantage, where episodes may be stale."""
-
-
-def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algorithm:
-    """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
-
-    Fresh episodes have ratios of 1, so nothing is bounded there. By default losses that have no dual clip stay as they
-    are; a bound that is asked for raises ConfigError there.
-    Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
-    """
-    name = algorithm.name
-    if setting and not _has_ratio(algorithm.token_loss):
-        raise ConfigError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
-    bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
-    return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
-
-
-@runtime_checkable
-class RatioLoss(TokenLoss, Protocol):
-    """A token loss with a probability ratio that can be bounded under negative advantages; a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def dual_clip(self) -> float | None:
-        """The bound; None for none."""
-
-
-@runtime_checkable
-class OuterLoss(TokenLoss, Protocol):
-    """A token loss around another one; a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def loss(self) -> TokenLoss:
-        """The loss that this one wraps."""
-
-
-def _has_ratio(loss: TokenLoss) -> bool:
-    return isinstance(loss, RatioLoss) or (isinstance(loss, OuterLoss) and _has_ratio(loss.loss))
-
-
-def with_dual_clip(loss: TokenLoss, bound: float) -> TokenLoss:
-    """`loss` with a `dual_clip` of `bound` where it, or a loss inside of it, has a probability ratio."""
-    if isinstance(loss, RatioLoss):
-        return replace(loss, dual_clip=bound)
-    return replace(loss, loss=with_dual_clip(loss.loss, bound)) if isinstance(loss, OuterLoss) else loss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TruncatedImportance:
-    """Another token loss whose probability ratio new / old counts for at most `cap`: truncated importance sampling.
-
-    With r_i = p(label_i) / mu(label_i), mu as sampled, the inner loss sees mu'_i = max(mu_i, p_i / cap) with p_i
-    detached, so its ratio is min(r_i, cap) and, where it is linear in the ratio, its gradient
-    min(r_i, cap) A_i grad log p_i: bounded for negative advantages too, where clipping alone bounds nothing. Tokens
-    whose behavior is unknown (NaN) stay so. On fresh rollouts r_i is 1 and nothing changes.
-    Source: [impala] section 4.1, [tis]; docs/algorithms.md#truncated-importance-sampling.
-    Diagnostics: `ratio`, min(r_i, cap), and `truncated`, 1 where it was cut; NaN where the behavior is unknown.
-    """
-
-    loss: TokenLoss
-    cap: float = 2.0
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        # detached: else the gradient through mu' would cancel that of the ratio where it is cut
-        now_n = tokens.sampled_logp_n.detach()
-        least_n = now_n - math.log(self.cap)
-        # maximum passes NaN on, so that unknown behavior stays unknown to the inner loss
-        behavior_n = torch.maximum(tokens.behavior_logp_n, least_n)
-        inner = self.loss(replace(tokens, behavior_logp_n=behavior_n))
-        known_n = tokens.behavior_logp_n.isfinite()
-        cut_n = (tokens.behavior_logp_n < least_n).float()
-        own = {
-            "ratio": torch.where(known_n, (now_n - behavior_n).exp(), torch.nan),
-            "truncated": torch.where(known_n, cut_n, torch.nan),
-        }
-        return TokenLosses(loss_n=inner.loss_n, diagnostics={**inner.diagnostics, **own})

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from turngym.core.disk_space import at_once
 from turngym.core.errors import TurngymError
 from turngym.core.line_file import LineFile
 from turngym.core.redaction import brief, excerpt, without_keys
-from turngym.core.room import at_once
 from turngym.core.spec import kind_of
 from turngym.core.tables import written_whole
 from turngym.core.user_files import json_of, library_path
@@ -120,7 +120,7 @@ def trackio_sink(folder: Path, project: str, run_id: str) -> Sink:
 TRACKERS = {"wandb": wandb_sink, "trackio": trackio_sink}
 
 
-FILE = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 Row = Mapping[str, Any]
 SOME_METRICS: Mapping[str, str] = {
     "kl_reference": "mean KL estimate to the initial policy, nats",
@@ -292,7 +292,7 @@ class MetricsLog:
 
         Kept are training rows up to `step` and evaluations up to `evaluated`, the last ones that the checkpoint knows.
         """
-        path, last = self.folder / FILE, {"train": step, "eval": evaluated}
+        path, last = self.folder / METRICS_FILE, {"train": step, "eval": evaluated}
         if path.exists():
             rows = (row for row in iter_metrics(self.folder) if row["step"] <= last[row["kind"]])
             # renamed when complete: a run killed here must not lose the rows that it had
@@ -304,7 +304,7 @@ class MetricsLog:
     def open(self, step: int) -> None:
         """Start writing after `step`; sinks then show what the file has, whatever an earlier process gave them."""
         path = self.folder / TRACKED
-        begun = (self.folder / FILE).exists()
+        begun = (self.folder / METRICS_FILE).exists()
         if self.tracker is not None:
             self._tracked = json_of(path.read_text(encoding="utf-8")) if path.exists() else {}
             # of a run and not of its folder, in which there may have been another one
@@ -338,11 +338,11 @@ class MetricsLog:
                 sink.write(row)
 
     def _append(self, line: bytes) -> None:
-        with closing(LineFile(self.folder / FILE)) as file:
+        with closing(LineFile(self.folder / METRICS_FILE)) as file:
             file.append(line)
 
     def saved(self, step: int, *, ended: bool = False) -> None:
-        """A checkpoint holds `step`: rows before it will not be written again, nor that of `step` if the run `ended`.
+        """Says that a checkpoint holds `step`: rows before it, and that of `step` if the run `ended`, are final.
 
         Sinks that only grow get them. The row of `step` waits for the evaluation after it, as a resumed run may have to
         play that, and Weights & Biases takes no step twice.
@@ -427,9 +427,9 @@ def read_metrics(run: Path | str) -> list[dict[str, Any]]:
 
 def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
     """Reads as `read_metrics` does, one row at a time: long runs write more than one wants in memory."""
-    path = Path(run) / FILE
+    path = Path(run) / METRICS_FILE
     if not path.is_file():
-        raise TurngymError(f"no {FILE} in {run}: not a training run")
+        raise TurngymError(f"no {METRICS_FILE} in {run}: not a training run")
     bad: tuple[int, ValueError] | None = None
     # bytes: a line that was torn inside a character is skipped like any other torn one
     with path.open("rb") as file:

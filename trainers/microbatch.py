@@ -180,7 +180,10 @@ by far more."""
 
 
 def packing_for(packing: Packing, model: Any) -> Packing:
-    """`off` in the place of `auto` for a model that does not keep rows apart; ConfigError if it has to."""
+    """`packing`, with `auto` resolved: `off` for a model that does not keep rows apart.
+
+    Raises ConfigError for `on` with such a model.
+    """
     if packing == "auto":
         try:
             check_packing(model)

@@ -83,10 +83,15 @@ def tiny_qwen3(
 
 def backbone(model: Any) -> nn.Module:
     """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
+    from transformers import PreTrainedModel
+
+    # transformers' get_decoder and base_model fall back to the model itself, which ends in logits
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    # transformers' get_decoder falls back to the model itself, which ends in logits
-    inner = decoder if decoder is not None and decoder is not model else getattr(model, "base_model", None)
-    if inner is None or inner is model:
+    parts = [decoder, getattr(model, "base_model", None)]
+    # Llama 4's base model bears another name than its text part has
+    parts += [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    inner = next((part for part in parts if part is not None and part is not model), None)
+    if inner is None:
         raise ModelError(f"{type(model).__name__} has no backbone apart from its head; use a Hugging Face causal model")
     return inner
 
@@ -115,20 +120,27 @@ def head(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 def check_head(model: Any) -> None:
-    """Compares `head` with the model's own logits, once, on a few ids.
+    """Compares `head` with the model's own logits, once, on a few ids, and these with those of fewer ids.
 
     Families scale their logits by names of their own, and one that `head` does not know would be trained and scored by
-    other probabilities than those it plays with. Raises ModelError for it.
+    other probabilities than those it plays with. Others read in both directions, and know what they are to predict.
+    Raises ModelError for both.
     """
-    ids = np.arange(1, 9)[None] % vocabulary_size(model)
+    ids, first = np.arange(1, 9)[None] % vocabulary_size(model), 4
     with torch.no_grad():
         own = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[0]
-        ours = head(model)(hidden_states(model, ids))
-    off, most = (own.float() - ours.float()).abs().max().item(), own.float().abs().max().item()
-    if off > HEAD_TOLERANCE * most:
+        ours, alone = (head(model)(hidden_states(model, part)) for part in (ids, ids[:, :first]))
+    most = HEAD_TOLERANCE * own.float().abs().max().item()
+    name, off = type(model).__name__, (own.float() - ours.float()).abs().max().item()
+    if off > most:
         raise ModelError(
-            f"{type(model).__name__} makes its logits in a way that is not known here (they differ by {off:.3g} of "
-            f"{most:.3g}), so it cannot be trained and cannot score; `turngym eval` plays it"
+            f"{name} makes its logits in a way that is not known here (they differ by {off:.3g}; {most:.3g} would be "
+            "rounding), so it cannot be trained and cannot score; `turngym eval` plays it"
+        )
+    if (off := (ours[:first].float() - alone.float()).abs().max().item()) > most:
+        raise ModelError(
+            f"{name} predicts an id by those behind it (its logits differ by {off:.3g} without them): valid: a causal "
+            "language model"
         )
 
 
@@ -184,8 +196,10 @@ def hidden_states(
         positions_BL: position of each id in its row; None: 0 to L - 1.
         line: which tokens of a line belong together; None: each line is a row.
 
-    Raises ModelError for rows that are longer than the model's context (`position_limit`).
+    Raises ModelError for rows that are longer than the model's context (`position_limit`), and for ids that it has no
+    embedding for.
     """
+    check_embedded(model, ids_BL)
     check_length(model, ids_BL.shape[1] if positions_BL is None else int(positions_BL.max(initial=0)) + 1)
     device = next(model.parameters()).device
     ids = torch.from_numpy(ids_BL).to(device)
@@ -194,6 +208,17 @@ def hidden_states(
     if positions_BL is None:
         return run(ids).flatten(0, 1)
     return run(ids, torch.from_numpy(positions_BL).to(device), line).flatten(0, 1)
+
+
+def check_embedded(model: Any, ids_BL: NDArray[np.int64]) -> None:
+    """Raises ModelError for an id that `model` has no row for, as of a token that was added to its tokenizer alone."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    size, most = getattr(embedding, "num_embeddings", None), int(ids_BL.max(initial=0))
+    if size is not None and most >= size:
+        raise ModelError(
+            f"id {most} is read, and {type(model).__name__} knows ids 0 to {size - 1}: its tokenizer has tokens that "
+            "were not added to the model (resize_token_embeddings does that)"
+        )
 
 
 def check_length(model: Any, size: int) -> None:
@@ -333,7 +358,13 @@ class recomputing:
     def __enter__(self) -> None:
         self.model.eval()  # a caller's model may come in training mode
         if self.checkpointing:
-            getattr(self.model, f"{self.word}_checkpointing_enable")(RECOMPUTATION)
+            try:
+                getattr(self.model, f"{self.word}_checkpointing_enable")(RECOMPUTATION)
+            except ValueError as error:
+                name = type(self.model).__name__
+                raise ModelError(
+                    f"--gradient-checkpointing: {name} cannot recompute; leave it out ({error})"
+                ) from error
             for module in self.model.modules():
                 # the layers' flag has kept its name
                 if getattr(module, "gradient_checkpointing", False):
@@ -417,7 +448,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 # Refuse to distill between models that do not share a vocabulary.
 
-SHOWN = 5
+SHOWN_IDS = 5
 """How many ids that differ an error names."""
 OTHER = "--distill.vocabulary other compares what the two say as text"
 
@@ -442,7 +473,7 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     mine, theirs = _by_id(student), _by_id(teacher)
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
     if wrong:
-        rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN])
+        rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
         raise VocabularyError(
             f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
             f"Distillation needs one tokenizer for both; {OTHER}"

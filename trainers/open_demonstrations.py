@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,11 +17,10 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.named_agent import open_agent
-from turngym.agents.play_spec import AnyAgent, Local, Player, Replay, meaning
+from turngym.agents.play_spec import AnyAgent, EnvPlayer, Local, RecordedAgent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
-from turngym.core.spec import flat, to_table
 from turngym.core.task import Task
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
@@ -31,19 +29,18 @@ from turngym.envs.panels import assert_disjoint
 from turngym.trainers.student_player import RunEnv, text_writer
 
 
-def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, Any]]:
+def open_demonstrations(env: RunEnv) -> Demonstrations | None:
     """Opens what `--demonstrations` names, for the student in `env`; without a name the environment's expert.
 
-    Returns the demonstrations, and what a resumed run must share of them; None where the run needs none: its episodes
-    are recorded, or an expert plays them itself. Raises TurngymError for an unknown agent, a missing file, or a file
-    without a demonstration of any of the tasks.
+    None where the run needs none: its episodes are recorded, or an expert plays them itself. Raises TurngymError for an
+    unknown agent, a missing file, or a file without a demonstration of any of the tasks.
     """
     config, run, student = env.config, env.info, env.student
     asked = config.part("demonstrations").demonstrator
     if config.play.traces or (run.imitates is not None and asked is None):
-        return None, {}
+        return None
     player, base, play = student.actor, student.env, student.play
-    reward = config.loop.reward
+    reward = config.part("reward")
     writer, options = text_writer(player), config.part("demonstrations")
     # a memory rewrites prompts turn by turn: their sum is no conversation that must fit
     fits = writer.fits if options.demonstration_fits and player.settings.memory == "all" else None
@@ -53,19 +50,15 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
         reward=None if reward is None else find_reward(reward),
         fits=fits,
     )
-    filters = {name: value for name, value in to_table(options).items() if name != "demonstrator"}
-    identity = {f"collect.{name}": value for name, value in filters.items()}
 
     # recorded episodes; they are filtered as they are read
-    if isinstance(asked, Replay):
-        path = user_path(asked.trace)
-        recorded = _recorded(path, keep, tasks_of(base), env.held_out)
-        # by name alone, for folders may have moved
-        return Demonstrations(source=recorded, writer=writer), identity | {"collect.demonstrations": path.name}
+    if isinstance(asked, RecordedAgent):
+        recorded = _recorded(user_path(asked.trace), keep, tasks_of(base), env.held_out)
+        return Demonstrations(source=recorded, writer=writer)
 
     slots = config.play.slots
     known = ("expert", *base.players)
-    if asked is None or (isinstance(asked, Player) and asked.name in known and not asked.noise):
+    if asked is None or (isinstance(asked, EnvPlayer) and asked.name in known and not asked.noise):
         # the environment's expert, or another player that it knows by name
         name = config.part("expert") if asked is None else asked.name
         agent = ExpertAgent(expert=named_player(name))
@@ -81,11 +74,8 @@ def open_demonstrations(env: RunEnv) -> tuple[Demonstrations | None, dict[str, A
             slots=slots,
             play=play,
         )
-        # a model by its content, since folders move
-        played = flat(to_table(opened.spec)).items()
-        identity |= {f"collect.{path}": value for path, value in played if meaning(f"agent.{path}") != "cost"}
         name = next((getattr(asked, one) for one in ("name", "folder", "model") if hasattr(asked, one)), "random")
-    return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}"), identity
+    return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}")
 
 
 def _beside(agent: AnyAgent, device: str) -> AnyAgent:

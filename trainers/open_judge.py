@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, SkillsJudge
-from turngym.agents.judges.hints import HintPrompts, refuse_control_tokens
+from turngym.agents.judges.hinted_prompts import HintPrompts, refuse_control_tokens
 from turngym.agents.judges.judge_settings import AnyJudge, Attempts
 from turngym.agents.judges.judges import BothQuestions, make_judge
 from turngym.agents.rollout_sources import write_step
@@ -14,7 +14,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judge, Question, RolloutSource
 from turngym.core.rollout_request import RolloutRequest
 from turngym.envs.base import TextEnv
-from turngym.trainers.algorithm import Algorithm, Told
+from turngym.trainers.algorithm import Algorithm, PrivilegedText
 from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.student_player import RunEnv, StudentPlayer
@@ -33,7 +33,7 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
         )
     device = env.config.models.device
     judge = open_judge(options, kind, student, expert=env.config.part("expert"), seed=run.seed, device=device)
-    player, position = student.actor, (algorithm.told or Told()).position
+    player, position = student.actor, (algorithm.privileged or PrivilegedText()).position
     hints = HintPrompts(renderer=player.renderer, position=position, max_context=player.engine.max_length)
 
     def keep(request: RolloutRequest, episodes: Sequence[Episode]) -> None:

@@ -29,6 +29,7 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import ValueCritic, explained_variance
+from turngym.trainers.learning_rate import learning_rate
 from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
 from turngym.trainers.models import autocast, clipped_norm, head, recomputing, rows_apart
@@ -76,58 +77,6 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     """AdamW over the trainable parameters; the learning rate is set before each update."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-
-
-def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
-    """Learning rate of `step` (1-based): linear warm-up, then constant, linear or cosine to zero after `total`."""
-    # + 1: the first step learns already, and the first one after warm-up has the full rate
-    factor = min(1.0, step / (config.lr_warmup + 1))
-    # step - 1: the first step after warm-up still has the full rate, and zero is reached after the last
-    share = max(0.0, (step - 1 - config.lr_warmup) / max(1, total - config.lr_warmup))
-    if config.schedule == "linear":
-        factor *= 1.0 - share
-    elif config.schedule == "cosine":
-        factor *= 0.5 * (1.0 + float(np.cos(np.pi * share)))
-    return config.lr * factor
-
-
-def lr_that_suits(parameters: int, *, adapters: bool = False) -> tuple[float, float]:
-    """The least and the greatest learning rate that usually suit AdamW on a model of so many `parameters`.
-
-    The greatest is 1e-2 up to a million parameters and falls with their power 2/3 (1e-4 at a thousand million); the
-    least is a hundredth of it. Adapters, which learn in place of the weights, take ten times as much. Ours: a rule of
-    thumb that holds for what is shipped and recorded here (tiny models 2e-4 to 3e-3, 135 million 1e-4 and with adapters
-    1e-3) and for the reference (1e-6 at two thousand million).
-    """
-    most = 1e-2 * max(parameters / 1e6, 1.0) ** (-2 / 3) * (10.0 if adapters else 1.0)
-    return most / 100.0, most
-
-
-def unsuited_lr(lr: float, parameters: int, *, adapters: bool = False) -> str:
-    """What is said of a learning rate that does not suit the size of the model; "" of one that does, and of 0."""
-    least, most = lr_that_suits(parameters, adapters=adapters)
-    # a rate on the border suits, however it was rounded
-    if not lr or least * 0.99 <= lr <= most * 1.01:
-        return ""
-    what = "the adapters" if adapters else "all weights"
-    return (
-        f"--optimizer.lr is {lr:g}: too {'small' if lr < least else 'large'}, as a rule, for {what} of a model of "
-        f"{parameters / 1e6:.3g} million parameters; {least:.0e} to {most:.0e} suit it"
-        f"{'' if adapters else ', adapters (--lora.rank) ten times as much'}"
-    )
-
-
-def unmoved_loss(losses: Sequence[float], lr: float) -> str:
-    """What is said where the loss at the end of a run is that at its beginning to a tenth (means over a fifth of the
-    steps each); "" of one that moved, and of fewer than four steps."""
-    size = max(1, len(losses) // 5)
-    first, last = (sum(part) / size for part in (losses[:size], losses[-size:]))
-    if len(losses) < 4 or not first > 0 or abs(last - first) > 0.1 * first:
-        return ""
-    return (
-        f"the loss hardly moved: {first:.3g} at the first of {len(losses)} steps, {last:.3g} at the last; if it should "
-        f"move, raise --optimizer.lr, which is {lr:g}"
-    )
 
 
 def update(
@@ -281,16 +230,16 @@ def _drawn(
 
     `distilled_n` are those at the distillation temperature.
     """
-    heat_N = drawn_temperatures(batch, forward.sampling_temperature)
+    temperature_N = drawn_temperatures(batch, forward.sampling_temperature)
     parts, places = [], []
     # all temperatures of the batch, though none of their tokens may be here: processes that share a model work in step
-    for heat in np.unique(heat_N):
-        where = np.flatnonzero(heat_N[micro.tokens] == heat)
+    for temperature in np.unique(temperature_N):
+        where = np.flatnonzero(temperature_N[micro.tokens] == temperature)
         where_n = torch.from_numpy(where).to(states.device)
-        if heat == forward.distill_temperature:
+        if temperature == forward.distill_temperature:
             parts.append(distilled_n[where_n])
         else:
-            parts.append(_project(model, states[where_n], label_n[where_n], None, forward, float(heat)).logp_N)
+            parts.append(_project(model, states[where_n], label_n[where_n], None, forward, float(temperature)).logp_N)
         places.append(where)
     return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(places))).to(states.device)]
 
@@ -300,8 +249,8 @@ def drawn_temperatures(batch: RolloutBatch, otherwise: float) -> NDArray[np.floa
 
     As its episode says, else that of the run (`otherwise`). Greedy ids (0) are reported at temperature 1.
     """
-    heat_N = np.where(np.isnan(batch.temperature_N), otherwise, batch.temperature_N)
-    return np.where(heat_N == 0, 1.0, heat_N)
+    temperature_N = np.where(np.isnan(batch.temperature_N), otherwise, batch.temperature_N)
+    return np.where(temperature_N == 0, 1.0, temperature_N)
 
 
 def _project(
@@ -331,7 +280,7 @@ def _tensor(values: NDArray[Any], micro: MicroBatch, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class RunStep:
     """Where in training the step stands; steps are 1-based."""
 
     config: OptimizerConfig
@@ -366,7 +315,7 @@ def run_epochs(
     episodes: Sequence[Episode],
     targets: Targets,
     algorithm: Algorithm,
-    schedule: Schedule,
+    run_step: RunStep,
     forward: Forward,
     critic: ValueCritic | None = None,
 ) -> Epochs:
@@ -379,11 +328,11 @@ def run_epochs(
         episodes: the episodes that the batch was packed from.
         targets: what the target function says about each token.
         algorithm: whose weight, loss and terms are used.
-        schedule: the step of the run, and the optimizer's settings.
+        run_step: the step of the run, and the optimizer's settings.
         forward: how the model is run.
         critic: the critic that learns beside the policy; None for none.
     """
-    config = schedule.config
+    config = run_step.config
     results: list[UpdateResult] = []
     critic_losses: list[float] = []
     columns: dict[str, NDArray[np.float32]] = {}
@@ -392,7 +341,7 @@ def run_epochs(
     for turn in range(config.ppo_epochs):
         for part, chosen, tokens in parts:
             with calling(algorithm, "weight"):
-                weight_n = algorithm.weight(part, step=schedule.step, total_steps=schedule.total_steps)
+                weight_n = algorithm.weight(part, step=run_step.step, total_steps=run_step.total_steps)
             checked_weights(weight_n, part.tokens, algorithm.name)
             result = update(
                 model,
@@ -402,10 +351,10 @@ def run_epochs(
                 weight_N=weight_n,
                 token_loss=algorithm.token_loss,
                 forward=forward,
-                lr=schedule.lr,
+                lr=run_step.lr,
                 max_grad_norm=config.max_grad_norm,
                 terms=algorithm.terms,
-                step=schedule.step,
+                step=run_step.step,
             )
             results.append(result)
             if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
@@ -425,7 +374,7 @@ def run_epochs(
         columns=columns,
         weight_N=weight_N,
         fresh_N=fresh_N,
-        lr=schedule.lr,
+        lr=run_step.lr,
         critic_losses=critic_losses,
         critic_explained=explained,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel
 from turngym.agents.play_spec import EvalSpec, Model, OnPanel, part_of
@@ -25,7 +25,7 @@ from turngym.agents.resolve_play import (
     play_table,
 )
 from turngym.core.resolve import Layer, Resolved, resolve
-from turngym.core.spec import to_table
+from turngym.core.spec import expand, to_table
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.train_config import TrainConfig
@@ -61,12 +61,12 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     spec = msgspec.structs.replace(found.spec, play=msgspec.structs.replace(found.spec.play, scoring=scoring))
     tasks = spec.play.tasks
     assert isinstance(tasks, OnPanel)
-    heat = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0
+    temperature = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0
     evaluation = TaskEvaluation(
         spec=spec,
         tasks=part_of(panel.tasks, tasks.sampling),
         make_env=env_maker(panel.env_id, **{**made, "channel": student.settings.channel}),
-        agent=student.learner.agent(heat),
+        agent=student.learner.agent(temperature),
         system=student.learner.settings.system,
         play=student.play,
     )
@@ -112,41 +112,32 @@ def eval_spec(
     preset = find_preset(play.preset, panel.env_id)
     shared = {name: value for name, value in play.env_kwargs.items() if name in AGENT_FACING}
     training = Layer(name="training", table=play_table(panel.env_id, {"max_turns": max_turns, **shared}))
-    layers = [Layer(name="default", table=USUAL), environment_layer(panel.env_id)]
+    layers = [Layer(name="default", table=EVAL_DEFAULTS), environment_layer(panel.env_id)]
     if preset is None:
         layers += [training, panel_layer(panel)]
     else:
         layers += [panel_layer(panel), Layer(name=f"preset {preset.name}", table=preset.table)]
         layers.append(Layer(name="training", table=play_table(panel.env_id, shared)))
-    asked: dict[str, Any] = {
+    asked = {
         "preset": play.preset,
-        "play": {
-            "seed": seed,
-            "samples": evaluation.eval_samples,
-            "env": {},
-            "tasks": {"panel": panel_name(panel, evaluation.panel)},
-        },
-        "agent": {"kind": "model", "temperature": evaluation.eval_temperature},
-        "compute": {"slots": play.slots, "data": play.data},
+        "panel": panel_name(panel, evaluation.panel),
+        "seed": seed,
+        # as the preset says, or by default, where they are None
+        "samples": evaluation.eval_samples,
+        "temperature": evaluation.eval_temperature,
+        "limit": evaluation.eval_limit,
+        "spread": None if evaluation.eval_limit is None else evaluation.eval_spread,
+        "max_turns": None if config.run.max_turns is None else max_turns,
+        "slots": play.slots,
+        "data": play.data,
     }
-    if config.run.max_turns is not None:
-        asked["play"]["env"]["max_turns"] = max_turns
-    if evaluation.eval_limit is not None:
-        asked["play"]["tasks"]["sampling"] = {
-            "kind": "part",
-            "limit": evaluation.eval_limit,
-            "spread": evaluation.eval_spread,
-        }
-    for table, name in ((asked["play"], "samples"), (asked["agent"], "temperature")):
-        # as the preset says, or by default
-        if table[name] is None:
-            del table[name]
+    given = expand(EvalSpec, {name: value for name, value in asked.items() if value is not None}, "run")
     spoken = chat_table(chat) | {"examples": shown}
     if (templates := chat.remembers.templates) is not None:
         spoken["memory"]["sha256"] = templates.sha256
     player = {"kind": "model", "folder": "student", "engine": {"dtype": play.rollout_dtype or "float32"}}
     student = Layer(name="student", table={"agent": {**player, "chat": spoken}})
-    return resolve(EvalSpec, [*layers, student, Layer(name="run", table=asked, asked=True)])
+    return resolve(EvalSpec, [*layers, student, Layer(name="run", table=given, asked=True)])
 
 
 def examples_table(config: TrainConfig, found: Examples) -> dict[str, Any] | None:

@@ -12,7 +12,12 @@ from turngym.core.progress import ACTIVITY, LogLines, clock
 
 MUCH = 0.5
 """Share of answers that are cut or cannot be read from which on they are what holds a run up."""
-SHOWN = (("loss", "loss {:.3f}"), ("success", "success {:.0%}"), ("depth/cap", "depth {}"), ("eval/avg", "Avg {:.1%}"))
+SHOWN_METRICS = (
+    ("loss", "loss {:.3f}"),
+    ("success", "success {:.0%}"),
+    ("depth/cap", "depth {}"),
+    ("eval/avg", "Avg {:.1%}"),
+)
 
 
 class Progress:
@@ -112,7 +117,7 @@ class LiveProgress(Progress):
         self._first = self._first or (row["step"], self._ended)
         if row["kind"] == "train":
             self._steps, self._solved = self._steps + 1, self._solved + bool(row.get("success"))
-            self._unchanged += row.get("episodes") == 0
+            self._unchanged += row.get("episodes") == 0 or without_gradient(row)
             self._dropped += bool(row.get("updates_skipped"))
             if said := without_update(row):
                 self.console.print(f"{self.title}: {said}", highlight=False, soft_wrap=True)
@@ -137,7 +142,7 @@ class LiveProgress(Progress):
         """What may help, where steps made no update or answers were cut or could not be read."""
         said, share = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
         if self._unchanged:
-            first = f"{self._unchanged} of {self._steps} steps made no update, for nothing in them could be compared."
+            first = f"{self._unchanged} of {self._steps} steps taught nothing, for nothing in them could be compared."
             if not self._solved:
                 helps = (
                     "No episode succeeded: teach the student first (`turngym train sft` on an expert's episodes, or a "
@@ -201,9 +206,17 @@ def updated(row: Mapping[str, Any]) -> bool:
     return row.get("episodes") != 0 and row.get("updates") != 0
 
 
+def without_gradient(row: Mapping[str, Any]) -> bool:
+    """Whether a step that was to teach had nothing to teach, as where all of its rewards are equal."""
+    return row.get("grad_norm") == 0 and bool(row.get("lr"))
+
+
 def without_update(row: Mapping[str, Any]) -> str:
-    """`step 3: no update: its 8 groups have no contrast (8 all alike, 0 of them solved)`; "" where all were made."""
+    """`step 3: no update: its 8 groups have no contrast (8 all alike, 0 of them solved)`; "" where all were made, of a
+    gradient."""
     alike, solved, lost = (row.get(f"groups/{name}") for name in ("uniform", "uniform_solved", "lost"))
+    if without_gradient(row):
+        return f"step {row['step']}: its gradient is 0: nothing in its {row['episodes']} episodes could be compared"
     if row.get("episodes") != 0:
         if not (dropped := row.get("updates_skipped")):
             return ""
@@ -224,5 +237,5 @@ def peak_memory() -> int:
 
 def describe(row: Mapping[str, Any]) -> str:
     """`step 10  loss 0.412  success 25%  depth 12  Avg 31.0%` from the numbers that are there."""
-    parts = [text.format(row[name]) for name, text in SHOWN if row.get(name) is not None]
+    parts = [text.format(row[name]) for name, text in SHOWN_METRICS if row.get(name) is not None]
     return "  ".join([f"step {row.get('step', 0)}", *parts])

@@ -24,7 +24,7 @@ from turngym.core.trace import iter_episodes, read_episodes, read_specs
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
-from turngym.trainers.several import ENVIRONMENT
+from turngym.trainers.several_envs import ENVIRONMENT
 from turngym.trainers.student_player import RunEnv, text_writer
 from turngym.trainers.targets import rows
 from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig
@@ -216,25 +216,25 @@ def check_logprobs(episodes: Sequence[Episode], model: Any, where: str) -> None:
     Where another model drew the ids nothing is plain, and nothing is said. `where` names the episodes.
     """
     known = [e for e in episodes if any(t.origin == "policy" and t.logprobs is not None for t in e.turns)]
-    by_heat: dict[float, list[Episode]] = {}
+    by_temperature: dict[float, list[Episode]] = {}
     for episode in known:
-        heat = drawn_at(episode, episode.turns[0])
-        if heat not in (None, 0.0, 1.0) and not episode.status.is_error:
-            by_heat.setdefault(float(heat or 0.0), []).append(episode)
-    for heat, members in by_heat.items():
+        temperature = drawn_at(episode, episode.turns[0])
+        if temperature not in (None, 0.0, 1.0) and not episode.status.is_error:
+            by_temperature.setdefault(float(temperature or 0.0), []).append(episode)
+    for temperature, members in by_temperature.items():
         batch = pack(members[:COMPARED])
         ids, places = rows(batch)
         own, plain = (
-            np.concatenate(LocalScorer(model=model, temperature=at).logprobs(ids, places)) for at in (heat, 1.0)
+            np.concatenate(LocalScorer(model=model, temperature=at).logprobs(ids, places)) for at in (temperature, 1.0)
         )
-        both = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == heat)
+        both = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == temperature)
         right, before = (np.abs(batch.behavior_logp_N - scored)[both] for scored in (own, plain))
         if len(right) and before.mean() < 0.5 * right.mean() and right.mean() > LEAST_GAP:
             raise TurngymError(
-                f"{where}: ids were drawn at temperature {heat:g}, but their log-probabilities are those at "
-                f"temperature 1 (the student's own are {before.mean():.2g} nats away, at {heat:g} {right.mean():.2g}): "
-                "whoever recorded them gave them before the temperature (vLLM's default); record them with "
-                "--logprobs-mode processed_logprobs, or at --temperature 1"
+                f"{where}: ids were drawn at temperature {temperature:g}, but their log-probabilities are those at "
+                f"temperature 1 (the student's own are {before.mean():.2g} nats away, at {temperature:g} "
+                f"{right.mean():.2g}): whoever recorded them gave them before the temperature (vLLM's default); record "
+                "them with --logprobs-mode processed_logprobs, or at --temperature 1"
             )
 
 

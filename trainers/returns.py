@@ -48,17 +48,17 @@ def gae(
     _check_returns(episode_N, gamma, {"reward": reward_N, "value": value_N})
     if not 0.0 <= lam <= 1.0:
         raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
-    place = _Grid(episode_N)
+    grid = _Grid(episode_N)
     last_N = _is_last(episode_N)
     beyond_N = 0.0 if cut_E is None else np.where(cut_E[episode_N], value_N, 0.0)
     following_N = np.where(last_N, beyond_N, np.roll(value_N, -1))
-    delta = place.fill(reward_N + gamma * following_N - value_N)
+    delta = grid.fill(reward_N + gamma * following_N - value_N)
     advantage, carried = np.zeros_like(delta), np.zeros(len(delta))
     for column in reversed(range(delta.shape[1])):
         carried = delta[:, column] + gamma * lam * carried
         # a shorter episode is padded on the right with zeros: nothing is carried out of the padding
         advantage[:, column] = carried
-    advantage_N = place.take(advantage)
+    advantage_N = grid.take(advantage)
     return advantage_N, advantage_N + value_N
 
 

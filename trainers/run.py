@@ -6,7 +6,7 @@
                       episodes come from, evaluations, what a resume compares, records: a `Trainer`
 
 `turngym train` and `train()` come here, and so does the proxy whose clients train a model (`trainers.live.run`), which
-has another source of episodes but makes algorithm, teacher and identity by the same functions. Whoever plays otherwise
+has another source of episodes but makes algorithm and teacher by the same functions. Whoever plays otherwise
 builds a `Trainer` with its own `source`.
 """
 
@@ -31,7 +31,7 @@ from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
-from turngym.core.provenance import FILE, write_config
+from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
 from turngym.core.spec import at, kind_of, to_table
@@ -42,23 +42,22 @@ from turngym.trainers import contents
 from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
-from turngym.trainers.identity import of_training
+from turngym.trainers.learning_rate import unmoved_loss, unsuited_lr
 from turngym.trainers.lora import add_adapters
-from turngym.trainers.losses import bounded
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.open_demonstrations import open_demonstrations
-from turngym.trainers.optimizer_step import unmoved_loss, unsuited_lr
 from turngym.trainers.panel_evaluation import eval_spec, panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
+from turngym.trainers.rollout_schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
+from turngym.trainers.run_spec import spec_of_run
 from turngym.trainers.scorer import LocalScorer, load_student
-from turngym.trainers.several import (
+from turngym.trainers.several_envs import (
     EachPanel,
     FurtherEnv,
     RoutedTeachers,
@@ -79,6 +78,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
+from turngym.trainers.token_losses import bounded
 from turngym.trainers.train_config import DEFAULT, TrainConfig, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
@@ -173,22 +173,17 @@ def run_training(
 
 def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
-    that file is missing; what has changed since and may (one's own code) is said."""
-    models, content = config.models, contents.of_all(to_table(config))
+    that file is missing."""
+    models, path = config.models, config.models.out / CONFIG_FILE
     if models.resume:
-        path = models.out / FILE
         # a run may have been killed between its first checkpoint and this file
-        if path.exists():
-            began = contents.kept(models.out)
-            others = [name for name, was in began.items() if content.get(name, was) != was]
-            if others:
-                print(f"turngym: not as when the run began: the content of {', '.join(others)}", file=sys.stderr)
-            if at(read_toml(path), "run.steps") in (None, config.run.steps):
-                return
+        if path.exists() and at(read_toml(path), "run.steps") in (None, config.run.steps):
+            return
         config = changed(config, models=changed(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
-    about |= {contents.CONTENTS: content} if content else {}
-    write_config(models.out / FILE, config, command or None, **about)
+    if content := contents.of_all(to_table(config)):
+        about[contents.CONTENTS] = content
+    write_config(path, config, command or None, **about)
 
 
 def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:
@@ -223,7 +218,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         model,
         models.student,
         adapters=config.lora is not None,
-        renewed=bool(run.reference_every),
+        renewed=run.reference is not None,
         own_dtype=models.dtype,
         vocab_size=vocab_size,
         **scoring,
@@ -242,7 +237,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
-        told=algorithm.told,
+        privileged=algorithm.privileged,
     )
     envs = _open_envs(config, info, further, opened)
     student = envs[""].student
@@ -252,7 +247,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         on_update(read_state(latest_checkpoint(models.out))["step"])
 
     # Where a step's episodes come from: recorded or played, judged, rewarded.
-    source, demonstrated = _source(config, algorithm, envs, further, teacher)
+    source = _source(config, algorithm, envs, further, teacher)
 
     # Evaluations, in each environment on its own panel.
     panels = {name: panel_evaluation(env.panel, env) for name, env in envs.items() if env.panel is not None}
@@ -261,7 +256,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         evaluate = EachPanel(first=evaluate, others={name: panel for name, panel in panels.items() if name})
 
     # What a run that goes on with this one must share with it.
-    identity = of_training(config, algorithm, envs, teacher, demonstrated, further, panels)
+    spec = spec_of_run(config, envs, further, panels)
 
     # Targets of several teachers, or of a teacher that reads other ids.
     teachers = further_teachers(algorithm, further, both, vocab_size, **scoring)
@@ -298,7 +293,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         on_update=on_update,
         save_extra=save_extra,
         vocab_size=vocab_size,
-        identity=identity,
+        spec=spec,
+        contents=contents.of_run(spec, teacher, student.preset),
         progress=LiveProgress(config.algorithm, run.steps),
         order=order,
         servers=student.servers,
@@ -312,11 +308,10 @@ def _source(
     envs: Mapping[str, RunEnv],
     further: Sequence[FurtherEnv],
     teacher: Scorer | None,
-) -> tuple[RolloutSource, dict[str, Any]]:
-    """Where a step's episodes come from, recorded or played (in each environment a share), judged and rewarded; and
-    what a resumed run must share of the demonstrations."""
+) -> RolloutSource:
+    """Where a step's episodes come from, recorded or played (in each environment a share), judged and rewarded."""
     source: RolloutSource
-    demonstrations, demonstrated = open_demonstrations(envs[""])
+    demonstrations = open_demonstrations(envs[""])
     if config.play.traces:
         source = _recorded(config, envs, algorithm)
     else:
@@ -328,9 +323,9 @@ def _source(
 
         source = judged_source(source, envs[""], algorithm)
     if further and not config.play.traces:
-        others = {name: played_source(env, open_demonstrations(env)[0]) for name, env in envs.items() if name}
+        others = {name: played_source(env, open_demonstrations(env)) for name, env in envs.items() if name}
         source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
-    return _rewarded(source, config), demonstrated
+    return _rewarded(source, config)
 
 
 def _with_recorded(config: TrainConfig) -> TrainConfig:
@@ -483,7 +478,7 @@ def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algori
 
 def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
     """Returns `source`, or its episodes with the run's own reward in the place of the environment's return."""
-    name, kind = config.loop.reward, getattr(config.own, "reward", "return")
+    name, kind = config.part("reward"), getattr(config.own, "reward", "return")
     if name is None:
         return source
     if kind in ("success", "score"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from msgspec import Meta
 
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.spec import KIND, Spec, Unread, by_name, fields_of, flat, needing, read, to_table
+from turngym.core.spec import KIND, Spec, Unread, by_name, fields_of, needing, read, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -218,42 +217,25 @@ class LoopConfig:
     or [trackio]."""
 
 
-# without slots, for a class that has two bases
-@dataclass(frozen=True, kw_only=True)
-class ReferenceConfig:
-    """The reference of the KL: the initial policy, or the student of some steps before."""
+class Renewed(Spec):
+    """A reference of the KL that is renewed: the student of some steps before, in place of the initial policy."""
 
-    reference_every: Number = 0
-    """Steps after which the reference is renewed. The reference of the KL is then the student as it is; 0: it stays the
-    initial policy. It is the teacher, too, of opd-hints without one."""
+    reference_every: Count
+    """Steps after which the reference is renewed. The reference of the KL is then the student as it is. It is the
+    teacher, too, of opd-hints without one."""
     reference_rate: Portion = 1.0
     """What --reference-every mixes in. It is reference + rate (student - reference); below 1, with --reference-every 1,
     the reference is a moving average of the student."""
 
-    def unread(self) -> Unread:
-        if not self.reference_every:
-            yield from needing("--reference-every", "reference_rate")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(ReferenceConfig, LoopConfig):
+class RunConfig(LoopConfig):
     """All that the loop reads: what every algorithm has, and what some have alone."""
 
     temperature: NotNegative = 1.0
     """Sampling temperature of training rollouts."""
-    reward: str | None = None
-    """What an episode is worth in place of its return, `package.module:function`."""
-    dual_clip: NotNegative | None = None
-    """Bound of the ratio under an advantage < 0; None: `losses.bounded` decides, 0: none."""
-
-    def __post_init__(self) -> None:
-        if self.reference_rate < 1 and not self.reference_every:
-            raise ConfigError(
-                f"reference_rate is {self.reference_rate} with reference_every 0; valid: 1, or reference_every of at "
-                "least 1"
-            )
-        if self.dual_clip and not self.dual_clip > 1:
-            raise ConfigError(f"dual_clip is {self.dual_clip}; valid: above 1, or 0 for no bound")
+    reference: Renewed | None = None
+    """The reference of the KL; None: it stays the initial policy."""
 
     @property
     def full_depth(self) -> int:
@@ -276,27 +258,11 @@ class RunConfig(ReferenceConfig, LoopConfig):
                 )
 
 
-FREE = frozenset(
-    {
-        *("eval_every", "checkpoint_every", "keep_checkpoints", "gradient_checkpointing"),
-        *("tensorboard", "tracker"),
-    }
-)
-"""Settings that may change when a run is resumed, because they do not change what it computes."""
+def checked_table(*configs: Any) -> dict[str, Any]:
+    """The settings of `configs` as tables by the names of their classes.
 
-
-EVALUATION = "evaluation"
-"""The group of a run's fingerprint that says how it is evaluated, and its prefix for further environments."""
-
-
-def fingerprint(config: Any) -> dict[str, Any]:
-    """Returns the settings of `config` by name, flat and JSON-able, but for those that may change (`FREE`).
-
-    Two runs may continue each other where their fingerprints are equal. Raises SettingsError for settings that hold
-    what their fields may not be: whoever makes one in Python learns it here.
+    Raises SettingsError for settings that hold what their fields may not be: whoever makes one in Python learns it
+    here.
     """
-    read(type(config), by_name(config), type(config).__name__)
-    settings = flat(to_table(config) if isinstance(config, Spec) else dataclasses.asdict(config))
-    kept = {name: value for name, value in settings.items() if FREE.isdisjoint(name.split("."))}
-    # as JSON gives it back: a checkpoint's fingerprint is compared after it was read
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(kept.items())}
+    names = (type(config).__name__ for config in configs)
+    return {name: to_table(read(type(one), by_name(one), name)) for name, one in zip(names, configs, strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from turngym.agents.meaning import meaning
+from turngym.core.disk_space import at_once
 from turngym.core.files import locked_folder
-from turngym.core.room import at_once
+from turngym.core.spec import at, differing
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -22,14 +24,16 @@ from turngym.trainers.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from turngym.trainers.contents import CODE
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.metrics import FILE
+from turngym.trainers.metrics import METRICS_FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
-from turngym.trainers.run_config import EVALUATION, RunConfig
-from turngym.trainers.schedule import RolloutSchedule
+from turngym.trainers.rollout_schedule import RolloutSchedule
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.scorer import ReferenceRefresh
 
 STEPS = "run.steps"
+CONTENT = "content of "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,10 @@ class RunFolder:
     path: Path
     model: Any
     optimizer: Optimizer
-    fingerprint: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    """The settings of the run, which one that goes on must share."""
+    contents: Mapping[str, str]
+    """Path in `spec` -> hash of what it names."""
     config: RunConfig
     save_extra: Callable[[Path], None] | None = None
     critic: ValueCritic | None = None
@@ -81,7 +88,7 @@ class RunFolder:
         """
         # only rank 0 looks: another rank might look after rank 0 has begun to write
         begun, exists = on_rank_zero(
-            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / FILE).exists())
+            self.ranks, lambda: (bool(list_checkpoints(self.path)), (self.path / METRICS_FILE).exists())
         )
         if (begun or exists) and not resume:
             first = "continue it with --resume" if begun else "it has no checkpoint to continue from: remove it"
@@ -108,17 +115,8 @@ class RunFolder:
     def _newest(self) -> tuple[Path, dict[str, Any]]:
         checkpoint = latest_checkpoint(self.path)
         saved = read_state(checkpoint)
-        before, now = saved["fingerprint"], self.fingerprint
-        check_end(saved["step"], before, now, self.fixed_end, checkpoint)
-        end = {name: now[name] for name in (STEPS,) if name in before and name in now}
-        # a run that was not evaluated until now may be from here on
-        begun = {name.rpartition(".")[0] for name in before}
-        added = {name: value for name, value in now.items() if _new_evaluation(name, begun)}
-        # a run that runs out of memory at step N could not go on otherwise
-        memory = {name: now[name] for name in MEMORY if name in now and before.get(name, now[name]) != now[name]}
-        check_fingerprint({**before, **end, **added, **memory}, now, checkpoint)
-        for name, value in memory.items():
-            print(f"{name} is {value}, was {before[name]}: sums round otherwise from here on", file=sys.stderr)
+        check_end(saved, self.spec, self.fixed_end, checkpoint)
+        check_same(saved, self.spec, self.contents, checkpoint)
         return checkpoint, saved
 
     def save(self, state: RunState) -> None:
@@ -130,7 +128,8 @@ class RunFolder:
             "depth": asdict(state.depth),
             "train_seconds": state.train_seconds,
             "evaluated": state.evaluated,
-            "fingerprint": dict(self.fingerprint),
+            "spec": dict(self.spec),
+            "contents": dict(self.contents),
         }
         self.writing(
             lambda: save_checkpoint(
@@ -153,16 +152,6 @@ class RunFolder:
             self.refresh.save(folder)
 
 
-MEMORY = ("run.micro_tokens", "run.head_chunk")
-"""Settings of which memory and rounding depend and nothing else: a resumed run may have others."""
-
-
-def _new_evaluation(name: str, begun: Collection[str]) -> bool:
-    """Whether a setting says how a run is evaluated whose fingerprint, with the groups `begun`, has none of it."""
-    group = name.rpartition(".")[0]
-    return group not in begun and f"{group}.".startswith(f"{EVALUATION}.")
-
-
 def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
     """Returns `run` as it goes on in `path`: `packing="auto"` becomes what the run that began there had.
 
@@ -170,21 +159,20 @@ def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
     """
     if run.packing != "auto" or not list_checkpoints(path):
         return run
-    return replace(run, packing=read_state(latest_checkpoint(path))["fingerprint"]["run.packing"])
+    return replace(run, packing=read_state(latest_checkpoint(path))["spec"]["run"]["packing"])
 
 
-def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], fixed: str, where: Path) -> None:
-    """Refuse another number of steps than the run began with where it is `fixed` (why), or `done` already.
+def check_end(saved: Mapping[str, Any], spec: Mapping[str, Any], fixed: str, where: Path) -> None:
+    """Refuse another number of steps than the run began with where it is `fixed` (why), or done already.
 
     Args:
-        done: steps that the checkpoint has.
-        saved: fingerprint of the run that is gone on with.
-        current: fingerprint of this one.
+        saved: state of the run that is gone on with.
+        spec: settings of this one.
         fixed: why the number of steps may not change; empty where it may.
         where: the checkpoint, for the error.
     """
-    old, new = saved.get(STEPS), current.get(STEPS)
-    if old == new or old is None or new is None:
+    old, new, done = at(saved["spec"], STEPS), at(spec, STEPS), saved["step"]
+    if old == new:
         return
     reason = fixed or (f"{done} steps are done already" if new < done else "")
     if reason:
@@ -194,17 +182,43 @@ def check_end(done: int, saved: Mapping[str, Any], current: Mapping[str, Any], f
         )
 
 
-def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
-    """Refuse a checkpoint of another configuration, naming each field that differs."""
-    missing = "(absent)"
-    rows = [
-        f"{name}: checkpoint {saved.get(name, missing)!r}, now {current.get(name, missing)!r}"
-        for name in sorted(saved.keys() | current.keys())
-        if saved.get(name, missing) != current.get(name, missing)
-    ]
-    if rows:
+def check_same(saved: Mapping[str, Any], spec: Mapping[str, Any], contents: Mapping[str, str], where: Path) -> None:
+    """Refuse a checkpoint of another configuration, naming each setting that differs.
+
+    What a setting names counts by its content where that is known. What changes nothing but how sums round, and code of
+    one's own, may differ and is said.
+
+    Args:
+        saved: state of the run that is gone on with.
+        spec: settings of this one.
+        contents: what is in the files, the code and the models that they name.
+        where: the checkpoint, for the error.
+    """
+    before: Mapping[str, str] = saved["contents"]
+    known = (before.keys() | contents.keys()) - {*CODE}
+    differ = {path: values for path, values in differing(saved["spec"], spec).items() if path not in known}
+    differ |= {f"{CONTENT}{path}": values for path, values in differing(before, contents).items()}
+    refused = list[str]()
+    for path, (was, now) in sorted(differ.items()):
+        kind = meaning(path.removeprefix(CONTENT))
+        # `check_end` compares the end; a run that was not evaluated until now may be from here on
+        if kind in ("cost", "amount") or _new_evaluation(path, saved["spec"]):
+            continue
+        if kind == "rounding":
+            print(f"{path} is {now}, was {was}: sums round otherwise from here on", file=sys.stderr)
+        elif path in (f"{CONTENT}{name}" for name in CODE):
+            print(f"turngym: not as when the run began: the {path}", file=sys.stderr)
+        else:
+            refused.append(f"{path}: checkpoint {was!r}, now {now!r}")
+    if refused:
         raise CheckpointError(
             f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
-            + "; ".join(rows)
+            + "; ".join(refused)
             + ". Use the same options, or another output folder"
         )
+
+
+def _new_evaluation(path: str, saved: Mapping[str, Any]) -> bool:
+    """Whether a setting says how a run is evaluated that was not evaluated when it was `saved`."""
+    parts = path.split(".")
+    return "evaluation" in parts and at(saved, ".".join(parts[: parts.index("evaluation") + 1])) is None

@@ -33,7 +33,7 @@ from turngym.trainers.models import (
     vocabulary_size,
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
-from turngym.trainers.run_config import ConfigError, Packing
+from turngym.trainers.run_config import ConfigError, Packing, Renewed
 from turngym.trainers.tensor_file import read_tensors
 
 Ids = Sequence[NDArray[np.int32]]
@@ -223,7 +223,7 @@ def load_scorer(
 
 # The reference of a KL, replaced now and then by the student as it then is.
 
-FILE = "reference.pt"
+REFERENCE_FILE = "reference.pt"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,11 +260,11 @@ class ReferenceRefresh:
 
     def save(self, folder: Path) -> None:
         if self._replaced:
-            torch.save(self._average or self.reference.state_dict(), folder / FILE)
+            torch.save(self._average or self.reference.state_dict(), folder / REFERENCE_FILE)
 
     def load(self, folder: Path) -> None:
-        if (folder / FILE).exists():
-            weights = read_tensors(folder / FILE)
+        if (folder / REFERENCE_FILE).exists():
+            weights = read_tensors(folder / REFERENCE_FILE)
             self.reference.load_state_dict(weights)
             if self.rate < 1.0:
                 device = next(iter(self.reference.state_dict().values())).device
@@ -273,19 +273,19 @@ class ReferenceRefresh:
 
 
 def reference_refresh(
-    every: int, reference: Scorer | None, student: Any, ranks: Ranks, rate: float = 1.0
+    renewed: Renewed | None, reference: Scorer | None, student: Any, ranks: Ranks
 ) -> ReferenceRefresh | None:
-    """What `reference_every` and `reference_rate` ask for; None without. Raises ConfigError where it cannot be had.
+    """What the settings ask for; None where the reference stays. Raises ConfigError where it cannot be had.
 
     Args:
-        every: steps between two refreshes; 0: the reference stays.
+        renewed: the settings.
         reference: what is refreshed.
         student: the model whose weights it gets.
         ranks: the processes of the run; only a single one can refresh.
-        rate: share of the student in the new reference, in (0, 1]; 1 copies it.
     """
-    if not every:
+    if renewed is None:
         return None
+    every, rate = renewed.reference_every, renewed.reference_rate
     if ranks.size > 1:
         raise ConfigError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
     if not isinstance(reference, LocalScorer) or reference.bare:
@@ -348,7 +348,7 @@ class ModelWeights:
 
     @property
     def adapter(self) -> int:
-        return int(self.model.peft_config[lora.NAME].r) if lora.adapted(self.model) else 0
+        return int(self.model.peft_config[lora.ADAPTER_NAME].r) if lora.adapted(self.model) else 0
 
     def save_adapter(self, folder: Path) -> None:
         lora.save_adapter(self.model, self.model.state_dict(), folder)

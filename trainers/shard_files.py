@@ -30,9 +30,9 @@ from turngym.core.redaction import brief
 from turngym.core.user_files import json_of
 
 LIST = "tensors.json"
-LARGEST = 1 << 28
+LARGEST_LIST = 1 << 28
 """Bytes of the list at most: 70B parameters on 1,024 GPUs take a tenth."""
-_FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
+_SHARD_NAME = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 DTYPES = {
     name: getattr(torch, name)
     for name in ("float32", "bfloat16", "float16", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
@@ -72,13 +72,13 @@ class ShardReader(dcp.FileSystemReader):
         file = folder / LIST
         if not file.is_file():
             raise ValueError(f"there is no {LIST}; a list in pickle (.metadata) is not read, for it may hold code")
-        if file.stat().st_size > LARGEST:
-            raise ValueError(f"{LIST} has {file.stat().st_size:,} bytes, at most {LARGEST:,} are read")
+        if file.stat().st_size > LARGEST_LIST:
+            raise ValueError(f"{LIST} has {file.stat().st_size:,} bytes, at most {LARGEST_LIST:,} are read")
         found = json_of(file.read_text(encoding="utf-8"))
         tensors: dict[str, STORAGE_TYPES] = {name: _tensor(name, one) for name, one in found["tensors"].items()}
         places: dict[MetadataIndex, _StorageInfo] = {}
         for name, offset, path, start, length in found["places"]:
-            if name not in tensors or not isinstance(path, str) or not _FILE.fullmatch(path):
+            if name not in tensors or not isinstance(path, str) or not _SHARD_NAME.fullmatch(path):
                 raise ValueError(f"{LIST} says that {brief(name, 80)} is in the file {brief(path, 80)}")
             place = None if offset is None else _sizes(name, offset)
             counts = _sizes(name, [start, length])

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode, EpisodeError
 from turngym.core.plugin_values import checked_number
 from turngym.core.task import Verdict
-from turngym.trainers.algorithm import Blended, CountingFilter, DepthPlan, DepthState, EpisodeFilter, Targets, Weight
-from turngym.trainers.batch import RolloutBatch, refused
+from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, Targets, Weight
+from turngym.trainers.batch import RolloutBatch, was_refused
 from turngym.trainers.judge_votes import judge_row
-from turngym.trainers.optimizer_step import Epochs, Schedule
+from turngym.trainers.optimizer_step import Epochs, RunStep
 from turngym.trainers.rewards import PAID
 from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats
 
@@ -163,7 +163,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
     verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
     shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
     return {
-        **({"off/refused": sum(map(refused, shown))} if shown else {}),
+        **({"off/refused": sum(map(was_refused, shown))} if shown else {}),
         "episodes": batch.episodes,
         "episodes_failed": len(episodes) - len(played),
         "episodes_dropped": len(played) - batch.episodes,
@@ -174,11 +174,6 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
         "truncated": float(np.mean([episode.status.is_cut for episode in played])),
         "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
     }
-
-
-def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Metrics of a filter's choice. Empty without a filter, or for a filter without metrics."""
-    return dict(select.row(episodes)) if isinstance(select, CountingFilter) else {}
 
 
 def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
@@ -276,11 +271,11 @@ def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
     }
 
 
-def weight_row(weight: Weight, schedule: Schedule) -> dict[str, float]:
+def weight_row(weight: Weight, run_step: RunStep) -> dict[str, float]:
     """How far the token weights have moved from trajectories to turns; nothing for weights that know no such scale."""
     if not isinstance(weight, Blended):
         return {}
-    return {"weight/alpha": weight.alpha(step=schedule.step, total_steps=schedule.total_steps)}
+    return {"weight/alpha": weight.alpha(step=run_step.step, total_steps=run_step.total_steps)}
 
 
 def _mean(values: NDArray[np.float32] | None) -> float | None:

@@ -14,28 +14,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from turngym.agents.executor.worker_count import Workload
+from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.models import load_tokenizer
-from turngym.agents.named_agent import open_examples
+from turngym.agents.named_agent import chat_settings, open_examples
+from turngym.agents.play_spec import Model
 from turngym.agents.playing.agent import system_message
 from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import FILE, ChatSettings, describe
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.agents.resolve_play import chat_table, resolve_agent
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.server_options import Here, StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
+from turngym.core.resolve import Layer
 from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
-from turngym.trainers.algorithm import ExpertPlay, Told
+from turngym.trainers.algorithm import ExpertPlay, PrivilegedText
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
@@ -75,16 +78,20 @@ class RunInfo:
     """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
-    told: Told | None = None
+    privileged: PrivilegedText | None = None
     """What becomes of its hints."""
 
 
-def chat_settings(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
+def student_chat(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
     """How the student of `folder` is spoken to: as its turngym.json says, the preset on top, then what is given."""
-    settings, preset = ChatSettings.load(folder), find_preset(play.preset, play.env_id)
+    own, preset = ChatSettings.load(folder), find_preset(play.preset, play.env_id)
+    layers = [Layer(name=CHAT_FILE, table={"agent": {"chat": chat_table(own)}})]
     if preset is not None:
-        settings = preset.settings(settings, play.env_kwargs)
-    return chat.applied(settings, play.env_id)
+        asked = {"agent": {"chat": {"channel": chat.channel}}, "play": {"env": play.env_kwargs}}
+        layers.append(Layer(name=f"preset {preset.name}", table={"agent": preset.beside(asked)["agent"]}))
+    agent = resolve_agent({"agent": {"kind": "model", "folder": str(folder), "chat": chat.table}}, "chat", layers)
+    assert isinstance(agent, Model)
+    return chat_settings(agent.chat, own, play.env_id)
 
 
 class StudentPlayer:
@@ -98,7 +105,7 @@ class StudentPlayer:
         self.preset = find_preset(play.preset, play.env_id)
         self.env_kwargs = dict(play.env_kwargs)
         """Arguments for gym.make that the settings give."""
-        self.settings = chat_settings(config.chat, play, folder)
+        self.settings = student_chat(config.chat, play, folder)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
@@ -109,7 +116,7 @@ class StudentPlayer:
         self._closing = ExitStack()
         served = not isinstance(config.engine, Here)
         elsewhere = served or play.traces or run.imitates is not None
-        workload = Workload(
+        workload = PlayWorkload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
         choice = config.workers.choice(workload)
@@ -129,12 +136,12 @@ class StudentPlayer:
         self.data = {} if play.data is None else {"data": play.data}
         """Where the environment's data are, as an argument for gym.make; empty: where it looks for them."""
         self._env_id = play.env_id
-        own = {"max_turns": run.max_turns, "split": play.split, "data": play.data}
-        self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, own)}
+        options = {"max_turns": run.max_turns, "split": play.split, "data": play.data}
+        self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, options)}
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
-        if not (folder / FILE).exists():
+        if not (folder / CHAT_FILE).exists():
             print(describe(self.settings), file=sys.stderr)
         self.scoring: dict[str, str] = self.env.scoring
         if why := self.scoring.get("approximate"):
@@ -164,15 +171,15 @@ class StudentPlayer:
         if served and not isinstance(config.engine, Here):
             from turngym.agents.servers.open_servers import train_policy
 
-            weights, own = ModelWeights(played.model), None
+            weights, server = ModelWeights(played.model), None
             if isinstance(config.engine, StartedServer):
                 from turngym.agents.model_server import RunServer
 
                 log = run.out / "server.log"
-                own = RunServer(
+                server = RunServer(
                     config.engine, config.models.student, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
                 )
-                self._closing.enter_context(own)
+                self._closing.enter_context(server)
             engine = train_policy(
                 config.engine,
                 played.model,
@@ -182,7 +189,7 @@ class StudentPlayer:
                 run.out,
                 weights=weights,
                 vocab_size=run.vocab_size,
-                own=own,
+                own=server,
             )
             # what plays ahead is never idle
             engine.sleeps = engine.sleeps and run.actor is None
@@ -201,11 +208,11 @@ class StudentPlayer:
         )
         if self.examples.text:
             # in what is played alone: the settings that are saved with the model stay without
-            said = player.settings.system
-            if said is None:
+            system = player.settings.system
+            if system is None:
                 channel = make_channel(self.settings.channel, player.tool)
-                said = system_message(self.env, channel, player.renderer)
-            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(said)))
+                system = system_message(self.env, channel, player.renderer)
+            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(system)))
         return player, engine
 
     @property
@@ -220,7 +227,7 @@ class StudentPlayer:
         return self.made_in(self.settings.channel)
 
     def made_in(self, channel: str | None) -> MakeEnv:
-        """Makes environments to train on, in another agent's channel; None: in the environment's own."""
+        """Makes environments to train on, in the `channel` of another agent; None: responses are bare actions."""
         return env_maker(self._env_id, **self._made, channel=channel)
 
     @property

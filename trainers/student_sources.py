@@ -8,7 +8,7 @@ from typing import Any
 from turngym.agents.demonstrations import Demonstrations
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.playing.scripted import PlayerMix, named_player
-from turngym.agents.rendering.skills import PREFIX, read_skills
+from turngym.agents.rendering.skills import SKILLS_PREFIX, read_skills
 from turngym.agents.rollout_sources import DemonstrationSource, ExpertSource, KeptSource, LiveSource
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import RolloutSource
@@ -89,14 +89,14 @@ def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> 
     make_env = student.make_env
     if not (how.hints or how.told):
         return make_env
-    from turngym.agents.judges.hints import HintedEnv, ToldEnv, refuse_control_tokens
+    from turngym.agents.judges.hinted_prompts import HintedEnv, PrivilegedEnv, refuse_control_tokens
 
     if how.hints:
         make_env = HintedEnv(make_env, how.hints, named_player(expert))
     if how.told:
-        if not how.told.startswith(PREFIX):
-            raise TurngymError(f"--sft.told is {how.told!r}; valid: {PREFIX}FOLDER")
-        skills = read_skills(how.told.removeprefix(PREFIX))
+        if not how.told.startswith(SKILLS_PREFIX):
+            raise TurngymError(f"--sft.told is {how.told!r}; valid: {SKILLS_PREFIX}FOLDER")
+        skills = read_skills(how.told.removeprefix(SKILLS_PREFIX))
         refuse_control_tokens(skills, student.actor.renderer.template.encoder)
-        make_env = ToldEnv(make_env, tuple(sorted(skills.texts)))
+        make_env = PrivilegedEnv(make_env, tuple(sorted(skills.texts)))
     return make_env

@@ -21,18 +21,9 @@ from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.losses import (
-    SEQUENCE,
-    TAILS,
-    ClippedAdvantage,
-    JensenShannon,
-    MixedKL,
-    SupportKL,
-    TokenKL,
-    bin_forward_kl,
-    sampled_advantage,
-)
+from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl, sampled_advantage
 from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
 
 
 class TargetError(TurngymError):
@@ -141,7 +132,7 @@ def combined_advantage(
     """A_i = w_reward A^reward_i + w_teacher (log q - log p): float32 [N].
 
     `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
-    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+    Source: [openclaw-rl], [slime]; docs/contrib_algorithms.md#combined-advantage.
 
     Args:
         reward_N: the reward's advantage [N].

@@ -25,7 +25,7 @@ from turngym.trainers.microbatch import packing_for
 from turngym.trainers.models import vocabulary_size
 from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
-from turngym.trainers.several import FurtherEnv
+from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def find_translation(name: str) -> Translation | None:
 
 
 def scoring_of(run: RunConfig, *, dtype: str, device: str) -> dict[str, Any]:
-    """How the frozen models of a run score, as `load_scorer` wants it."""
+    """Arguments of `load_scorer` that are the same for all frozen models of a run."""
     passes = {"max_tokens": run.pass_tokens, "chunk": run.head_chunk, "packing": run.packing}
     return {"dtype": dtype, "device": device, **passes}
 

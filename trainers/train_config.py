@@ -24,12 +24,11 @@ from msgspec import Meta, field
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.judges.judge_settings import AnyJudge, Auto, Expert, OwnJudge
 from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
-from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.resolve import Layer, Resolved, merged, resolve
-from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import (
     KIND,
     Setting,
@@ -55,7 +54,7 @@ from turngym.trainers.run_config import (
     LmLossConfig,
     LoopConfig,
     OptimizerConfig,
-    ReferenceConfig,
+    Renewed,
     RunConfig,
     SupportConfig,
 )
@@ -169,12 +168,11 @@ class ChatConfig(Spec):
     system: str | None = None
     """System message. By default as the student's folder says, else the instructions of environment and channel."""
 
-    def applied(self, settings: ChatSettings, env_id: str) -> ChatSettings:
-        """`settings` with what is given here on top, for a student that plays `env_id`."""
+    @property
+    def table(self) -> dict[str, Any]:
+        """What is given, as a partial table of `ModelChat`."""
         given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
-        if self.thinking is not None:
-            given["thinking"] = self.thinking == "on"
-        return replace(settings, **given | settings.memory_of(self.memory, self.prompts, env_id))
+        return {"memory.prompts" if name == "prompts" else name: value for name, value in given.items()}
 
 
 # What some algorithms have alone.
@@ -222,7 +220,8 @@ class Method(Spec):
     """Folder of the teacher, or ORG/NAME[@REVISION]. The latter is one of the hub (extra `hub`). opd-hints and prm-opd
     need none: there the student before training teaches."""
     frozen: FrozenConfig = FrozenConfig()
-    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    reference: Renewed | None = None
+    """The reference of the KL; none: it stays the initial policy."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     judge: AnyJudge = Auto()
     """Who judges. `rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks
@@ -337,13 +336,8 @@ class TrainConfig(Spec, Learns):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        return RunConfig(
-            **asdict(self.run),
-            **asdict(self.part("reference")),
-            temperature=self.part("temperature"),
-            reward=self.part("reward"),
-            dual_clip=self.part("dual_clip"),
-        )
+        own = {name: self.part(name) for name in ("temperature", "reference")}
+        return RunConfig(**asdict(self.run), **own)
 
     def unread(self) -> Unread:
         """What depends on settings of another table."""
@@ -500,16 +494,13 @@ def read_alone(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str
         found = dict[str, Any]()
         for key, value in table.items():
             name = f"{above}{key}"
-            if key == KIND and above:
-                found |= {key: value} if has_setting(algorithm, above[:-1]) else {}
-            elif not isinstance(value, Mapping) or not value or is_free(name):
-                found |= {key: value} if has_setting(algorithm, name) else {}
-            elif inner := kept(value, f"{name}."):
-                found[key] = inner
+            setting = _setting(algorithm, name.removesuffix(f".{KIND}"))
+            if isinstance(value, Mapping) and value and not (setting is not None and setting.free):
+                if inner := kept(value, f"{name}."):
+                    found[key] = inner
+            elif setting is not None:
+                found[key] = value
         return found
-
-    def is_free(name: str) -> bool:
-        return has_setting(algorithm, name) and require_setting(algorithm, name, where).free
 
     return expanded(algorithm, kept(table, ""), where)
 
@@ -523,6 +514,7 @@ def require_setting(algorithm: str, name: str, where: str) -> Setting:
     return found
 
 
+@cache
 def _setting(algorithm: str, name: str) -> Setting | None:
     """The setting that `name` means in a run with `algorithm`.
 
@@ -544,11 +536,9 @@ def train_config(algorithm: str, table: Mapping[str, Any], where: str) -> TrainC
     return resolve_training(algorithm, [Layer(name=where, table=table, asked=True)]).spec
 
 
-@cache
 def has_setting(algorithm: str, name: str) -> bool:
     """Whether a run with `algorithm` has the setting or table `name`. Raises PluginError for an unknown algorithm."""
-    found = _setting(algorithm, name)
-    return found is not None and found.path in settings_of(config_class(algorithm))
+    return _setting(algorithm, name) is not None
 
 
 def option_name(cls: type[Any], path: str) -> str:

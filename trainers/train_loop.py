@@ -5,6 +5,7 @@ In a run of several processes each has a loop of its own, and all take the same 
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -18,26 +19,27 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from torch.optim import Optimizer
 
+from turngym.core.disk_space import at_once
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.room import at_once
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, calling, checked_targets
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, calling, checked_targets, selected, selection_row
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judge_votes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
-from turngym.trainers.optimizer_step import Forward, Schedule, make_optimizer, run_epochs
+from turngym.trainers.models import recomputing
+from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, fingerprint
+from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, checked_table
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
-from turngym.trainers.schedule import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
 
@@ -134,8 +136,10 @@ class Trainer:
     """Adds files to each saved model folder (a tokenizer)."""
     vocab_size: int | None = None
     """Ids that teacher and student share, when their padding differs."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings that a resumed run must share (environment, split, teacher)."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """The run's settings as a table, which a resumed run must share; by default algorithm, run and optimizer."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Path in `spec` -> hash of the file, the code or the model that it names; it is compared instead of the name."""
     progress: Progress = field(default_factory=Progress)
     order: RolloutSchedule = field(default_factory=RolloutSchedule)
     """Whether batches are played in their step or ahead of it."""
@@ -164,8 +168,14 @@ class Trainer:
             return trainer._train(resume)
 
     def _train(self, resume: bool) -> RunResult:
-        run = replace(self.run, packing=packing_for(self.run.packing, self.model))
-        refresh = reference_refresh(run.reference_every, self.reference, self.model, self.ranks, run.reference_rate)
+        # what is left open is filled in, for the loop and for those who go on with the run
+        run = replace(
+            self.run,
+            packing=packing_for(self.run.packing, self.model),
+            max_turns=self.run.full_depth,
+            micro_tokens=self.run.pass_tokens,
+        )
+        refresh = reference_refresh(run.reference, self.reference, self.model, self.ranks)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.ranks.shard(self.model)
         # after sharding, which replaces the model's parameters
@@ -174,7 +184,8 @@ class Trainer:
             path=self.out,
             model=self.model,
             optimizer=optimizer,
-            fingerprint=self._fingerprint(),
+            spec=self._spec(run),
+            contents=self.contents,
             config=self.run,
             save_extra=self.save_extra,
             critic=critic,
@@ -220,6 +231,10 @@ class Trainer:
         if self.algorithm.refill and isinstance(self.order, AsyncRollout):
             raise TrainError("refill plays further tasks once a step's groups are known: it cannot be played ahead")
         packing_for(self.run.packing, self.model)
+        if self.run.gradient_checkpointing:
+            # a family that cannot recompute is told before anything is played
+            with recomputing(self.model, True):
+                pass
 
     def _critic(self) -> ValueCritic | None:
         config = self.algorithm.critic
@@ -248,16 +263,15 @@ class Trainer:
             return "batches are played ahead, and those behind its end were not"
         return ""
 
-    def _fingerprint(self) -> dict[str, Any]:
-        run = replace(self.run, max_turns=self.run.full_depth, micro_tokens=self.run.pass_tokens)
-        settings = {
-            "algorithm": self.algorithm.name,
-            **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
-            **{f"run.{name}": value for name, value in fingerprint(run).items()},
-            **{f"optimizer.{name}": value for name, value in fingerprint(self.optimizer).items()},
-            **self.identity,
-        }
-        return {name: redacted(value) for name, value in settings.items()}
+    def _spec(self, run: RunConfig) -> dict[str, Any]:
+        """The settings of the run, with those of the loop as they are in `run`."""
+        algorithm = {"name": self.algorithm.name, **self.algorithm.settings}
+        loop, optimizer = checked_table(run, self.optimizer).values()
+        spec = dict(self.spec or {"algorithm": algorithm, "run": loop, "optimizer": optimizer})
+        spec["run"] = {name: loop[name] for name in spec["run"]}
+        # as a checkpoint gives it back
+        found: dict[str, Any] = json.loads(json.dumps(redacted(spec)))
+        return found
 
 
 @dataclass(slots=True)
@@ -343,9 +357,10 @@ class TrainLoop:
 
     def _refilled(self, request: RolloutRequest, episodes: list[Episode]) -> list[Episode]:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
-        select, groups = self.trainer.algorithm.select, request.episodes // request.group
-        for later in range(1, self.trainer.algorithm.refill + 1):
-            if select is None or len({episode.group for episode in select(episodes)}) >= groups:
+        algorithm, groups = self.trainer.algorithm, request.episodes // request.group
+        for later in range(1, algorithm.refill + 1):
+            kept = selected(algorithm.select, episodes, algorithm.name)
+            if algorithm.select is None or len({episode.group for episode in kept}) >= groups:
                 break
             more = replace(request, plan=replace(request.plan, round=later))
             episodes = [*episodes, *self.trainer.source(more)]
@@ -357,7 +372,7 @@ class TrainLoop:
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
-        kept = episodes if algorithm.select is None else algorithm.select(episodes)
+        kept = selected(algorithm.select, episodes, algorithm.name)
         if not kept:
             self._skip((start, collected), plan, episodes)
             return
@@ -376,9 +391,9 @@ class TrainLoop:
         targets = checked_targets(found, batch.tokens, algorithm.name)
         scored = ClockReading.now()
         trainer.progress.phase("update")
-        schedule = Schedule(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
+        run_step = RunStep(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
-            trainer.model, self.optimizer, batch, kept, targets, algorithm, schedule, self._forward(), self.critic
+            trainer.model, self.optimizer, batch, kept, targets, algorithm, run_step, self._forward(), self.critic
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
@@ -394,16 +409,18 @@ class TrainLoop:
             **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
             # versions count steps done: fresh episodes of this step were played by version step - 1
             **step_metrics.staleness_row(episodes, step - 1),
-            **step_metrics.selection_row(algorithm.select, episodes),
-            **step_metrics.weight_row(algorithm.weight, schedule),
+            **step_metrics.weight_row(algorithm.weight, run_step),
             "tokens_per_s": batch.tokens / (end.wall - start.wall),
             **phase_row((start, collected, scored, end)),
             "time/step_s": end.wall - start.wall,
             "time/train_s": spent,
         }
-        if taken := sorted(row.keys() & targets.log.keys()):
-            raise ConfigError(f"algorithm {algorithm.name}: its log has {taken[0]!r}, a column of every run; rename it")
-        self._write({**row, **targets.log})
+        chosen = selection_row(algorithm.select, episodes, algorithm.name)
+        for where, own in (("its log", targets.log), ("the row of its select", chosen)):
+            if taken := sorted(row.keys() & own.keys()):
+                said = f"{where} has {taken[0]!r}, a column of every run; rename it"
+                raise ConfigError(f"algorithm {algorithm.name}: {said}")
+        self._write({**row, **chosen, **targets.log})
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
@@ -428,7 +445,7 @@ class TrainLoop:
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)
         row |= played_row(episodes) | judge_row(episodes, None)
-        row |= step_metrics.selection_row(self.trainer.algorithm.select, episodes)
+        row |= selection_row(self.trainer.algorithm.select, episodes, self.trainer.algorithm.name)
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 
     def _updated(self, step: int) -> None:
@@ -532,7 +549,7 @@ class Interrupts:
 
     @contextmanager
     def protected(self) -> Iterator[None]:
-        """Finish what is inside first."""
+        """Context whose body is finished before a signal interrupts."""
         # a counter, for blocks may be nested: only the end of the outermost one raises
         self._protected += 1
         try:

@@ -77,7 +77,7 @@ def chip_named(name: str) -> Chip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class StepWorkload:
     """What one training step does."""
 
     episodes: Million = 64
@@ -213,7 +213,7 @@ def past_turns(memory: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class CostEstimate:
     """Bytes per GPU and seconds per step."""
 
     states: float
@@ -315,7 +315,9 @@ def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
     return (4.0 + gradient) * shape.layer_parameters + (2.0 + gradient) * shape.embedding_parameters
 
 
-def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: Workload) -> Estimate:
+def estimate(
+    student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: StepWorkload
+) -> CostEstimate:
     """Memory and time of one training step on `gpus` equal chips; no teacher for algorithms that need none.
 
     Args:
@@ -368,7 +370,7 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
         fitting = int(max(0.0, taken - weights) // cache) if states + taken <= room else 0
     at_once = min(share, work.slots, fitting)
     scoring = ([] if teacher is None else [teacher]) + ([] if work.reference == "none" else [student])
-    return Estimate(
+    return CostEstimate(
         states=states,
         update=_update_bytes(student, gpus, work),
         scoring=max((_frozen_bytes(model, gpus, work)[1] for model in frozen), default=0.0),
@@ -386,13 +388,13 @@ def estimate(student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: 
     )
 
 
-def _frozen_bytes(model: ModelShape, gpus: int, work: Workload) -> tuple[float, float]:
+def _frozen_bytes(model: ModelShape, gpus: int, work: StepWorkload) -> tuple[float, float]:
     """Bytes of a teacher or of the initial policy on one GPU, all the time, and on top while it scores."""
     whole = float(BYTES[work.teacher_dtype] * model.parameters)
     return (whole / gpus, whole * (1 - 1 / gpus)) if work.shard_teacher else (whole, 0.0)
 
 
-def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
+def _update_bytes(student: ModelShape, gpus: int, work: StepWorkload) -> float:
     tokens, adapters = max(work.pass_tokens, work.length), student.adapter_parameters(work.lora_rank)
     size, precision = float(BYTES[work.dtype]), "autocast" if work.halves else "float32"
     forward = activation_bytes(
@@ -415,17 +417,17 @@ def _update_bytes(student: ModelShape, gpus: int, work: Workload) -> float:
     return max(max(pass_, embedding) + gathered, (4.0 * adapters or size * student.parameters) / gpus)
 
 
-def _operations(chip: Chip, work: Workload, dtype: str) -> float:
+def _operations(chip: Chip, work: StepWorkload, dtype: str) -> float:
     """Operations per second that one chip reaches."""
     return (chip.flops if dtype == "bfloat16" else chip.flops32) * work.compute_share
 
 
-def _forward_flops(shape: ModelShape, work: Workload) -> float:
+def _forward_flops(shape: ModelShape, work: StepWorkload) -> float:
     tokens = float(work.episodes * work.tokens)
     return shape.forward_flops(tokens, work.context, work.episodes * work.turns * work.response)
 
 
-def _update_flops(shape: ModelShape, work: Workload) -> float:
+def _update_flops(shape: ModelShape, work: StepWorkload) -> float:
     """One forward pass, two for the backward pass, one more without attention where activations are recomputed.
 
     Frozen weights need no gradient of their own, which is one of the backward pass's two, but attention, which has no
@@ -440,7 +442,7 @@ def _update_flops(shape: ModelShape, work: Workload) -> float:
     return work.epochs * (2 * forward + again + attention + (4 if work.checkpointing else 3) * adapters)
 
 
-def _critic_flops(shape: ModelShape, work: Workload) -> float:
+def _critic_flops(shape: ModelShape, work: StepWorkload) -> float:
     """One forward pass for the values, then an update as the student's without a head, or a forward pass where only a
     small network learns."""
     if work.critic == "none":
@@ -459,7 +461,7 @@ OPERATIONS = 23
 below 1 GB, whose products are fused."""
 
 
-def _rollout_seconds(shape: ModelShape, chip: Chip, work: Workload, share: int, at_once: int) -> float:
+def _rollout_seconds(shape: ModelShape, chip: Chip, work: StepWorkload, share: int, at_once: int) -> float:
     """Waves of `at_once` episodes: observations at the compute rate, then token by token at the memory's."""
     if share == 0:
         return 0.0
@@ -507,7 +509,9 @@ class Traffic:
         return self.to_play + self.update + self.teacher + self.top_k + self.episodes
 
 
-def traffic(student: ModelShape, teacher: ModelShape | None, gpus: int, work: Workload, *, top_k: int = 50) -> Traffic:
+def traffic(
+    student: ModelShape, teacher: ModelShape | None, gpus: int, work: StepWorkload, *, top_k: int = 50
+) -> Traffic:
     """What one of `gpus` training processes receives in a step of `work`, and what each engine server does.
 
     With N processes each holds 1/N of the P parameters and receives the rest: 4 P (1 - 1/N) bytes a gathering. A

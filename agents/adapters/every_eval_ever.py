@@ -48,13 +48,13 @@ def write(
     Raises EvaluationError for another id of a model, and for a result without episodes that ended well.
     """
     developer, _, name = hub_id("--model", model).partition("/")
-    panel, found, times = panel_of_result(result), numbers_of(result), times_of(result)
+    panel, numbers, times = panel_of_result(result), numbers_of(result), times_of(result)
     # their files are named by random ids; this one is of the content, so that an export twice has one name
     digest = sha256(json.dumps([panel.panel, model, result.lines()]).encode()).digest()
     stem = str(UUID(bytes=digest[:16], version=4))
     run = f"{panel.panel}/{model}/{stem}"
     folder = Path("data", panel.panel.replace(":", "-"), developer, name)
-    rows = "".join(json.dumps(row) + "\n" for row in _rows(result, run, model, found[0]))
+    rows = "".join(json.dumps(row) + "\n" for row in _rows(result, run, model, numbers[0]))
     samples = folder / f"{stem}_samples.jsonl"
     unknown = {"deployment_type": "unknown", "model_availability": "unknown"}
     whole = {
@@ -70,7 +70,7 @@ def write(
         },
         "eval_library": {"name": "turngym", "version": result.versions.get("turngym", "unknown")},
         "model_info": {"name": result.agent, "id": model, "developer": developer, "additional_details": unknown},
-        "evaluation_results": [_number(result, one) for one in found],
+        "evaluation_results": [_number(result, one) for one in numbers],
         "detailed_evaluation_results": {
             "format": "jsonl",
             "file_path": samples.as_posix(),

@@ -19,7 +19,7 @@ from turngym.agents.adapters.exported_numbers import (
 from turngym.agents.evaluation.packed_file import PackedResult
 
 LACKS = "no episodes, and intervals, hashes and rules only as a note"
-SHOWN = ("avg-", "pass-at-", "pass-all-", "score")
+SHOWN_METRICS = ("avg-", "pass-at-", "pass-all-", "score")
 
 
 def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
@@ -34,7 +34,7 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     """
     hub_id("--dataset", dataset)
     panel, play, times = panel_of_result(result), result.spec.play, times_of(result)
-    found = [one for one in numbers_of(result) if one.name.startswith(SHOWN) and "." not in one.name]
+    found = [one for one in numbers_of(result) if one.name.startswith(SHOWN_METRICS) and "." not in one.name]
     short = panel.panel.rpartition(":")[2]
     entries, tasks = "", ""
     for one in found:

@@ -26,7 +26,7 @@ from turngym.envs.channels import tagged, with_call
 
 BEGIN, EPISODE = "begin", "episode"
 """The server's own tool, and the argument of the others that names the episode."""
-GRACE = 60.0
+IDLE_SECONDS = 60.0
 """Seconds after its last call for which an episode keeps its place although another client needs one."""
 
 
@@ -156,7 +156,7 @@ class Episodes:
             among = own if full else list(self._open)
             if not full and len(among) < self.most:
                 return
-            late = self.clock() - GRACE
+            late = self.clock() - IDLE_SECONDS
             free = [name for name in among if self._open[name].used <= late and not self._open[name].busy]
             if not free:
                 raise CallError(f"{len(among)} episodes are open: finish one first, or ask again in a minute")

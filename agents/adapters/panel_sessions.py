@@ -92,17 +92,19 @@ class PanelSessions:
         spec = replaced(spec, play=replaced(spec.play, scoring=pool.scoring))
         path = None if trace is None else user_path(trace)
         assert isinstance(spec.play.tasks, OnPanel)
-        found = cls(panel=panel, tasks=part_of(panel.tasks, spec.play.tasks.sampling), pool=pool, spec=spec, trace=path)
+        sessions = cls(
+            panel=panel, tasks=part_of(panel.tasks, spec.play.tasks.sampling), pool=pool, spec=spec, trace=path
+        )
         if path is not None and path.exists():
             elapsed, held = 0.0, set()
             for episode in iter_episodes(path):
                 elapsed = max(elapsed, seconds_played(episode))
                 if not episode.status.is_error:
                     held.add((episode.task.task_id, episode.sample))
-            found._start -= elapsed
-            found._samples.update(task for task, _ in held)
-            found._counted = bool(held)
-        return found
+            sessions._start -= elapsed
+            sessions._samples.update(task for task, _ in held)
+            sessions._counted = bool(held)
+        return sessions
 
     @property
     def channel(self) -> str | None:

@@ -27,17 +27,17 @@ from turngym.agents.endpoint.client import (
     RequestRefused,
 )
 from turngym.agents.endpoint.handshake import LEAST_TOKENS, Hands, check_needs, shake_hands
+from turngym.agents.endpoint.logprob_check import SampledCheck, sampled_fields
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
 from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Expected
-from turngym.agents.endpoint.sampled import SampledCheck, sampled_fields
+from turngym.agents.endpoint.profile import EndpointProfile
+from turngym.agents.endpoint.reader import ChatAnswer, Expected
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
-from turngym.core.outgoing import LoopThread
+from turngym.core.http_client import LoopThread
 from turngym.core.plugins import need
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
@@ -66,7 +66,7 @@ class TranscriptWriter(ResponseWriter):
 
     def write_text(self, conversation: Conversation, text: str, origin: Origin = "policy") -> Reply:
         transcript = transcript_of(conversation, ALL, self.examples)
-        transcript.answer(Answer(content=text), text)
+        transcript.answer(ChatAnswer(content=text), text)
         return Reply(text=text, finish="scripted", origin=origin)
 
 
@@ -94,7 +94,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Together:
+class SubmittedRows:
     """Rows that were submitted together. A failure before the endpoint's first answer is judged when all rows are
     known: if all failed, the endpoint is wrong; if one has an answer, the others are failed episodes."""
 
@@ -188,7 +188,7 @@ class EndpointAgent:
         self._examples = {name: example_messages(group, channel, tool) for name, group in groups.items()}
         self.writer = TranscriptWriter(examples=self._examples)
         self._sampled = SampledCheck(self.name, temperature) if options.token_ids else None
-        self.profile: Profile | None = None
+        self.profile: EndpointProfile | None = None
         """What the handshake has found; None before it, and without one."""
         self._started: tuple[LoopThread, EndpointClient] | None = None
         self._said: set[str] = set()
@@ -237,14 +237,14 @@ class EndpointAgent:
         if waiting and self.options.handshake and self.profile is None:
             self.shake_hands()
         loop, client = self._open()
-        together = Together(len(waiting))
+        together = SubmittedRows(len(waiting))
         return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
 
     def release(self, conversation: Conversation) -> None:
         """Forget the messages of `conversation`."""
         conversation.memory.pop(TRANSCRIPT, None)
 
-    def shake_hands(self) -> Profile:
+    def shake_hands(self) -> EndpointProfile:
         """Find out what the server takes and what it answers, with two short requests, and keep to it.
 
         Says on standard error how it differs from most. Raises AgentError for a server that cannot be played so.
@@ -253,7 +253,7 @@ class EndpointAgent:
         rng = np.random.default_rng(HANDSHAKE_STREAM)
         context = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
 
-        async def ids(body: Mapping[str, Any], answer: Answer) -> str:
+        async def ids(body: Mapping[str, Any], answer: ChatAnswer) -> str:
             assert self._sampled is not None
             await self._sampled(client, body, answer, rng, "handshake")
             known = answer.ids is not None and answer.ids.logprobs is not None
@@ -291,13 +291,13 @@ class EndpointAgent:
                 ),
                 ids=self.options.token_ids,
                 # a copy in another process keeps to what was found
-                profile=self.profile or Profile(reasoning=self.options.reasoning_back == "send"),
+                profile=self.profile or EndpointProfile(reasoning=self.options.reasoning_back == "send"),
             )
             weakref.finalize(self, _close, loop, client)
             self._started = loop, client
         return self._started
 
-    async def _answer(self, client: EndpointClient, conversation: Conversation, together: Together) -> Reply:
+    async def _answer(self, client: EndpointClient, conversation: Conversation, together: SubmittedRows) -> Reply:
         """The reply to `conversation`. Raises EndpointError if the endpoint never worked, for no row of `together`."""
         try:
             result = await self._ask(client, conversation)
@@ -312,7 +312,7 @@ class EndpointAgent:
                 raise result
         return self._reply(conversation, result)
 
-    async def _ask(self, client: EndpointClient, conversation: Conversation) -> Answer | EndpointError:
+    async def _ask(self, client: EndpointClient, conversation: Conversation) -> ChatAnswer | EndpointError:
         """The answer, requested with fewer tokens if history and answer together do not fit the context."""
         where = f"{conversation.task.task_id} sample {conversation.sample}, turn {conversation.turn}"
         tokens, context = self.max_tokens, self.max_context
@@ -351,7 +351,7 @@ class EndpointAgent:
             body["stop"] = list(stops)
         return body | self.extra | self._sampled_fields
 
-    def _reply(self, conversation: Conversation, result: Answer | EndpointError) -> Reply:
+    def _reply(self, conversation: Conversation, result: ChatAnswer | EndpointError) -> Reply:
         if isinstance(result, ContextOverflow):
             return Reply(ends=Status.TRUNCATED_TOKENS, error=str(result))
         if isinstance(result, RequestRefused):
@@ -375,7 +375,7 @@ class EndpointAgent:
             conversation.thread = add_ids(conversation.thread, result.ids)
         return Reply(text=response_of(result, text), logprobs=logprobs, finish=result.finish, origin=origin)
 
-    def _note(self, conversation: Conversation, answer: Answer) -> None:
+    def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
         used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
         counted: dict[str, Any] = {ends[answer.finish]: 1} if answer.finish in ends else {}
         used = replace(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))

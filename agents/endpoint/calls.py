@@ -8,7 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngym.agents.endpoint.wire import DEEPEST, Call, Function, Message, Noticed, Reading, deeper, rest_of
+from turngym.agents.endpoint.completion_fields import (
+    DEEPEST,
+    Call,
+    Function,
+    Message,
+    Noticed,
+    Reading,
+    deeper,
+    rest_of,
+)
 from turngym.core.redaction import excerpt
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.spaces import printable
@@ -16,7 +25,7 @@ from turngym.envs.tool_calls import STYLES, THINK, read_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class AnswerCall:
     """One call as the server gave it. Half surrogate pairs are replaced, in the text of its arguments too."""
 
     id: str
@@ -38,13 +47,13 @@ class WrittenCall:
     dialect: str
 
 
-def calls_of(message: Message, reading: Reading) -> tuple[ToolCall, ...]:
+def calls_of(message: Message, reading: Reading) -> tuple[AnswerCall, ...]:
     """The calls of a message, those of the API before `tools` included."""
     given = message.tool_calls
     if not given and message.function_call:
         reading.note(Noticed.OLD_CALL)
         given = [{"function": message.function_call}]
-    calls: list[ToolCall] = []
+    calls: list[AnswerCall] = []
     for place, table in enumerate(given):
         call = reading.take(Call, table, "tool_calls.")
         function = reading.take(Function, call.function, "function.")
@@ -55,7 +64,7 @@ def calls_of(message: Message, reading: Reading) -> tuple[ToolCall, ...]:
         inner = rest_of(Function, call.function)
         more = rest_of(Call, table) if isinstance(table, Mapping) else {}
         calls.append(
-            ToolCall(
+            AnswerCall(
                 id=call.id if call.id not in taken else own_id(place),
                 name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
                 arguments=_arguments(function.arguments),

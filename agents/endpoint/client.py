@@ -9,7 +9,7 @@ What happens to a failed attempt (`EndpointClient.attempts`):
 - a prompt that the service's filter refuses: an answer without text, as one that it took back.
 - anything else: `EndpointError` with advice; `RequestRefused` if it may be a full context in unknown words.
 
-`failures` tells them apart, whatever status the error has. What a request looks like is the `Profile`'s, which
+`failures` tells them apart, whatever status the error has. What a request looks like is the `EndpointProfile`'s, which
 `handshake` finds. No retry library does this: a wait is shared by all requests, and a pause comes from the request's
 own stream, so that runs repeat.
 """
@@ -27,14 +27,22 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from turngym.agents.endpoint.failures import SHOWN, Asked, RequestFailed, advice, error_in, refused
+from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
+from turngym.agents.endpoint.failures import (
+    SHOWN_LETTERS,
+    RequestFailed,
+    RequestFeatures,
+    advice,
+    error_in,
+    read_failure,
+)
 from turngym.agents.endpoint.options import KEY
-from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Expected, read_answer
+from turngym.agents.endpoint.profile import EndpointProfile
+from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
+from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.errors import AgentError, did_you_mean
-from turngym.core.outgoing import (
+from turngym.core.http_client import (
     SMALL_ANSWER,
     TOKEN_BYTES,
     BadReply,
@@ -44,9 +52,8 @@ from turngym.core.outgoing import (
     NotReached,
     TooLate,
 )
-from turngym.core.reaching import connections
+from turngym.core.http_connection import connections
 from turngym.core.redaction import excerpt, redacted
-from turngym.core.secrets import clean_address, key_of
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
@@ -54,16 +61,16 @@ MOST_SAID = 20
 """Different things that are said of one server's answers; the results count all."""
 NAME_SHOWN = 100
 """Characters of the name of a model that are shown."""
-FIRST, LONGEST = 0.5, 60.0
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and most seconds before any later one."""
 
 
 def pauses(rng: np.random.Generator) -> Iterator[float]:
     """Seconds before each retry: doubling from 0.5 to 60, each times a draw from [0.5, 1.5)."""
-    pause = FIRST
+    pause = FIRST_WAIT
     while True:
         yield pause * (0.5 + rng.random())
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, LONGEST_WAIT)
 
 
 @dataclass(slots=True)
@@ -162,7 +169,7 @@ class EndpointClient:
     """What answers are compared with."""
     ids: bool = False
     """Whether an answer without token ids counts as broken."""
-    profile: Profile = field(default_factory=Profile)
+    profile: EndpointProfile = field(default_factory=EndpointProfile)
     """What the server takes."""
     reached: bool = False
     """Whether a server has ever answered, even with an error."""
@@ -177,7 +184,7 @@ class EndpointClient:
     _http: HttpClient | None = None
     _free: asyncio.Semaphore | None = None
 
-    async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Answer:
+    async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> ChatAnswer:
         """The answer to `body`, by the deadline; its usage says how often it was asked for again.
 
         `where` names the request in errors, `rng` draws its pauses. Raises EndpointTimeout, ContextOverflow, or
@@ -188,7 +195,7 @@ class EndpointClient:
         except RequestFailed as failed:
             raise await self.given_up(failed, where) from None
 
-    async def attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> Answer:
+    async def attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> ChatAnswer:
         """As `ask`, but raises the last RequestFailed itself if the request failed for good."""
         if self._free is None:
             allowed = connections(self.parallel)
@@ -201,7 +208,7 @@ class EndpointClient:
         async with self._free:
             return await self._attempts(body, rng, where, time.monotonic() + self.deadline)
 
-    async def _attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> Answer:
+    async def _attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> ChatAnswer:
         waits, failures, sent, last = pauses(rng), 0, 0, "no attempt was answered"
         lost = Usage()
         while True:
@@ -237,14 +244,16 @@ class EndpointClient:
             self._said.add(text)
             warnings.warn(f"{redacted(self.address.base_url)}: {text}", stacklevel=2)
 
-    async def _once(self, body: Mapping[str, Any], left: float) -> Answer:
+    async def _once(self, body: Mapping[str, Any], left: float) -> ChatAnswer:
         """One attempt. Raises RequestFailed, TooLate."""
         if left <= 0:
             raise TooLate
         if self._http is None:
             key = self.address.key
-            own = {"Authorization": f"Bearer {key}"} if key else {}
-            self._http = HttpClient(headers=own, use_proxies=True, keepalive=self.parallel)
+            key_header = {"Authorization": f"Bearer {key}"} if key else {}
+            self._http = HttpClient(headers=key_header, use_proxies=True, keepalive=self.parallel)
+
+        # Send it.
         url, tokens = self.address.at("/chat/completions"), body["max_tokens"]
         limit = SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
@@ -259,28 +268,32 @@ class EndpointClient:
             self.reached = True
             raise RequestFailed(str(error), passing=False) from None
         self.reached = True
+
+        # An error, with whatever status.
         try:
-            found = reply.json()
+            value = reply.json()
         except BadReply as error:
             if reply.status < 400:
                 # what has never answered with a completion will not begin to
                 raise RequestFailed(_no_json(reply) or str(error), passing=self.worked, foreign=True) from None
-            found = None
-        said = found if reply.status >= 400 else error_in(found)
-        if reply.status >= 400 or said is not None:
-            failed = refused(reply.status, reply.text(SHOWN), said, reply.headers)
+            value = None
+        error_body = value if reply.status >= 400 else error_in(value)
+        if reply.status >= 400 or error_body is not None:
+            failed = read_failure(reply.status, reply.text(SHOWN_LETTERS), error_body, reply.headers)
             if reply.proxy is not None:
                 failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:
-                return Answer(content="", finish="content_filter", usage=Usage(answers=1))
+                return ChatAnswer(content="", finish="content_filter", usage=Usage(answers=1))
             # the model wrote a call that its server could not read, and this is what it wrote
             if failed.written is not None and self.expected.tools:
-                return Answer(content=failed.written)
+                return ChatAnswer(content=failed.written)
             if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
-                failed.passing, failed.foreign = False, not _has_choices(found)
+                failed.passing, failed.foreign = False, not _has_choices(value)
             raise failed
+
+        # A completion, which must be one that the request allows.
         try:
-            answer = read_answer(found, self.expected)
+            answer = read_answer(value, self.expected)
         except UnreadableAnswer as error:
             raise RequestFailed(
                 str(error),
@@ -337,7 +350,9 @@ class EndpointClient:
     def advice(self, failed: RequestFailed) -> str:
         """A sentence on what may help; empty if nothing is known."""
         tools, reasoning = bool(self.expected.tools), self.profile.reasoning
-        return advice(failed, Asked(model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning))
+        return advice(
+            failed, RequestFeatures(model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning)
+        )
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""

@@ -1,4 +1,4 @@
-"""What an endpoint means by an answer that is not the model's: `refused` reads every error, with whatever status.
+"""What an endpoint means by an answer that is not the model's: `read_failure` reads every error, with whatever status.
 
 Servers agree on little. They say the same in other fields (`_said`), give an error the status 200, and have some thirty
 wordings for a full context. So status, codes and numbers are read first and words last (`_is_full`). What cannot be
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turngym.agents.endpoint.usage import Usage
-from turngym.core.outgoing import PASSING, retry_after
-from turngym.core.reaching import Cause
+from turngym.core.http_client import PASSING, retry_after
+from turngym.core.http_connection import Cause
 from turngym.core.redaction import excerpt
 
-SHOWN, READ = 500, 4000
+SHOWN_LETTERS, READ_LETTERS = 500, 4000
 """Characters of a server's message that are shown, and those that are read."""
 
 
@@ -56,7 +56,7 @@ class RequestFailed(Exception):
 
     @property
     def rejected(self) -> bool:
-        """Whether the server takes the request for wrong."""
+        """Whether the server says that the request itself is wrong, so that the same one would fail again."""
         return self.code in (400, 422) and not self.overflow and self.written is None and not self.filtered
 
     @property
@@ -96,7 +96,7 @@ class _Said:
                 self.read(item, depth + 1)
         elif isinstance(value, str):
             # a gateway quotes the error of the server behind it as JSON
-            found = _JSON.match(value[: 16 * READ])
+            found = _JSON.match(value[: 16 * READ_LETTERS])
             try:
                 self.read(json.JSONDecoder().raw_decode(found[1])[0] if found else None, depth + 1)
             except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ class _Said:
 
     def _fields(self, fields: Mapping[str, Any]) -> None:
         self.messages += [
-            excerpt(text, READ) for name in MESSAGES if isinstance(text := fields.get(name), str) and text
+            excerpt(text, READ_LETTERS) for name in MESSAGES if isinstance(text := fields.get(name), str) and text
         ]
         codes = [fields.get(name) for name in CODES]
         self.codes += [excerpt(code, 80).lower() for code in codes if type(code) in (str, int)]
@@ -145,7 +145,7 @@ _TEMPLATE = re.compile(r"jinja|chat.?template|raise_exception|roles? must altern
 _LIMIT = re.compile(r"limit:? *(\d[\d,]*)\D{1,40}requested:? *(\d[\d,]*)")
 
 
-def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
+def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestFailed:
     """The failure of an answer that is an error: one with status 400 or more, or the `error_in` one with 200.
 
     Args:
@@ -161,7 +161,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
         # a gateway that began to answer has only the body to say what became of it
         status = next((int(code) for code in codes if re.fullmatch(r"[45]\d\d", code)), 0)
     whole = " ".join(dict.fromkeys(said.messages)) or (message if body is None else "")
-    words = " ".join([excerpt(whole, READ), *said.sizes]).lower()
+    words = " ".join([excerpt(whole, READ_LETTERS), *said.sizes]).lower()
     full = _is_full(status, codes, said.param, words)
     limits = bool(_LIMITED.search(" ".join([words, *codes])))
     limited = not full and (status == 429 or (not status and limits))
@@ -171,7 +171,7 @@ def refused(status: int, message: str, body: Any, headers: Any) -> RequestFailed
     filtered = status in (400, 422) and not FILTERS.isdisjoint(codes)
     # the server's chat template refuses the conversation, or it was started without one that takes tools (llama.cpp)
     unable = status == 500 and _TEMPLATE.search(words) is not None
-    text = excerpt(" ".join((whole or message or "").split()), SHOWN)
+    text = excerpt(" ".join((whole or message or "").split()), SHOWN_LETTERS)
     shown = f"status {status}" if status else "an error in place of an answer"
     return RequestFailed(
         f"{shown}: {text}" if text else shown,
@@ -289,7 +289,7 @@ _ORDER = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestFeatures:
     """What a request had that a server may refuse."""
 
     model: str
@@ -306,7 +306,7 @@ def blames(failed: RequestFailed, name: str) -> bool:
     return failed.param == name or quoted is not None or unsupported is not None
 
 
-def advice(failed: RequestFailed, asked: Asked) -> str:
+def advice(failed: RequestFailed, asked: RequestFeatures) -> str:
     """A sentence on what may help; empty if nothing is known."""
     text = failed.reason
     low = text.lower()

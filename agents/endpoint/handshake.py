@@ -12,7 +12,7 @@ A fixed conversation of two turns, in the channel that will be played:
 
 A request that the server refuses costs nothing. It is sent again with the first of `TRAITS` changed that the refusal
 names, else with each that could be meant, else with all of them. A change that brings the same refusal is taken back.
-What is left of two answered requests is the `Profile` that the client keeps to.
+What is left of two answered requests is the `EndpointProfile` that the client keeps to.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, EndpointError
+from turngym.agents.endpoint.completion_fields import Noticed
 from turngym.agents.endpoint.failures import RequestFailed, blames
 from turngym.agents.endpoint.messages import Transcript, content_of
-from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer
+from turngym.agents.endpoint.profile import EndpointProfile
+from turngym.agents.endpoint.reader import ChatAnswer
 from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import Noticed
 from turngym.core.redaction import redacted
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
@@ -49,7 +49,7 @@ class Trait:
     """One way in which servers differ."""
 
     name: str
-    """The field of `Profile`."""
+    """The field of `EndpointProfile`."""
     values: tuple[Any, ...]
     """What is tried in place of the default, in this order."""
     turn: int
@@ -143,14 +143,14 @@ SAID = {
     "own_fields": "refuses fields that came with its own answers, which are left out of conversations",
     "reasoning": "decides itself whether earlier reasoning goes back",
 }
-"""What is said of a server that differs from most, by the field of its `Profile`."""
+"""What is said of a server that differs from most, by the field of its `EndpointProfile`."""
 Change = Mapping[str, Any]
-"""Fields of a `Profile` with other values."""
+"""Fields of a `EndpointProfile` with other values."""
 Form = tuple[Any, ...]
 """The values of all traits."""
 MOST_FORMS = 40
 """Requests that may be refused before a server is given up."""
-Check = Callable[[Mapping[str, Any], Answer], Awaitable[str]]
+Check = Callable[[Mapping[str, Any], ChatAnswer], Awaitable[str]]
 """Looks at the first answer, to a body; what it finds out about token ids."""
 
 
@@ -184,7 +184,7 @@ class Hands:
 class Found:
     """A finished handshake."""
 
-    profile: Profile
+    profile: EndpointProfile
     used: Usage
     """What it cost."""
     said: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ async def fit(
     *,
     turn: int = 1,
     guess: bool = False,
-) -> Answer:
+) -> ChatAnswer:
     """The answer to `body`, in the form that the server takes; the client keeps to that form.
 
     Raises EndpointError, that of the first refusal if no form is taken.
@@ -214,7 +214,7 @@ async def fit(
     """
     begun, seen, first = client.profile, set[Form](), None
     # forms whose refusals say something new, each with one change more than the one before
-    path: list[tuple[Profile, RequestFailed]] = []
+    path: list[tuple[EndpointProfile, RequestFailed]] = []
     together: Change = {}
     while True:
         sent = client.profile
@@ -231,17 +231,17 @@ async def fit(
             first = first or failed
             if not path or _said(failed) != _said(path[-1][1]):
                 path.append((sent, failed))
-            found = None
-            while path and found is None and len(seen) < MOST_FORMS:
+            change = None
+            while path and change is None and len(seen) < MOST_FORMS:
                 base, why = path[-1]
                 changes = _changes(client, base, why, turn, guess)
-                found = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
-                if found is None:
+                change = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
+                if change is None:
                     path.pop()
-            if found is None:
+            if change is None:
                 client.profile = begun
                 raise await client.given_up(first, where) from None
-            client.profile, together = replace(base, **found), found if len(found) > 1 else together
+            client.profile, together = replace(base, **change), change if len(change) > 1 else together
 
 
 async def _with_less(
@@ -249,10 +249,10 @@ async def _with_less(
     body: Mapping[str, Any],
     rng: np.random.Generator,
     where: str,
-    answer: Answer,
+    answer: ChatAnswer,
     together: Change,
-    begun: Profile,
-) -> Answer:
+    begun: EndpointProfile,
+) -> ChatAnswer:
     """The last answer, and the client keeps to a form without what `together` changes for nothing.
 
     Those are sent once more that differ from how it `begun`, the usual values first.
@@ -273,7 +273,7 @@ async def _with_less(
     return answer
 
 
-def _form(profile: Profile) -> Form:
+def _form(profile: EndpointProfile) -> Form:
     return tuple(getattr(profile, trait.name) for trait in TRAITS)
 
 
@@ -282,7 +282,9 @@ def _said(failed: RequestFailed) -> str:
     return re.sub(r"(?=[\w-]*\d)[\w-]{6,}", "", failed.reason)
 
 
-def _changes(client: EndpointClient, base: Profile, failed: RequestFailed, turn: int, guess: bool) -> Iterator[Change]:
+def _changes(
+    client: EndpointClient, base: EndpointProfile, failed: RequestFailed, turn: int, guess: bool
+) -> Iterator[Change]:
     """What may be changed in `base` after a refusal, the likeliest first: what it names, anything, all at once."""
     # those of the first request were taken in it
     matter = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
@@ -338,7 +340,7 @@ async def shake_hands(client: EndpointClient, hands: Hands, rng: np.random.Gener
             ids = await hands.check({**hands.fields, "messages": transcript.messages}, answers[0])
         transcript.answer(answers[0], content_of(answers[0], hands.channel))
         transcript.observe("", "Test 1 is done.")
-        transcript.answer(Answer(content=""), "")
+        transcript.answer(ChatAnswer(content=""), "")
         transcript.observe("", again)
         # a context of a few hundred tokens may be full: then what one answer tells is known
         with suppress(ContextOverflow):
@@ -352,7 +354,7 @@ async def shake_hands(client: EndpointClient, hands: Hands, rng: np.random.Gener
     return Found(profile=profile, used=used, said=tuple(said))
 
 
-def _answered(answers: list[Answer], hands: Hands) -> dict[str, Any]:
+def _answered(answers: list[ChatAnswer], hands: Hands) -> dict[str, Any]:
     """What the answers tell of the server, as fields of its profile."""
     noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
     calls = "not asked for"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngym.agents.endpoint.calls import ToolCall, hides_call, json_of, own_id
-from turngym.agents.endpoint.reader import Answer, TokenIds
-from turngym.agents.endpoint.wire import REASONING
+from turngym.agents.endpoint.calls import AnswerCall, hides_call, json_of, own_id
+from turngym.agents.endpoint.completion_fields import REASONING
+from turngym.agents.endpoint.reader import ChatAnswer, TokenIds
 from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, first_action, with_call
@@ -65,7 +65,7 @@ class Transcript:
         """Remove all messages."""
         self.messages, self.open_calls = [], ()
 
-    def answer(self, answer: Answer, text: str) -> None:
+    def answer(self, answer: ChatAnswer, text: str) -> None:
         """Add an answer with the content `text`, its reasoning and the fields that are not known here."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else answer.blank}
         if answer.calls:
@@ -94,18 +94,18 @@ def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools)
             verb = None if action is None else first_action(action, tool.tags)
             # the last answer of a search is text in the tool channel, too
             if action is None or (verb is not None and verb[0] != tool.tags[0]):
-                shown.answer(Answer(content=response), response)
+                shown.answer(ChatAnswer(content=response), response)
                 continue
             name, arguments = tool.call(action if verb is None else verb[1])
             written = json.dumps(arguments, ensure_ascii=False)
-            call = ToolCall(id=own_id(turn, number + 1), name=name, arguments=written)
-            shown.answer(Answer(content="", calls=(call,)), "")
+            call = AnswerCall(id=own_id(turn, number + 1), name=name, arguments=written)
+            shown.answer(ChatAnswer(content="", calls=(call,)), "")
         if shown.open_calls:
             shown.observe("", example.final)
     return tuple(shown.messages)
 
 
-def content_of(answer: Answer, channel: Channel) -> str:
+def content_of(answer: ChatAnswer, channel: Channel) -> str:
     """The text of an answer, with the stop string at which it ended and which the endpoint cut off."""
     text = printable(answer.content)
     if answer.finish != "stop" or answer.calls or any(stop in text for stop in channel.stop_text):
@@ -119,7 +119,7 @@ def content_of(answer: Answer, channel: Channel) -> str:
     return text
 
 
-def response_of(answer: Answer, text: str) -> str:
+def response_of(answer: ChatAnswer, text: str) -> str:
     """What the environment reads: the thought, `text`, and the first call as the tool channel writes it."""
     thought = answer.reasoning
     if thought is not None:
@@ -140,7 +140,7 @@ def response_of(answer: Answer, text: str) -> str:
     return said + with_call(text, made.name, made.arguments if read is None else read)
 
 
-def _sent_back(call: ToolCall) -> dict[str, Any]:
+def _sent_back(call: AnswerCall) -> dict[str, Any]:
     """The call in the history that is sent with the next request."""
     read = json_of(call.arguments)
     if isinstance(read, dict):

@@ -1,7 +1,7 @@
-"""What a server takes and what it answers: the `Profile` that `handshake` finds and the client keeps to.
+"""What a server takes and what it answers: the `EndpointProfile` that `handshake` finds and the client keeps to.
 
 A conversation is kept whole (`messages.Transcript`): with the thoughts, the names of tools and the unknown fields of
-the server's own answers. `Profile.request` turns it into what this server takes.
+the server's own answers. `EndpointProfile.request` turns it into what this server takes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from turngym.agents.endpoint.wire import REASONING
+from turngym.agents.endpoint.completion_fields import REASONING
 
 NO_ANSWER = "(no answer)"
 """What stands for a turn without any text at servers that refuse one."""
@@ -19,7 +19,7 @@ NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class EndpointProfile:
     """A server as an endpoint's client meets it. The defaults are those of most servers."""
 
     # What it takes.

@@ -16,10 +16,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.endpoint.calls import ToolCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
-from turngym.agents.endpoint.counts import read_usage
-from turngym.agents.endpoint.usage import Usage
-from turngym.agents.endpoint.wire import (
+from turngym.agents.endpoint.calls import AnswerCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
+from turngym.agents.endpoint.completion_fields import (
     DEEPEST,
     NAME_SHOWN,
     REASONING,
@@ -32,6 +30,8 @@ from turngym.agents.endpoint.wire import (
     deeper,
     rest_of,
 )
+from turngym.agents.endpoint.read_usage import read_usage
+from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
 from turngym.envs.spaces import printable
@@ -75,7 +75,7 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ChatAnswer:
     """A chat completion."""
 
     content: str
@@ -86,7 +86,7 @@ class Answer:
     """Fields of the message with the reasoning, as they came; `content`, if it came in parts of that."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the message that go back with the conversation unread."""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[AnswerCall, ...] = ()
     written: WrittenCall | None = None
     """The call that the server left in `content`, where a server with a parser would have put it into `calls`."""
     finish: str = "stop"
@@ -113,7 +113,7 @@ class Answer:
         return len(self.content) + len(self.reasoning or "") + calls + _size(self.more)
 
 
-def read_answer(body: Any, expected: Expected | None = None) -> Answer:
+def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
     """Read a completion. Raises UnreadableAnswer."""
     reading, expected = Reading(), expected or Expected()
     completion = reading.take(Completion, body, "")
@@ -135,13 +135,15 @@ def read_answer(body: Any, expected: Expected | None = None) -> Answer:
     return replace(answer, model=named, usage=usage, counted=counted, noticed=tuple(reading.noticed))
 
 
-def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> Answer:
+def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> ChatAnswer:
     if not completion.choices:
         raise UnreadableAnswer("the answer has no choices: []", foreign=True)
     choices = [reading.take(Choice, given, "choice.") for given in completion.choices[:MOST_TOP]]
     for choice in choices:
         choice.message = without_halves(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
+
+    # What counts: the first choice, and calls of another one where it has none.
     first, message = choices[0], messages[0]
     table, calls = first.message, calls_of(message, reading)
     if len(choices) > 1:
@@ -151,6 +153,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         if not calls and other:
             reading.note(Noticed.OTHER_CHOICE)
             calls, table = calls_of(messages[other], reading), {**choices[other].message, **table}
+
+    # What the model said and thought; its thoughts go back to the server as they came.
     content, thoughts = _parts(message.content)
     # a refusal is an answer, too
     content = content or message.refusal
@@ -162,6 +166,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
             reading.note(Noticed.TOO_DEEP, "message.content")
         else:
             back["content"] = parts
+
+    # What ended it, and what is odd about it.
     empty = not (content or reasoning or calls)
     finish, ending = _ending(first.finish_reason, empty, no_tokens)
     if ending:
@@ -179,9 +185,10 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         reading.note(Noticed.HIDDEN)
     if reasoning and not content and not calls and finish == "stop":
         reading.note(Noticed.ONLY_THOUGHT)
+
     more = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)
-    return Answer(
+    return ChatAnswer(
         content=content,
         blank="" if isinstance(message.content, str) else None,
         reasoning=reasoning,
@@ -284,7 +291,7 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
     response = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
-    rows, heat = choice.logprobs.get("content"), choice.logprobs.get("temperature")
+    rows, temperature = choice.logprobs.get("content"), choice.logprobs.get("temperature")
     known = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     logprobs = None
     if len(known) == len(response) and all(type(value) in (int, float) for value in known):
@@ -296,7 +303,7 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
         prompt=np.asarray(prompt, np.int32),
         response=np.asarray(response, np.int32),
         logprobs=logprobs,
-        temperature=heat if isinstance(heat, float | int) and 0 <= heat < 1e3 else None,
+        temperature=temperature if isinstance(temperature, float | int) and 0 <= temperature < 1e3 else None,
         alternatives=_alternatives(rows[0]) if isinstance(rows, list) and rows else {},
     )
 

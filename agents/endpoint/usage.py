@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
-from turngym.core.plugin_values import LARGE
+from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.spec import read
 from turngym.core.tables import Table
 
@@ -21,7 +21,7 @@ PROFILE = "endpoint"
 MOST_NOTICED = 100
 """Different things that are counted in answers; a server that invents a new field for each answer ends there."""
 Counted = Annotated[int, Meta(ge=0, le=1 << 53)]
-Spent = Annotated[float, Meta(ge=0, le=LARGE)]
+Spent = Annotated[float, Meta(ge=0, le=LARGEST_VALUE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Usage:
 
     @classmethod
     def noted(cls, episode: Episode) -> Usage | None:
-        """What an episode's record says; None if it says nothing. Fields of later versions are left out.
+        """The usage in an episode's record; None if it has none. Fields of later versions are left out.
 
         Raises SettingsError for a number that no server can have counted: anybody may have written the record.
         """

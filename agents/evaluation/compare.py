@@ -32,7 +32,8 @@ from turngym.agents.evaluation.scores import (
     units_of,
 )
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
-from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of, meaning
+from turngym.agents.meaning import meaning
+from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, differing, read, settings_of, short_name
 from turngym.core.tables import Table, table_text
@@ -42,7 +43,7 @@ from turngym.core.user_files import user_path
 
 ALL, SCORE = "all", "score"
 """The rows of all tasks: their success, and their graded score."""
-SEEDED = ("agent.weights", "agent.model", "play.seed")
+SEEDED = ("agent.weights", "agent.model")
 """Settings in which training seeds of one method differ."""
 Responses = Mapping[tuple[str, int], bytes]
 """(task id, sample) to a hash of all responses of the episode."""

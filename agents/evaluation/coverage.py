@@ -17,7 +17,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
-from turngym.agents.evaluation.statistics import TAIL, Interval, clustered, paired_difference, t_quantile
+from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Group, Million, NotNegative, Number, Share
 from turngym.core.spec import Unread, needing
@@ -135,7 +135,7 @@ REFERENCE = "t over seeds, for comparison"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class IntervalCoverage:
     """What became of an interval in many studies."""
 
     name: str
@@ -149,7 +149,7 @@ class Measured:
     """Share that was clear of zero: power where there is a difference, false alarms where there is none."""
 
 
-def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[Measured]:
+def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[IntervalCoverage]:
     """Yields what each kind of interval covers in `repetitions` drawn studies; kinds over seeds need two seeds."""
     rate, difference = study.truth()
     clusters = study.groups
@@ -181,7 +181,7 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
         if family > 1:
             # the least of m p-values is told by Holm at 0.05 / m
             kinds[f"the clearest of {family}, by Holm"] = (
-                lambda runs: _clearest(runs, TAIL / family),
+                lambda runs: _clearest(runs, TAIL_PROBABILITY / family),
                 difference,
                 study,
             )
@@ -190,10 +190,10 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
 
 
-def counted(name: str, found: Sequence[Interval], truth: float) -> Measured:
+def counted(name: str, found: Sequence[Interval], truth: float) -> IntervalCoverage:
     """Coverage and width of intervals of one truth."""
     width, oracle = fmean(one.high - one.low for one in found), 3.92 * stdev(one.mean for one in found)
-    return Measured(
+    return IntervalCoverage(
         name=name,
         covered=fmean(one.low - 1e-9 <= truth <= one.high + 1e-9 for one in found),
         width=width,

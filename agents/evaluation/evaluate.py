@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.open_play import FILE, OpenPlay, keep_spec, open_play
+from turngym.agents.evaluation.open_play import SPEC_FILE, OpenPlay, keep_spec, open_play
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.workers import open_workers
@@ -22,7 +22,7 @@ from turngym.core.resolve import Resolved, checked
 from turngym.core.task import Task
 from turngym.envs.panels import Panel, PanelError, assert_disjoint, load_panel, verify_panel
 
-USUAL: Mapping[str, Any] = {"play": {"samples": 4}}
+EVAL_DEFAULTS: Mapping[str, Any] = {"play": {"samples": 4}}
 """What holds for an evaluation where nobody says otherwise."""
 
 
@@ -61,16 +61,21 @@ def evaluate(
     if isinstance(panel, EvalSpec):
         if agent is not None or preset is not None or settings:
             raise TurngymError("evaluate(SPEC): the settings are whole; leave out agent, preset and all others")
-        found = Resolved(spec=checked(panel), origins={})
-        return play_evaluation(found, out=out, verify=verify, progress=progress, command=command)
+        resolved = Resolved(spec=checked(panel), origins={})
+        return play_evaluation(resolved, out=out, verify=verify, progress=progress, command=command)
     given = {} if isinstance(panel, Panel) else {"panel": str(panel)}
     asked = asked_of("evaluate()", {**given, **settings}, agent, preset)
-    own = panel if isinstance(panel, Panel) else None
-    found = resolve_play(
-        [("evaluate()", asked)], usual=USUAL, panel=own, preset=preset if isinstance(preset, Preset) else None
+    opened = panel if isinstance(panel, Panel) else None
+    resolved = resolve_play(
+        [("evaluate()", asked)],
+        usual=EVAL_DEFAULTS,
+        panel=opened,
+        preset=preset if isinstance(preset, Preset) else None,
     )
     player = None if agent is None or isinstance(agent, str) else agent
-    return play_evaluation(found, agent=player, panel=own, out=out, verify=verify, progress=progress, command=command)
+    return play_evaluation(
+        resolved, agent=player, panel=opened, out=out, verify=verify, progress=progress, command=command
+    )
 
 
 def play_evaluation(
@@ -99,9 +104,9 @@ def play_evaluation(
         raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
     with locked_folder(out):
         panel = panel or load_panel(tasks.panel)
-        own, said = (panel.sha256, len(panel.tasks)), (tasks.sha256, tasks.size)
-        if own != said:
-            known, given = (f"{one[1]} tasks and sha256 {one[0][:12]}" for one in (own, said))
+        ours, stated = (panel.sha256, len(panel.tasks)), (tasks.sha256, tasks.size)
+        if ours != stated:
+            known, given = (f"{one[1]} tasks and sha256 {one[0][:12]}" for one in (ours, stated))
             raise PanelError(f"{panel.full_name} has {known}, the settings say {given}")
         ready = open_play(found.spec, agent)
         chosen = _tasks(panel, ready, verify)
@@ -110,7 +115,7 @@ def play_evaluation(
         trace = None if out is None else Path(out) / "trace.jsonl"
         # a resumed evaluation keeps the settings with which it began
         if trace is not None and not trace.exists():
-            keep_spec(trace.with_name(FILE), found, ready.spec, command)
+            keep_spec(trace.with_name(SPEC_FILE), found, ready.spec, command)
         compute = ready.spec.compute
         with open_workers(compute.workers, ready.workload(episodes_of(ready.spec.play))) as play:
             result = TaskEvaluation(
@@ -149,7 +154,7 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
                 "the data that the panel names (`turngym panel verify` lists every difference)"
             )
         if isinstance(sampling, Published):
-            from turngym.agents.evaluation.published import published_tasks
+            from turngym.agents.evaluation.published_tasks import published_tasks
 
             return published_tasks(panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed)
     finally:

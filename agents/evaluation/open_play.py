@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from turngym.agents.executor.worker_count import Workload
+from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.named_agent import OpenedAgent, open_agent, opened_object
 from turngym.agents.play_spec import EvalSpec, Own
 from turngym.agents.playing.agent import Agent
@@ -23,7 +23,7 @@ from turngym.core.resolve import Resolved
 from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
 from turngym.core.spec import differing, to_table
 
-FILE = "spec.toml"
+SPEC_FILE = "spec.toml"
 """The settings of an evaluation in its folder."""
 
 
@@ -46,9 +46,9 @@ class OpenPlay:
         """Makes the environment with the agent's channel."""
         return env_maker(self.spec.play.env.id, **self.made, channel=self.opened.channel)
 
-    def workload(self, episodes: int) -> Workload:
+    def workload(self, episodes: int) -> PlayWorkload:
         """What `--workers auto` decides by."""
-        return Workload.of(getattr(self.opened.agent, "policy", None), episodes)
+        return PlayWorkload.of(getattr(self.opened.agent, "policy", None), episodes)
 
 
 def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenPlay:

@@ -21,8 +21,8 @@ from msgspec.structs import replace as replaced
 
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
+from turngym.agents.evaluation.departures import panel_of
 from turngym.agents.evaluation.evaluate import evaluate
-from turngym.agents.evaluation.original import panel_of
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
@@ -37,9 +37,9 @@ from turngym.agents.play_spec import (
     Model,
     OnPanel,
     OpenAI,
-    Part,
+    PartOfPanel,
     Published,
-    Replay,
+    RecordedAgent,
     Servers,
     part_of,
 )
@@ -47,7 +47,7 @@ from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
 from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
-from turngym.core.provenance import FILE, loaded_versions
+from turngym.core.provenance import CONFIG_FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import differing
@@ -116,7 +116,7 @@ def shared(spec: EvalSpec) -> EvalSpec:
         agent = replaced(agent, folder=folder, engine=engine)
     elif isinstance(agent, OpenAI):
         agent = replaced(agent, endpoint=replace(agent.endpoint, base_url="", key_env=KEY))
-    elif isinstance(agent, Replay):
+    elif isinstance(agent, RecordedAgent):
         agent = replaced(agent, trace=Path(agent.trace).name)
     examples = getattr(agent.chat, "examples", None)
     if isinstance(examples, ExampleFile):
@@ -128,9 +128,12 @@ def shared(spec: EvalSpec) -> EvalSpec:
 def _of_training(trace: Path) -> dict[str, Any]:
     """Date, versions and the hash of the weights of RUN/eval/step_000100.jsonl, as far as RUN knows them."""
     run = trace.absolute().parent.parent
-    if trace.parent.name != "eval" or not (run / FILE).is_file():
+    if trace.parent.name != "eval" or not (run / CONFIG_FILE).is_file():
         return {}
-    about, model = read_toml(run / FILE, provenance=True)["provenance"], run / "checkpoints" / trace.stem / "model"
+    about, model = (
+        read_toml(run / CONFIG_FILE, provenance=True)["provenance"],
+        run / "checkpoints" / trace.stem / "model",
+    )
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
         found["weights"] = weights_of(model)
@@ -311,6 +314,8 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
     # no part of what the task is, but what intervals for new scenes and products rest on
     if task.cluster != episode.task.cluster:
         yield _said("cluster", episode.task.cluster, task.cluster)
+
+    # play the recorded responses, turn by turn
     success, total, final, end = False, 0.0, 0.0, None
     goals: float | None = None
     f1: float | None = None
@@ -341,7 +346,8 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
-    # older files do not state it
+
+    # how the episode ended, and what it was worth; older files do not state F1
     recorded_f1 = episode.meta.get("answer_f1")
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
@@ -437,13 +443,13 @@ def evaluate_as(
     """
     play = recorded.play
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
-    limits = [tasks, sampling.limit if isinstance(sampling, Part) else None]
+    limits = [tasks, sampling.limit if isinstance(sampling, PartOfPanel) else None]
     counts = [count for count in limits if count is not None]
-    heat = getattr(recorded.agent, "temperature", None)
+    temperature = getattr(recorded.agent, "temperature", None)
     more: dict[str, Any] = {"limit": min(counts)} if counts else {}
     # a recorded choice is made again
-    more |= {"spread": sampling.spread} if isinstance(sampling, Part) else {}
-    more |= {} if heat is None else {"temperature": heat}
+    more |= {"spread": sampling.spread} if isinstance(sampling, PartOfPanel) else {}
+    more |= {} if temperature is None else {"temperature": temperature}
     return evaluate(
         panel,
         agent,

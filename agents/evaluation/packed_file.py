@@ -16,7 +16,7 @@ import msgspec
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode, EpisodeError
-from turngym.core.plugin_values import LARGE
+from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
@@ -139,7 +139,7 @@ class _Head(msgspec.Struct):
     agent: str
     versions: dict[str, str]
     date: str
-    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=LARGE)]
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST_VALUE)]
     tokens: dict[str, int] | None
     scores: dict[str, Any]
     checksums: dict[str, str]

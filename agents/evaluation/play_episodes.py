@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.endpoint.usage import usage_of, usage_table
+from turngym.agents.evaluation.departures import departures
 from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
-from turngym.agents.evaluation.original import departures
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.workers import open_workers
+from turngym.agents.meaning import meaning
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.play_spec import EvalSpec, Listed, OnPanel, meaning
+from turngym.agents.play_spec import EvalSpec, Listed, OnPanel
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job
 from turngym.agents.presets import Preset
@@ -34,7 +35,7 @@ from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes, read_specs
 from turngym.envs.base import tasks_of
 
-USUAL: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
+ROLLOUT_DEFAULTS: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
 """What holds for a rollout where nobody says otherwise."""
 
 
@@ -120,7 +121,7 @@ def play_episodes(
         )
     asked = asked_of("play_episodes()", {**({} if env is None else {"env": env}), **settings}, agent, preset)
     found = resolve_play(
-        [("play_episodes()", asked)], usual=USUAL, preset=preset if isinstance(preset, Preset) else None
+        [("play_episodes()", asked)], usual=ROLLOUT_DEFAULTS, preset=preset if isinstance(preset, Preset) else None
     )
     player = None if agent is None or isinstance(agent, str) else agent
     return play_rollout(found, agent=player, out=out, append=append, progress=progress, command=command)
@@ -191,7 +192,7 @@ def _check_same(out: Path, spec: EvalSpec) -> None:
     """Raises TurngymError if another player has played into the trace: more tasks, samples and seeds may be added."""
     for theirs in read_specs(out).values():
         for path, (was, now) in differing(theirs, record_of(spec)).items():
-            if meaning(path) in ("game", "player") and path != "play.seed":
+            if meaning(path) in ("game", "player"):
                 raise TurngymError(
                     f"{out} was played with {path} {brief(was, 60)}, and this would be {brief(now, 60)}: name another "
                     "file; a trace holds one player in one game"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
+from turngym.agents.evaluation.departures import Departures, departures
 from turngym.agents.evaluation.open_play import record_of
-from turngym.agents.evaluation.original import Departures, departures
 from turngym.agents.evaluation.results import episode_row, results_json, write_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
@@ -28,7 +28,8 @@ from turngym.agents.evaluation.scores import (
     score,
     success_table,
 )
-from turngym.agents.play_spec import EvalSpec, OnPanel, Part, Published, drawn, episodes_of, meaning
+from turngym.agents.meaning import meaning
+from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, Published, drawn, episodes_of
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.core.episode import Episode
@@ -246,7 +247,7 @@ class EvalResult:
         play, agent, departs = self.spec.play, self.spec.agent, self.departs
         what = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
         sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
-        if isinstance(sampling, Part):
+        if isinstance(sampling, PartOfPanel):
             what += f", {sampling.said}"
         if self.spec.preset is not None:
             what += f", preset {self.spec.preset}"
@@ -260,9 +261,10 @@ class EvalResult:
             what += f": {self.asked} draws, published:{sampling.harness}"
         else:
             what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
-        heat = getattr(agent, "temperature", None)
+        temperature = getattr(agent, "temperature", None)
         taken = self.profile is None or self.profile.get("temperature", True)
-        what += "" if heat is None else f", temperature {heat:g}" if taken else ", the server's own temperature"
+        if temperature is not None:
+            what += f", temperature {temperature:g}" if taken else ", the server's own temperature"
         return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
     def hints(self) -> list[str]:

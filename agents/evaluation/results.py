@@ -14,7 +14,7 @@ import msgspec
 from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError, Scores
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
-from turngym.core.plugin_values import LARGE
+from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
@@ -46,7 +46,7 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-_Finite = Annotated[float, msgspec.Meta(ge=-LARGE, le=LARGE)]
+_Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_VALUE, le=LARGEST_VALUE)]
 
 
 class _Row(msgspec.Struct):
@@ -85,14 +85,14 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     """
     try:
         # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
-        found = msgspec.convert(json_file(path, EvaluationError), _Results)
+        results = msgspec.convert(json_file(path, EvaluationError), _Results)
     except (msgspec.ValidationError, ValueError) as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
-    played = Counter((row.task_id, row.sample) for row in found.episodes)
+    played = Counter((row.task_id, row.sample) for row in results.episodes)
     for (task_id, sample), times in played.most_common(1):
         if times > 1:
             raise EvaluationError(f"{path} lists {brief(task_id, 80)} sample {sample} twice; valid: once")
-    env_id = plain_id(found.spec.play.env.id)
+    env_id = plain_id(results.spec.play.env.id)
     outcomes = [
         EpisodeOutcome(
             task=Task(
@@ -120,9 +120,9 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
             response_tokens=row.response_tokens,
             cut=0,
         )
-        for row in found.episodes
+        for row in results.episodes
     ]
-    return found.spec, outcomes
+    return results.spec, outcomes
 
 
 def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turngym.agents.evaluation.original import panel_of
-from turngym.agents.play_spec import EvalSpec, OnPanel, Part, PlaySpec
+from turngym.agents.evaluation.departures import panel_of
+from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, PlaySpec
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
 from turngym.agents.resolve_play import ENVIRONMENT, environment_layer, panel_layer
@@ -24,7 +24,7 @@ from turngym.core.resolve import merged
 from turngym.core.spec import at, differing, to_table
 from turngym.envs.panels import Panel
 
-LONGEST = 200
+LONGEST_VALUE = 200
 """Letters of a text, or items of a list, that a file may state."""
 Values = Mapping[str, tuple[Any, Any]]
 """Argument to its value and the expected one."""
@@ -96,7 +96,7 @@ def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
     if not isinstance(tasks, OnPanel):
         return ["a panel that does not come with turngym, none"], []
     size, some = tasks.size if panel is None else len(panel.tasks), []
-    if isinstance(tasks.sampling, Part) and tasks.sampling.limit < size:
+    if isinstance(tasks.sampling, PartOfPanel) and tasks.sampling.limit < size:
         some.append(tasks.sampling.said_of(size))
     if panel is None:
         return [f"a panel that does not come with turngym, {tasks.sha256[:12]}"], some
@@ -116,8 +116,12 @@ def _line(name: str, values: tuple[Any, Any]) -> str:
 def _plain(value: Any) -> bool:
     """Whether a value is a choice or a number, and nothing that could be a place."""
     if isinstance(value, list):
-        return len(value) <= LONGEST and all(isinstance(item, int | float) for item in value)
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= LONGEST)
+        return len(value) <= LONGEST_VALUE and all(isinstance(item, int | float) for item in value)
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and len(value) <= LONGEST_VALUE)
+    )
 
 
 def _short(value: Any) -> str:

@@ -103,7 +103,7 @@ def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
     return sorted(chosen.values(), key=lambda place: (every[place].sample, every[place].group, place))
 
 
-FEW = 10
+FEW_GROUPS = 10
 """With fewer scenes, worlds or products than this, a number is quoted for these alone."""
 PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
 
@@ -183,34 +183,35 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
     """
     apart = play is not None and drawn(play)
     every = as_outcomes(episodes)
-    counted = [one for one in every if not one.status.is_error]
+    counted = [outcome for outcome in every if not outcome.status.is_error]
     if not counted:
         raise ScoreError(f"none of {len(every)} episodes ended without an error, so there is nothing to score")
-    turns = max(sum(one.turns for one in counted), 1)
-    won = [one.turns for one in counted if one.success]
-    goals = [one.goal_rate for one in counted if one.goal_rate is not None]
-    statuses = Counter(one.status for one in counted)
+    turns = max(sum(outcome.turns for outcome in counted), 1)
+    won = [outcome.turns for outcome in counted if outcome.success]
+    goals = [outcome.goal_rate for outcome in counted if outcome.goal_rate is not None]
+    statuses = Counter(outcome.status for outcome in counted)
     rows: dict[str, list[EpisodeOutcome]] = {}
-    for one in counted:
-        rows.setdefault(one.task.category, []).append(one)
+    for outcome in counted:
+        rows.setdefault(outcome.task.category, []).append(outcome)
     units = units_of(counted, play)
     graded, means = score_means(units), task_means(units)
-    shared = {one.task.task_id: one.task.cluster or one.task.task_id for one in units}
+    shared = {outcome.task.task_id: outcome.task.cluster or outcome.task.task_id for outcome in units}
     clusters = [shared[task_id] for task_id in means]
     together = not apart and 1 < len(set(clusters)) < len(clusters)
-    tasks = {unit.task.task_id: one.task.task_id for unit, one in zip(units, counted, strict=True)}
+    tasks = {unit.task.task_id: outcome.task.task_id for unit, outcome in zip(units, counted, strict=True)}
     return Scores(
         overall=_row("all", counted, apart),
         categories=tuple(_row(name, rows[name], apart) for name in sorted(rows, key=category_rank)),
         errors=len(every) - len(counted),
-        score=fmean(one.score for one in counted),
-        turns=fmean(one.turns for one in counted),
+        score=fmean(outcome.score for outcome in counted),
+        turns=fmean(outcome.turns for outcome in counted),
         success_turns=fmean(won) if won else None,
-        invalid_rate=sum(one.invalid for one in counted) / turns,
+        invalid_rate=sum(outcome.invalid for outcome in counted) / turns,
         verdicts={
-            verdict.value: sum(one.verdicts[place] for one in counted) / turns for place, verdict in enumerate(Verdict)
+            verdict.value: sum(outcome.verdicts[place] for outcome in counted) / turns
+            for place, verdict in enumerate(Verdict)
         },
-        cut_rate=sum(one.cut for one in counted) / turns,
+        cut_rate=sum(outcome.cut for outcome in counted) / turns,
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.is_cut},
         goal_rate=fmean(goals) if goals else None,
         approximate=None if play is None else play.scoring.get(APPROXIMATE),
@@ -424,7 +425,7 @@ def _new_clusters(scores: Scores) -> str:
     """The interval for new clusters, or that there are too few of them to say."""
     if scores.new_clusters is None:
         return "-"
-    if (scores.clusters or 0) < FEW:
+    if (scores.clusters or 0) < FEW_GROUPS:
         return f"for these {scores.clusters} only; {scores.new_clusters}"
     return f"{scores.new_clusters} of {scores.clusters}"
 

@@ -9,6 +9,7 @@ example.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.statistics import (
-    TAIL,
+    TAIL_PROBABILITY,
     Interval,
     ScoreError,
     check_same_tasks,
@@ -51,7 +52,7 @@ def paired_below(seeds: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class VarianceParts:
     """The variance of a mean over S seeds and n tasks, crossed, from an analysis of variance without repetition."""
 
     seeds: int
@@ -63,7 +64,7 @@ class Parts:
     """C: what is left, the residual mean square over S n."""
 
     @classmethod
-    def of(cls, values_SN: NDArray[np.float64]) -> Parts:
+    def of(cls, values_SN: NDArray[np.float64]) -> VarianceParts:
         """The parts of `values`, of at least two seeds and two tasks."""
         count, tasks = values_SN.shape
         mean_S, mean_N = _means(values_SN.T), _means(values_SN)
@@ -151,11 +152,11 @@ def crossed_difference(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) 
     tasks = sorted(before[0])
     first, second = _matrix(before, tasks), _matrix(after, tasks)
     mean_N = [b - a for a, b in zip(_means(first), _means(second), strict=True)]
-    return _half_of_two(first, second, *_over_tasks(mean_N, None, TAIL), TAIL, True)[0]
+    return _half_of_two(first, second, *_over_tasks(mean_N, None, TAIL_PROBABILITY), TAIL_PROBABILITY, True)[0]
 
 
-def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL) -> float:
-    parts = Parts.of(values)
+def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL_PROBABILITY) -> float:
+    parts = VarianceParts.of(values)
     over, quantile = _over_tasks(_means(values), groups, tail)
     return crossed_half(parts.between_seeds, len(values) - 1, parts.chance, over, quantile, len(values), tail)
 
@@ -203,7 +204,7 @@ class Difference(Interval):
         """Whether the interval lies on one side of zero and holds for new seeds; in a family, by Holm."""
         if self.one_run_each:
             return False
-        return self.low > 0 or self.high < 0 if self.adjusted is None else self.adjusted <= 2 * TAIL
+        return self.low > 0 or self.high < 0 if self.adjusted is None else self.adjusted <= 2 * TAIL_PROBABILITY
 
     def reversed(self) -> Difference:
         """The other method minus this one."""
@@ -225,7 +226,7 @@ def rise(
     fixed: bool = False,
     pair: bool = True,
     p: bool = False,
-    tail: float = TAIL,
+    tail: float = TAIL_PROBABILITY,
 ) -> Difference:
     """Mean of after minus before, paired by task, with its 95 % interval for new seeds and new tasks, within [-1, 1].
 
@@ -253,9 +254,9 @@ def rise(
     mean = fmean(mean_N)
     low, high = difference_bounds(mean_N, groups, tail)
     over, quantile = _over_tasks(mean_N, groups, tail) if len(tasks) > 1 else (None, 0.0)
-    found: float | None = None
+    seed_error: float | None = None
     if over is not None and (fixed or min(len(first), len(second)) > 1):
-        half, found = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
+        half, seed_error = _half_of_two(first, second, over, quantile, tail, pair and not fixed)
         low, high = max(-1.0, min(low, mean - half)), min(1.0, max(high, mean + half))
     sides = np.sign(second[:, None] - first[None]).astype(np.int64)
 
@@ -269,7 +270,7 @@ def rise(
         tasks=len(tasks),
         seeds=(len(first), len(second)),
         fixed=fixed and 1 in (len(first), len(second)),
-        seed_error=found,
+        seed_error=seed_error,
         task_error=None if over is None else math.sqrt(over),
         better=int(sides.sum()) / sides.size / 2 + 0.5,
         p=p_value(at) if p else None,
@@ -293,20 +294,20 @@ def _half_of_two(
     pair: bool,
 ) -> tuple[float, float]:
     """Half the width of the interval, and the standard error by seeds alone."""
-    arms = [Parts.of(values) for values in (first, second) if len(values) > 1]
+    arms = [VarianceParts.of(values) for values in (first, second) if len(values) > 1]
     if not arms:
         return 0.0, 0.0
     apart, chance = math.fsum(arm.between_seeds for arm in arms), math.fsum(arm.chance for arm in arms)
     half = half_of_arms(arms, over, quantile, tail)
     if pair and len(first) == len(second):
-        own = Parts.of(second - first)
+        own = VarianceParts.of(second - first)
         paired = crossed_half(own.between_seeds, own.seeds - 1, own.chance, over, quantile, own.seeds, tail)
         if paired <= paired_below(own.seeds) * half:
             return paired, math.sqrt(max(own.between_seeds - own.chance, 0.0))
     return half, math.sqrt(max(apart - chance, 0.0))
 
 
-def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, tail: float) -> float:
+def half_of_arms(arms: Sequence[VarianceParts], between_tasks: float, t_tasks: float, tail: float) -> float:
     """Half the width for two methods whose seeds are strangers: sqrt(V + t(n - 1)^2 max(B - (C - K), K)).
 
     K = c_1 C_1 + c_2 C_2 is chance that is known well (`known_chance`), and counts with the tasks' quantile. As many
@@ -337,13 +338,13 @@ def half_of_arms(arms: Sequence[Parts], between_tasks: float, t_tasks: float, ta
     return math.sqrt(squared + t_tasks**2 * max(between_tasks - (chance - known), known))
 
 
-def known_chance(seeds: float, tail: float = TAIL) -> float:
+def known_chance(seeds: float, tail: float = TAIL_PROBABILITY) -> float:
     """c, the share of the chance within A that counts with the tasks' quantile, of two methods (`half_of_arms`).
 
     1 - 4 / S^2 at 95 %. Beyond, as for many comparisons, less of it the smaller the `tail`: with all of it a level of
     0.56 % would really be 1.1 %.
     """
-    return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL)
+    return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL_PROBABILITY)
 
 
 def degrees_of_two(apart: Sequence[float], own: float) -> float:
@@ -370,7 +371,7 @@ def seed_apart(runs: Sequence[TaskMeans]) -> int | None:
     means = _means(_matrix(runs, sorted(runs[0])).T)
     far = max(range(count), key=lambda place: abs(means[place] - fmean(means)))
     rest = [*means[:far], *means[far + 1 :]]
-    chance = count * Parts.of(_matrix(runs, sorted(runs[0]))).chance
+    chance = count * VarianceParts.of(_matrix(runs, sorted(runs[0]))).chance
     deviation = math.sqrt(max(variance(rest), chance) * (1 + 1 / len(rest)))
     return far if abs(means[far] - fmean(rest)) > t_quantile(1 - SURE / 2 / count, count - 2) * deviation else None
 
@@ -379,7 +380,7 @@ def seed_spread(runs: Sequence[TaskMeans]) -> float | None:
     """Standard deviation of training seeds, less what chance alone gives; None for one run or one task."""
     if len(runs) < 2 or len(runs[0]) < 2:
         return None
-    parts = Parts.of(_matrix(runs, sorted(runs[0])))
+    parts = VarianceParts.of(_matrix(runs, sorted(runs[0])))
     return math.sqrt(len(runs) * max(parts.between_seeds - parts.chance, 0.0))
 
 
@@ -446,7 +447,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         raise ScoreError(f"{len(rows)} seeds of {len(rows[0]) if rows else 0} tasks: a pilot needs two of each")
     tasks = sorted(rows[0])
     values = _matrix(rows, tasks)
-    own, arms = Parts.of(values), [Parts.of(_matrix(runs, tasks)) for runs in (first, second)]
+    own, arms = VarianceParts.of(values), [VarianceParts.of(_matrix(runs, tasks)) for runs in (first, second)]
     seeds, error = own.seeds, own.chance * values.size
     chance = 0.0
     if samples > 1:
@@ -461,7 +462,9 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
             degrees_of_two([one.between_seeds for one in arms], seeds - 1),
         ),
     }
-    reach = {way: t_quantile(1 - TAIL, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()}
+    reach = {
+        way: t_quantile(1 - TAIL_PROBABILITY, degrees) * math.sqrt(apart) for way, (apart, _, degrees) in ways.items()
+    }
     paired = reach[True] < paired_below(seeds) * reach[False]
     apart, within, degrees = ways[paired]
     return Spread(
@@ -498,14 +501,14 @@ def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
     apart, over = spread.seed / s + rest, spread.task / m + rest
     luck = _lucks(s - 1)
     if spread.paired:
-        found, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL, s - 1))
+        found, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL_PROBABILITY, s - 1))
     else:
         one, two = (part.ravel() for part in np.meshgrid(luck, luck))
         found = apart / 2 * (one + two)
         # `degrees_of_two` of two methods that vary alike
         share = one / (one + two)
         quantile = _t_of((s - 1) / (share**2 + (1 - share) ** 2))
-    with_tasks = t_quantile(1 - TAIL, m - 1) ** 2 * max(over - (rest - known), known)
+    with_tasks = t_quantile(1 - TAIL_PROBABILITY, m - 1) ** 2 * max(over - (rest - known), known)
     halves: NDArray[np.float64] = np.sqrt(quantile**2 * np.maximum(found - known, 0.0) + with_tasks)
     return halves
 
@@ -513,7 +516,7 @@ def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
 def _t_of(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
     """t(1 - TAIL) at many degrees of freedom, on straight lines between a few hundred."""
     places = np.linspace(float(degrees.min()), float(degrees.max()), 33)
-    return np.interp(degrees, places, [t_quantile(1 - TAIL, round(float(place), 9)) for place in places])
+    return np.interp(degrees, places, [t_quantile(1 - TAIL_PROBABILITY, round(float(place), 9)) for place in places])
 
 
 def _floor(spread: Spread, design: Design, difference: float) -> float:
@@ -522,7 +525,7 @@ def _floor(spread: Spread, design: Design, difference: float) -> float:
     rest = (spread.both + spread.sample / design.samples) / (design.seeds * m)
     middle = difference * m / count
     square = (m - 1) * m * (spread.task / m + rest) + m * difference**2 + 2 - count * middle**2
-    return difference - middle + t_quantile(1 - TAIL, count - 1) * math.sqrt(square / (count - 1) / count)
+    return difference - middle + t_quantile(1 - TAIL_PROBABILITY, count - 1) * math.sqrt(square / (count - 1) / count)
 
 
 def half_width(spread: Spread, design: Design, difference: float = 0.0) -> float:
@@ -577,7 +580,7 @@ def cheapest(
 ) -> Design | None:
     """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
 
-    Of two designs that take as many hours, the one of fewer episodes is tried first.
+    Of two designs that take as many hours it is the one of fewer episodes.
 
     Args:
         spread: variances of the difference, as a pilot shows them (`spread_of`).
@@ -585,7 +588,12 @@ def cheapest(
         price: hours of a training run and of an episode.
         wanted: least probability of an interval above zero (`power`).
     """
-    for design in sorted(designs, key=lambda one: (price.hours(one), one.episodes)):
-        if power(spread, design, difference) >= wanted:
-            return design
-    return None
+    by_size: dict[tuple[int, int], list[Design]] = {}
+    for design in sorted(designs, key=lambda one: one.seeds):
+        by_size.setdefault((design.tasks, design.samples), []).append(design)
+    enough = list[Design]()
+    for sized in by_size.values():
+        # more seeds never tell less, so that few of a size have to be looked at
+        place = bisect_left(sized, True, key=lambda one: power(spread, one, difference) >= wanted)
+        enough += sized[place : place + 1]
+    return min(enough, key=lambda one: (price.hours(one), one.episodes), default=None)

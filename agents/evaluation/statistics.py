@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import TurngymError
 
-TAIL = 0.025
+TAIL_PROBABILITY = 0.025
 """Probability on either side of a 95 % interval."""
 _HALVINGS = 26
 """Steps of bisection in an interval of at most 1: bounds are exact to 1e-8, the integral to about 1e-9."""
@@ -86,7 +86,7 @@ def squares(values: Iterable[float]) -> float:
 # --- Means of one evaluation: Gaffke's bounds
 
 
-def upper_bound(values: Sequence[float], tail: float = TAIL) -> float:
+def upper_bound(values: Sequence[float], tail: float = TAIL_PROBABILITY) -> float:
     """Gaffke's upper bound of the mean: it lies below the mean with probability at most `tail`.
 
     `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
@@ -139,7 +139,9 @@ def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[
     return np.array(places), np.array([found[place] for place in places], np.float64)
 
 
-def mean_bounds(values: Sequence[float], low: float, high: float, tail: float = TAIL) -> tuple[float, float]:
+def mean_bounds(
+    values: Sequence[float], low: float, high: float, tail: float = TAIL_PROBABILITY
+) -> tuple[float, float]:
     """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side.
 
     Args:
@@ -159,7 +161,7 @@ def clustered(
     low: float = 0.0,
     high: float = 1.0,
     clusters: Sequence[Hashable] | None = None,
-    tail: float = TAIL,
+    tail: float = TAIL_PROBABILITY,
 ) -> Interval:
     """95 % interval of the mean of per-task means. Tasks are independent; samples of one task are not.
 
@@ -198,7 +200,7 @@ def clustered(
     return Interval(mean=mean, low=below, high=above, tasks=count)
 
 
-def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: float = TAIL) -> float:
+def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: float = TAIL_PROBABILITY) -> float:
     """Half the width of the interval of the mean of `values` [n] for new clusters; at least two clusters.
 
     With C clusters whose means are m_c and shares of the values w_c, and m = sum_c w_c m_c: t(1 - tail, f) sqrt(V),
@@ -227,7 +229,7 @@ def paired_difference(
     second: Mapping[str, float],
     *,
     clusters: Mapping[str, Hashable] | None = None,
-    tail: float = TAIL,
+    tail: float = TAIL_PROBABILITY,
 ) -> Interval:
     """Mean over tasks of second minus first, within [-1, 1], with the interval of `difference_bounds`.
 
@@ -262,7 +264,7 @@ def check_same_tasks(runs: Sequence[Mapping[str, float]]) -> None:
 
 
 def difference_bounds(
-    values: Sequence[float], clusters: Sequence[Hashable] | None = None, tail: float = TAIL
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None, tail: float = TAIL_PROBABILITY
 ) -> tuple[float, float]:
     """Both ends of the 95 % interval of the mean of differences of tasks, which lie within [-1, 1].
 

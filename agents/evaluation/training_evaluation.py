@@ -31,7 +31,7 @@ class PanelEvaluation:
         return _point(self._of(step).run())
 
     def gather(self, step: int) -> None:
-        """Move the shares that a stopped run has left into the trace of `step`."""
+        """Moves the episodes that processes of a stopped run left in files of their own into the trace of `step`."""
         gather_shares(self._of(step).trace)
 
     def play_share(self, step: int, share: tuple[int, int]) -> None:

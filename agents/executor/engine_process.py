@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from turngym.agents.executor.errors import picklable
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
-from turngym.core.child_process import GRACE, ChildProcess
+from turngym.core.child_process import ENDING_SECONDS, ChildProcess
 from turngym.core.errors import not_written
 from turngym.core.protocols import GenerateRequest, Generation, Watch
 
@@ -324,5 +324,5 @@ class EngineProcess:
 
 
 def _stop(child: ChildProcess, path: Path) -> None:
-    child.end(GRACE)
+    child.end(ENDING_SECONDS)
     path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
 
 from turngym.agents.executor.errors import ExecutorError, UnsendableError
-from turngym.agents.executor.processes import Answer, Load, RolloutSpec, Workers, pack
+from turngym.agents.executor.processes import Load, RolloutSpec, WorkerAnswer, Workers, pack
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import SLOTS, Job, MakeEnv, RolloutSettings, failed_episode, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
@@ -107,7 +107,7 @@ class JobScheduler:
                 worker_state.busy, worker_state.called_at = True, time.monotonic()
                 self.pool.start_worker(worker, self.data, self.engine_numbers)
 
-    def collect(self, answers: Iterable[Answer]) -> None:
+    def collect(self, answers: Iterable[WorkerAnswer]) -> None:
         """Process the workers' answers. Raises what a worker raised, after all finished episodes are recorded."""
         errors = []
         for answer in answers:
@@ -149,7 +149,7 @@ class JobScheduler:
             reason = f"worker {worker} gave no answer for {self.pool.patience:g} s"
             if worker_state.phase == "ready":
                 self.pool.workers.stop(worker)
-                self.collect([Answer(worker=worker, died=reason)])
+                self.collect([WorkerAnswer(worker=worker, died=reason)])
             # a starting worker may wait long for a free node, which is no error while others play
             elif all(other.phase != "ready" for other in self.pool.worker_states):
                 raise ExecutorError(f"{reason} while it started: are there processors (and accelerators) for it?")
@@ -174,7 +174,7 @@ class JobScheduler:
         # without retries every attempt would be the last and all jobs would be played alone, hence 0 <
         return 0 < self._worker_deaths[number] == self.pool.retries
 
-    def _on_worker_death(self, answer: Answer, worker_state: WorkerState) -> None:
+    def _on_worker_death(self, answer: WorkerAnswer, worker_state: WorkerState) -> None:
         """Queue the jobs of a dead worker again, as long as they have attempts left."""
         self.pool.deaths.append(answer.died)
         self.pool.loaded.pop(answer.worker, None)

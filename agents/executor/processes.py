@@ -28,8 +28,8 @@ import gymnasium as gym
 from turngym.agents.executor.errors import ExecutorError, UnsendableError, picklable
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, Rollout, RolloutSettings
-from turngym.core.child_process import GRACE, ChildProcess
-from turngym.core.cores import threads_each, use_threads
+from turngym.core.child_process import ENDING_SECONDS, ChildProcess
+from turngym.core.cpu_cores import threads_each, use_threads
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, not_written
 
@@ -38,7 +38,7 @@ HEARTBEAT = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WorkerAnswer:
     """The result of a call: a value, an exception that the worker raised, or why the worker died."""
 
     worker: int
@@ -59,7 +59,7 @@ class Workers(Protocol):
         A worker that was never started, or was stopped, is started first, with empty memory.
         """
 
-    def wait(self, timeout: float) -> list[Answer]:
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
         """Answers that have arrived; waits at most `timeout` seconds for the first. A death is an answer too."""
 
     def share(self, payload: bytes) -> Any:
@@ -239,7 +239,7 @@ class LocalWorkers:
         self._children: dict[int, ChildProcess] = {}
         self._busy: set[int] = set()
         """Workers that have not answered their call yet."""
-        self._deaths: list[Answer] = []
+        self._deaths: list[WorkerAnswer] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shared = 0
 
@@ -257,9 +257,9 @@ class LocalWorkers:
             self._children[worker].pipe.send((method, args))
             self._busy.add(worker)
         except OSError:
-            self._deaths.append(Answer(worker=worker, died=self._death_reason(worker)))
+            self._deaths.append(WorkerAnswer(worker=worker, died=self._death_reason(worker)))
 
-    def wait(self, timeout: float) -> list[Answer]:
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
         answers, self._deaths = self._deaths, []
         pending = {self._children[worker].pipe: worker for worker in self._busy}
         if answers or not pending:
@@ -267,12 +267,14 @@ class LocalWorkers:
         for ready in connection.wait(list(pending), timeout):
             worker = pending[ready]  # type: ignore[index]
             try:
-                good, value = self._children[worker].pipe.recv()  # ends: it has begun, and `PATIENCE` limits the rest
+                good, value = self._children[worker].pipe.recv()  # ends: it has begun, and `PIPE_WAIT` limits the rest
             except (EOFError, OSError, pickle.UnpicklingError):
-                answers.append(Answer(worker=worker, died=self._death_reason(worker)))
+                answers.append(WorkerAnswer(worker=worker, died=self._death_reason(worker)))
                 continue
             self._busy.discard(worker)
-            answers.append(Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value))
+            answers.append(
+                WorkerAnswer(worker=worker, value=value) if good else WorkerAnswer(worker=worker, error=value)
+            )
         return answers
 
     def share(self, payload: bytes) -> Path:
@@ -305,7 +307,7 @@ class LocalWorkers:
         # a worker whose pipe ends closes its environments and exits
         for child in self._children.values():
             child.pipe.close()
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + ENDING_SECONDS
         for child in self._children.values():
             child.end(max(0.0, deadline - time.monotonic()))
         self._children.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.executor.errors import ExecutorError, picklable
-from turngym.agents.executor.processes import Answer, Worker
+from turngym.agents.executor.processes import Worker, WorkerAnswer
 from turngym.core.plugins import need
 from turngym.core.redaction import excerpt
 
@@ -59,7 +59,7 @@ class RayWorkers:
             self._actors[worker] = self._actor_class.remote()
         self._pending[worker] = self._actors[worker].call.remote(method, *args)
 
-    def wait(self, timeout: float) -> list[Answer]:
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
         if not self._pending:
             return []
         calls = {call: worker for worker, call in self._pending.items()}
@@ -88,15 +88,15 @@ class RayWorkers:
         if self._ours and self._ray.is_initialized():
             self._ray.shutdown()
 
-    def _answer(self, worker: int, call: Any) -> Answer:
+    def _answer(self, worker: int, call: Any) -> WorkerAnswer:
         del self._pending[worker]
         try:
             good, value = pickle.loads(self._ray.get(call))
         except self._ray.exceptions.RayError as error:
             self.stop(worker)
             cause = " ".join(str(error).split())
-            return Answer(worker=worker, died=f"Ray actor {worker} was lost: {excerpt(cause, 300)}")
-        return Answer(worker=worker, value=value) if good else Answer(worker=worker, error=value)
+            return WorkerAnswer(worker=worker, died=f"Ray actor {worker} was lost: {excerpt(cause, 300)}")
+        return WorkerAnswer(worker=worker, value=value) if good else WorkerAnswer(worker=worker, error=value)
 
 
 class Actor:

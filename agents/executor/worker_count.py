@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
-from turngym.core.cores import available_cores
+from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Number, Patience, Processes
 from turngym.core.spec import Unread, needing
@@ -23,7 +23,7 @@ WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class PlayWorkload:
     """What is known about a run's episodes before the first one is played."""
 
     episodes: int
@@ -34,7 +34,7 @@ class Workload:
     """Whether a copy of the model plays while the model learns, so that the cores are busy already."""
 
     @classmethod
-    def of(cls, policy: Any, episodes: int, *, ahead: bool = False) -> Workload:
+    def of(cls, policy: Any, episodes: int, *, ahead: bool = False) -> PlayWorkload:
         """The workload of `policy`, which continues token ids; only a local engine has its model in this process."""
         # if the module was never imported no engine exists, and torch need not be loaded
         local = sys.modules.get("turngym.agents.local_engine.engine")
@@ -54,7 +54,7 @@ class WorkerCount:
         return f"{self.workers} workers ({self.reason})" if self.workers else f"this process ({self.reason})"
 
 
-def choose_workers(workload: Workload, cores: int | None = None) -> WorkerCount:
+def choose_workers(workload: PlayWorkload, cores: int | None = None) -> WorkerCount:
     """The number of workers for `auto`. It depends on workload and cores alone, so a resumed run plays as before."""
     cores = available_cores() if cores is None else cores
     if workload.model is None:
@@ -119,7 +119,7 @@ class WorkerOptions:
         if self.executor == "ray" and self.workers in (0, "auto"):
             raise TurngymError("--executor ray needs --workers, the number of actors")
 
-    def choice(self, workload: Workload) -> WorkerCount:
+    def choice(self, workload: PlayWorkload) -> WorkerCount:
         """How many workers play: as asked, or for `auto` what pays off."""
         if self.workers == "auto":
             return choose_workers(workload)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from turngym.agents.executor.errors import ExecutorError
-from turngym.agents.executor.worker_count import WorkerOptions, Workload
+from turngym.agents.executor.worker_count import PlayWorkload, WorkerOptions
 from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 @contextmanager
-def open_workers(options: WorkerOptions, workload: Workload | None = None) -> Iterator[PlayJobs]:
+def open_workers(options: WorkerOptions, workload: PlayWorkload | None = None) -> Iterator[PlayJobs]:
     """Open a function that plays jobs as `rollout` does; its workers end with the context. `auto` uses `workload`."""
     options = checked(options)
-    choice = options.choice(workload or Workload(episodes=0))
+    choice = options.choice(workload or PlayWorkload(episodes=0))
     if not choice.workers:
         yield partial(rollout, step_timeout=options.step_timeout)
         return

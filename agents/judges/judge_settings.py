@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from turngym.agents.rendering.skills import PREFIX
+from turngym.agents.rendering.skills import SKILLS_PREFIX
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share
-from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import KIND, Spec, read
 
 
-class Judge(Spec, tag_field=KIND):
+class JudgeSettings(Spec, tag_field=KIND):
     """Who judges the turns of an episode."""
 
     judge_unread: Share = 0.9
@@ -26,7 +26,7 @@ class Judge(Spec, tag_field=KIND):
         kind, colon, value = text.partition(":")
         if "://" in text:
             return {KIND: "url", "url": text}
-        if text.startswith(PREFIX) or (kind == "model" and value):
+        if text.startswith(SKILLS_PREFIX) or (kind == "model" and value):
             return {KIND: kind, "folder": value}
         if not colon and text in WITHOUT_MODEL:
             return {KIND: text}
@@ -43,7 +43,7 @@ class Judge(Spec, tag_field=KIND):
         return f"{kind}:{self.folder}" if isinstance(self, ModelJudge | SkillsFolder) else kind
 
 
-class Asked(Judge):
+class AskedJudge(JudgeSettings):
     """A judge that is a model, or may be one."""
 
     judge_votes: Count = 3
@@ -54,7 +54,7 @@ class Asked(Judge):
     """Most tokens of one vote."""
 
 
-class Replayed(Judge):
+class Replayed(JudgeSettings):
     """A judge that plays each episode again and asks an expert."""
 
     judge_strict: bool = False
@@ -69,7 +69,7 @@ class Auto(Replayed, tag="auto"):
     """Rules where scores are asked for, else the expert."""
 
 
-class Rules(Judge, tag="rules"):
+class Rules(JudgeSettings, tag="rules"):
     """Verdicts and rewards of the environment."""
 
 
@@ -77,37 +77,37 @@ class Expert(Replayed, tag="expert"):
     """The environment's expert (`expert`), which plays each episode again."""
 
 
-class Words(Judge, tag="words"):
+class KeywordJudge(JudgeSettings, tag="words"):
     """Words of failure or thanks in the next message."""
 
 
-class Attempts(Judge, tag="attempts"):
+class Attempts(JudgeSettings, tag="attempts"):
     """What another attempt of the group did that succeeded, as a hint."""
 
 
-class Finished(Judge, tag="episode"):
+class EpisodeHints(JudgeSettings, tag="episode"):
     """What the finished episode itself teaches, as a hint."""
 
 
-class Nothing(Judge, tag="nothing"):
+class Nothing(JudgeSettings, tag="nothing"):
     """No hint."""
 
 
-class SkillsFolder(Judge, tag="skills", kw_only=True):
+class SkillsFolder(JudgeSettings, tag="skills", kw_only=True):
     """Texts by the kind of task, as hints."""
 
     folder: str
     """Their folder, or the name of one that comes along (alfworld, webshop, search)."""
 
 
-class ModelJudge(Asked, tag="model", kw_only=True):
+class ModelJudge(AskedJudge, tag="model", kw_only=True):
     """A model that judges in this process."""
 
     folder: str
     """Its folder, or ORG/NAME[@REVISION], one of the hub."""
 
 
-class UrlJudge(Asked, tag="url", kw_only=True):
+class UrlJudge(AskedJudge, tag="url", kw_only=True):
     """A model behind an OpenAI-compatible endpoint."""
 
     url: str
@@ -125,7 +125,7 @@ class UrlJudge(Asked, tag="url", kw_only=True):
         refuse_credentials("judge", self.url)
 
 
-class OwnJudge(Asked, tag="own", kw_only=True):
+class OwnJudge(AskedJudge, tag="own", kw_only=True):
     """A judge of another package. It is built from these settings, whether it asks a model or not."""
 
     function: str
@@ -135,7 +135,17 @@ class OwnJudge(Asked, tag="own", kw_only=True):
 
 
 AnyJudge = (
-    Auto | Rules | Expert | Words | Attempts | Finished | Nothing | SkillsFolder | ModelJudge | UrlJudge | OwnJudge
+    Auto
+    | Rules
+    | Expert
+    | KeywordJudge
+    | Attempts
+    | EpisodeHints
+    | Nothing
+    | SkillsFolder
+    | ModelJudge
+    | UrlJudge
+    | OwnJudge
 )
 WITHOUT_MODEL = ("auto", "rules", "expert", "words", "attempts", "episode", "nothing")
 """Judges without a value."""
@@ -147,4 +157,4 @@ class _Alone(Spec):
 
 def judge_of(text: str, **settings: Any) -> AnyJudge:
     """The judge that a text names, with settings of its kind. Raises SettingsError for one that its kind lacks."""
-    return read(_Alone, {"judge": {**Judge.table_of(text), **settings}}, f"judge {text}").judge
+    return read(_Alone, {"judge": {**JudgeSettings.table_of(text), **settings}}, f"judge {text}").judge

@@ -20,13 +20,13 @@ from turngym.agents.models import find_model, load_policy
 from turngym.agents.playing.timed_calls import TimedCalls
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.agents.rendering.skills import PREFIX
+from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.core.clean_keys import key_of
 from turngym.core.errors import AgentError
 from turngym.core.plugins import find
 from turngym.core.protocols import Judge, JudgeRequest, Judgment, Question, Sampling, joined, judgments
 from turngym.core.redaction import first_letters
-from turngym.core.secrets import key_of
 
 
 def hint_vote(hint: str | None) -> str:
@@ -117,8 +117,8 @@ class WordJudge:
 
 # The judge that a name stands for.
 
-KINDS = ("model:FOLDER", "http://... or https://...")
-SKILLS = f"{PREFIX}FOLDER"
+JUDGE_KINDS = ("model:FOLDER", "http://... or https://...")
+SKILLS = f"{SKILLS_PREFIX}FOLDER"
 """The built-in judge that a folder of skills stands for."""
 HINTS_ONLY = ("attempts", "episode", "nothing", SKILLS)
 """Judges that say what a turn should have been told, and never how good it was."""
@@ -185,7 +185,7 @@ def make_judge(
         device: where a model that judges computes.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
-    named = SKILLS if options.name.startswith(PREFIX) else options.name
+    named = SKILLS if options.name.startswith(SKILLS_PREFIX) else options.name
     if named == SKILLS and SKILLS not in built_in:
         raise AgentError(f"--judge {options.name}: skills are told by the tasks of an environment, and none is played")
     if kind != "hint" and named in HINTS_ONLY and named in built_in:
@@ -199,7 +199,7 @@ def make_judge(
     elif isinstance(options, ModelJudge):
         judge = _model_judge(context, options)
     else:
-        make: MakeJudge = find("turngym.judges", named, built_in, known=KINDS)
+        make: MakeJudge = find("turngym.judges", named, built_in, known=JUDGE_KINDS)
         judge = make(context)
         if isinstance(options, OwnJudge):
             judge = TimedJudge(inner=judge, timeout=options.judge_timeout)

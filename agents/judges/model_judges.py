@@ -13,14 +13,14 @@ from turngym.agents.endpoint.client import Address, EndpointClient, EndpointErro
 from turngym.agents.endpoint.handshake import fit
 from turngym.agents.judges.judge_settings import UrlJudge
 from turngym.agents.rendering.chat_template import ChatTemplate
+from turngym.core.clean_keys import clean_address
 from turngym.core.errors import AgentError
-from turngym.core.outgoing import LoopThread
+from turngym.core.http_client import LoopThread
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.core.redaction import without_keys
-from turngym.core.secrets import clean_address
 from turngym.core.task import task_number
 
-LIMIT = 6000
+LONGEST_PART = 6000
 """Most characters of each part of the prompt; the middle of longer ones is left out."""
 KEY = "TURNGYM_JUDGE_KEY"
 """Environment variable with the bearer key; none is sent without it."""
@@ -57,9 +57,9 @@ def messages(request: JudgeRequest) -> tuple[str, str]:
 
 def _short(text: str) -> str:
     text = without_keys(text)
-    if len(text) <= LIMIT:
+    if len(text) <= LONGEST_PART:
         return text
-    half = LIMIT // 2
+    half = LONGEST_PART // 2
     first, last = text[:half], text[-half:]
     return f"{first}\n[... {len(text) - 2 * half} characters left out ...]\n{last}"
 

@@ -127,7 +127,7 @@ def folded(norm: Norm, linear: Linear) -> tuple[Norm, Linear]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DecoderLayer:
     """One decoder layer."""
 
     kind: str
@@ -148,7 +148,7 @@ class Weights:
 
     embedding: Tensor
     """[V, H]."""
-    layers: tuple[Layer, ...]
+    layers: tuple[DecoderLayer, ...]
     norm: Norm
     head: Linear
     scale: float
@@ -226,7 +226,7 @@ def _settled(new: Any, old: Any, given: frozenset[int]) -> Any:
     if isinstance(new, tuple):
         same = isinstance(old, tuple) and len(old) == len(new)
         return tuple(_settled(one, other, given) for one, other in zip(new, old, strict=True)) if same else new
-    if isinstance(new, Weights | Layer | Linear | Norm) and type(new) is type(old):
+    if isinstance(new, Weights | DecoderLayer | Linear | Norm) and type(new) is type(old):
         pairs = {one.name: (getattr(new, one.name), getattr(old, one.name)) for one in fields(new)}
         return replace(new, **{name: _settled(*pair, given) for name, pair in pairs.items()})
     return new
@@ -247,12 +247,12 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
     elif isinstance(part, tuple):
         for one in part:
             yield from tensors_of(one)
-    elif isinstance(part, Weights | Layer | Linear | Norm):
+    elif isinstance(part, Weights | DecoderLayer | Linear | Norm):
         for one in fields(part):
             yield from tensors_of(getattr(part, one.name))
 
 
-def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> Layer:
+def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norm = None
     if hasattr(attention, "q_norm"):
@@ -260,7 +260,7 @@ def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> Lay
         head_norm = make_norm(torch.cat(both).detach(), attention.q_norm.variance_epsilon)
     before_attention, qkv = _pair(layer.input_layernorm, fuse, attention.q_proj, attention.k_proj, attention.v_proj)
     before_feed_forward, gate_up = _pair(layer.post_attention_layernorm, fuse, mlp.gate_proj, mlp.up_proj)
-    return Layer(
+    return DecoderLayer(
         kind=kind,
         before_attention=before_attention,
         qkv=qkv,
@@ -424,7 +424,9 @@ class DenseDecoder:
         self.allocations += self._cos is not old[0]
 
 
-def _project(weights: Weights, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _project(
+    weights: Weights, layer: DecoderLayer, hidden: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, heads, D], keys and values [T, key heads, D] of `hidden` [T, H]."""
     mixed = layer.qkv(layer.before_attention(hidden)).view(len(hidden), -1, weights.head_dim)
     heads = weights.heads + weights.key_heads
@@ -436,7 +438,7 @@ def _project(weights: Weights, layer: Layer, hidden: Tensor, cos: Tensor, sin: T
     return both[:, : weights.heads], both[:, weights.heads :], values
 
 
-def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
+def _feed_forward(layer: DecoderLayer, hidden: Tensor) -> Tensor:
     inner = layer.gate_up(layer.before_feed_forward(hidden))
     width = inner.shape[-1] // 2
     return layer.down.onto(hidden, functional.silu(inner[:, :width]).mul_(inner[:, width:]))

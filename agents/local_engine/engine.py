@@ -44,6 +44,7 @@ from turngym.agents.local_engine.model import (
     additive_mask,
     choose_cache,
     context_limit,
+    keeps_own_cache,
     prefill,
 )
 from turngym.agents.local_engine.sampling import check_sampling, draw, greedy, uniforms
@@ -58,7 +59,7 @@ _KEY_GROUP_BYTES = 200_000
 
 
 @dataclass(slots=True)
-class Row:
+class RequestRow:
     """One request under way: the checked request, its random numbers, and what was drawn so far."""
 
     session: str
@@ -103,8 +104,9 @@ class LocalEngine:
         max_sessions: most sessions whose keys and values are kept (the least recently used goes first); twice
             `max_batch` if None.
         cache: `ragged` keeps keys and values across turns, an error if the model cannot; `recompute` feeds the whole
-            history every turn, one row at a time, with the model's own cache: slow, and right for every model;
-            `auto` takes `ragged` if a short trial agrees with a plain pass, else `recompute` with a warning.
+            history every turn, one row at a time, with the model's own cache (where that is right, else without one):
+            slow, and right for every model; `auto` takes `ragged` if a short trial agrees with a plain pass, else
+            `recompute` with a warning.
         prefill_tokens: most prompt ids (padding included) fed in one pass.
         dtype: precision of weights and caches (`float32`, `bfloat16`, `float16`); the model's own if None. In another
             precision a copy of the model generates, which takes the model's new weights before the next request.
@@ -147,6 +149,7 @@ class LocalEngine:
             )
         self.ragged = choose_cache(self._model, cache)
         """Whether keys and values are kept across turns."""
+        self._own_cache = not self.ragged and keeps_own_cache(self._model)
         self._cache = self._model.new_cache(self._table.limit, self.max_length)
         self.graphs = Captured(self._model, self._cache, Bucket(self._table.limit, self.max_length))
         """The decode step as CUDA graphs, where it can be captured."""
@@ -229,7 +232,7 @@ class LocalEngine:
         self._stamp = None
         self.policy_version = version
 
-    def _row(self, index: int, request: GenerateRequest) -> Row:
+    def _row(self, index: int, request: GenerateRequest) -> RequestRow:
         sampling, prompt = request.sampling, np.asarray(request.prompt_ids, np.int32)
         problem = check_sampling(sampling, has_tokenizer=self._tokenizer is not None)
         if prompt.ndim != 1 or not len(prompt):
@@ -242,11 +245,11 @@ class LocalEngine:
             raise EngineError(f"request {index} (session {request.session!r}): {problem}")
         room = max(min(sampling.max_new_tokens, self.max_length - len(prompt)), 0)
         uniform = uniforms(request.stream, room) if sampling.temperature > 0 else np.zeros(room)
-        row = Row(request.session, prompt, sampling, uniform, frozenset(sampling.stop_ids))
+        row = RequestRow(request.session, prompt, sampling, uniform, frozenset(sampling.stop_ids))
         row.finish = "" if room else "length"
         return row
 
-    def _run(self, rows: list[Row]) -> None:
+    def _run(self, rows: list[RequestRow]) -> None:
         if not self.ragged:
             for row in rows:
                 self._run_alone(row)
@@ -270,17 +273,17 @@ class LocalEngine:
             if not self._model.full_attention or (batch.should_compact() and not skips_idle_rows):
                 self._compact(batch)
 
-    def _run_alone(self, row: Row) -> None:
-        """Decode one row with the model's own cache (`cache="recompute"`)."""
+    def _run_alone(self, row: RequestRow) -> None:
+        """Decode one row with the model\'s own cache, if it has one that is right (`cache="recompute"`)."""
         past: Any = None
         temperature = temperatures([row], self._model.device)
         while not row.finish:
             fed = np.concatenate((row.prompt, np.array(row.tokens, np.int32)))
             self.fed_tokens += len(row.prompt) if not row.tokens else 0
-            logits, past = self._model.plain(fed, past)
+            logits, past = self._model.plain(fed, past, cached=self._own_cache)
             self._draw([row], logits[None], temperature)
 
-    def _admit(self, rows: list[Row], batch: Batch) -> None:
+    def _admit(self, rows: list[RequestRow], batch: Batch) -> None:
         """Bring `rows` into the batch: feed what is new in their prompts and draw their first ids."""
         moves = self._table.admit([row.session for row in rows], len(batch.rows))
         held = self._table.held
@@ -292,7 +295,7 @@ class LocalEngine:
         logits = self._feed(rows)
         batch.extend(rows, self._draw(rows, logits, temperatures(rows, logits.device)))
 
-    def _feed(self, rows: Sequence[Row]) -> Tensor:
+    def _feed(self, rows: Sequence[RequestRow]) -> Tensor:
         """Bring the prompts of `rows` (ascending slots) into the cache; logits [B, V] after each prompt.
 
         What the session itself holds is kept, a prefix that another slot holds is copied, and the rest is fed.
@@ -382,7 +385,7 @@ class LocalEngine:
         )
         return self._model.forward(self._cache, batch.tokens[:, None], positions, step)
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor, temperature: Tensor) -> Tensor:
+    def _draw(self, rows: Sequence[RequestRow], logits: Tensor, temperature: Tensor) -> Tensor:
         """Draw one id per row and record it; ids int64 [B]."""
         if all(row.sampling.temperature == 0 for row in rows):
             ids, logprobs = greedy(logits)
@@ -393,7 +396,7 @@ class LocalEngine:
         self._take(rows, torch.stack((ids.double(), logprobs.double())))
         return ids
 
-    def _take(self, rows: Sequence[Row], drawn: Tensor) -> None:
+    def _take(self, rows: Sequence[RequestRow], drawn: Tensor) -> None:
         """Record the drawn ids, their log-probabilities (float64 [2, B]) and which of the rows they end.
 
         Raises EngineError for logits that were not finite.
@@ -435,7 +438,7 @@ class Batch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[RequestRow] = []
         self.tokens = torch.empty(0, dtype=torch.int64, device=device)
         """The ids to feed next."""
         self.positions = torch.empty(0, dtype=torch.int64, device=device)
@@ -455,7 +458,7 @@ class Batch:
         self._mask: Tensor | None = None
 
     @property
-    def active_rows(self) -> list[Row]:
+    def active_rows(self) -> list[RequestRow]:
         """The rows that have not finished."""
         return [row for row in self.rows if not row.finish] if self.idle else self.rows
 
@@ -463,7 +466,7 @@ class Batch:
     def active_count(self) -> int:
         return len(self.rows) - len(self.idle)
 
-    def extend(self, rows: list[Row], tokens: Tensor) -> None:
+    def extend(self, rows: list[RequestRow], tokens: Tensor) -> None:
         """Append rows just prefilled, in slot order, and their first drawn ids."""
         device = tokens.device
         positions = torch.tensor([len(row.prompt) for row in rows], device=device)
@@ -483,7 +486,7 @@ class Batch:
         self.longest += 1
         self.wasted += len(self.idle)
 
-    def mark_finished(self) -> list[Row]:
+    def mark_finished(self) -> list[RequestRow]:
         """Make rows that have finished since the last call idle; returns them."""
         done = [slot for slot, row in enumerate(self.rows) if row.finish]
         if len(done) == len(self.idle):
@@ -546,16 +549,16 @@ class Batch:
         self._write_rows = self._mask = self._key_groups = self.cells = None
 
 
-def temperatures(rows: list[Row], device: torch.device) -> Tensor:
+def temperatures(rows: list[RequestRow], device: torch.device) -> Tensor:
     """Sampling temperature of each row, float32 [B]."""
     return torch.tensor([row.sampling.temperature for row in rows], device=device)
 
 
-def take(pending: deque[Row], batch: Batch, free: int) -> list[Row]:
+def take(pending: deque[RequestRow], batch: Batch, free: int) -> list[RequestRow]:
     """Remove up to `free` rows of different sessions from `pending`; a session's second request waits for its first."""
     busy = {row.session for row in batch.rows if not row.finish}
-    chosen: list[Row] = []
-    waiting: list[Row] = []
+    chosen: list[RequestRow] = []
+    waiting: list[RequestRow] = []
     while pending and len(chosen) < free:
         row = pending.popleft()
         (waiting if row.session in busy else chosen).append(row)

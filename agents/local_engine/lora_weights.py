@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a LoRA adapter, as peft writes them."""
-PREFIX = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 """What peft's wrapper puts before the name of every weight."""
 SCALES = ("use_rslora", "alpha_pattern")
 """Settings beside rank and alpha on which the merged weights depend; all else is in the names of the tensors."""
@@ -40,7 +40,7 @@ LAYER = re.compile(
     r"(?P<a>lora_A\.weight|lora_embedding_A)|(?P<b>lora_B\.weight|lora_embedding_B)|(?P<bias>lora_B\.bias)"
     r"|(?P<magnitude>lora_magnitude_vector(?:\.weight)?)|(?P<base>base_layer\.)?(?P<own>weight|bias))"
 )
-"""The tensors of an adapter's file, without `PREFIX`."""
+"""The tensors of an adapter's file, without `PEFT_PREFIX`."""
 READ = frozenset(
     (
         *("peft_type", "r", "lora_alpha", "alpha_pattern", "use_rslora"),
@@ -160,7 +160,7 @@ def _check_settings(config: Mapping[str, Any], folder: Path) -> None:
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The tensors of an adapter by layer: `a`, `b`, `bias`, `magnitude`, and what stands for the layer's own."""
     found: dict[str, dict[str, Tensor]] = {}
-    weights = {name.removeprefix(PREFIX): value for name, value in weights.items()}
+    weights = {name.removeprefix(PEFT_PREFIX): value for name, value in weights.items()}
     wrapped = {name.partition(".lora_")[0] for name in weights if ".lora_" in name}
     for name, value in weights.items():
         match = LAYER.fullmatch(name)
@@ -182,6 +182,8 @@ def _scale(config: Mapping[str, Any], name: str, found: Mapping[str, Tensor]) ->
         if re.match(rf"(.*\.)?({pattern})$", name):
             alpha = value
             break
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ValueError(f"lora_alpha of {name} is {alpha!r}; valid: a finite number")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -165,13 +165,15 @@ class CausalModel:
         cache.settle()
         return output.logits[:, -1, : self.drawn][Grid(len(ids), ids.shape[1], step.cells).last_rows()]
 
-    def plain(self, ids: Ids, past: Any) -> tuple[Tensor, Any]:
-        """Logits [V] after the last of `ids` [L] with the model's own cache; `past` is what the last call returned."""
+    def plain(self, ids: Ids, past: Any = None, *, cached: bool = False) -> tuple[Tensor, Any]:
+        """Logits [V] after the last of `ids` [L]: of the whole row, or `cached`, with the model's own cache, which the
+        last call returned (`past`)."""
         start = len(ids) - 1 if past is not None else 0
         input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
         # a model without past_key_values (a state-space model) is fed the whole row every time
-        output = self.model(input_ids=input_ids, use_cache=True, **({} if past is None else {"past_key_values": past}))
-        return output.logits[0, -1, : self.drawn], getattr(output, "past_key_values", None)
+        more = {} if past is None else {"past_key_values": past}
+        output = self.model(input_ids=input_ids, use_cache=cached, **more)
+        return output.logits[0, -1, : self.drawn], getattr(output, "past_key_values", None) if cached else None
 
     def follow(self) -> None:
         """Take over the model's new weights."""
@@ -229,7 +231,9 @@ def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 def layer_types(config: Any) -> tuple[str, ...]:
     """The configured kind of each layer; empty if all layers are alike."""
-    return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    # GPT-Neo's are `attention_layers`: its local ones keep a window of their own, which the trial's rows do not reach
+    names = ("layer_types", "layers_block_type", "attention_layers")
+    return tuple(next((found for name in names if (found := getattr(config, name, None))), ()))
 
 
 CELLS = 1 << 24
@@ -398,7 +402,7 @@ def ragged_problem(model: CausalModel) -> str | None:
     """
     config = model.config
     kinds = set(model.layer_types)
-    known = {"full_attention"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
+    known = {"full_attention", "global"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
     if not kinds <= known:
         return f"it has layers of type {', '.join(sorted(kinds - known))}, whose state this engine does not know"
     attention = getattr(config, "_attn_implementation", None)
@@ -419,12 +423,36 @@ def _compare(model: CausalModel) -> str | None:
             prefill(model, cache, [0, 1], [0, 0], [row[:cut] for row, cut in zip(rows, _CUTS, strict=True)], tokens=64)
             rest = [row[cut:] for row, cut in zip(rows, _CUTS, strict=True)]
             got = prefill(model, cache, [0, 1], list(_CUTS), rest, tokens=64)
-            want = torch.stack([model.plain(row, None)[0] for row in rows])
+            want = torch.stack([model.plain(row)[0] for row in rows])
     # any model code may run here, and any failure means the same: recompute
     except Exception as error:
         return f"a trial on two short rows failed: {type(error).__name__}: {error}"
     problem = logits_problem(got, want)
     return problem and f"a trial on two short rows {problem}"
+
+
+def keeps_own_cache(model: CausalModel) -> bool:
+    """Whether the cache that `model` brings gives the logits of whole rows, id by id; with a warning where it does not.
+
+    Those of some families do not (MiniMax's), and their scores are always those of whole rows.
+    """
+    row = (np.arange(_LENGTHS[0]) * 7 + 1).astype(np.int32) % model.vocabulary
+    try:
+        with model.evaluating(inference=False):
+            past = None
+            for end in range(_LENGTHS[1], len(row) + 1):
+                got, past = model.plain(row[:end], past, cached=True)
+            problem = logits_problem(got, model.plain(row)[0])
+    # as above
+    except Exception as error:
+        problem = f"failed: {type(error).__name__}: {error}"
+    if problem is not None:
+        warnings.warn(
+            f"model type {model.kind!r} has a cache that is not to be used, for a trial on a short row {problem}. "
+            "Every id is drawn from a pass over its whole row: very slow",
+            stacklevel=3,
+        )
+    return problem is None
 
 
 def logits_problem(got: Tensor, want: Tensor) -> str | None:

@@ -35,7 +35,7 @@ from turngym.core.episode import LENIENT, SHORT, Episode, Status, Turn
 from turngym.core.errors import AgentError, TaskError
 from turngym.core.loops import loop_end
 from turngym.core.plugin_values import (
-    Stepped,
+    StepResult,
     answers,
     checked_number,
     checked_task,
@@ -136,7 +136,7 @@ class EpisodeRunner:
             self.status, self.error = stepped.status, stepped.failure
             return
         # what an environment returns is as little known as what it raises
-        recorded = attempt(lambda: self._record(reply, Stepped.of(stepped.value)))
+        recorded = attempt(lambda: self._record(reply, StepResult.of(stepped.value)))
         if recorded.failure:
             self.status, self.error = Status.ERROR_ENV, recorded.failure
             return
@@ -150,7 +150,7 @@ class EpisodeRunner:
         elif self.job.leave_loops and loop_end(self.turns) is not None:
             self.status, self.left_loop = Status.TRUNCATED_DEPTH, True
 
-    def _record(self, reply: Reply, stepped: Stepped) -> tuple[bool, bool]:
+    def _record(self, reply: Reply, stepped: StepResult) -> tuple[bool, bool]:
         """Record the turn that `reply` made and the observation that waits next; (terminated, truncated)."""
         conversation = self.conversation
         total = checked_number("the sum of rewards", self.episode_return + stepped.reward)

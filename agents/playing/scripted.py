@@ -222,7 +222,7 @@ class ReplayAgent(ScriptedAgent):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DrawnPlayer:
     """The player of one episode."""
 
     player: str
@@ -275,14 +275,14 @@ class PlayerMix:
                 ) from None
         return cls(shares=tuple(shares), **more)
 
-    def draw(self, rng: np.random.Generator) -> Part:
+    def draw(self, rng: np.random.Generator) -> DrawnPlayer:
         """The player of an episode. A loop begins at a geometric turn of mean `loop_after`, never before its length."""
         names, weights = zip(*self.shares, strict=True)
         player = names[int(rng.choice(len(names), p=np.array(weights) / sum(weights)))]
         if player not in LOOPING:
-            return Part(player)
+            return DrawnPlayer(player)
         period = int(rng.choice(PERIODS[player])) if player in PERIODS else 0
-        return Part(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
+        return DrawnPlayer(player, max(int(rng.geometric(1 / self.loop_after)), period), period)
 
 
 class MixedAgent(ScriptedAgent):
@@ -332,7 +332,7 @@ class MixedAgent(ScriptedAgent):
         said.append(reply.text)
         return reply
 
-    def _again(self, conversation: Conversation, said: Sequence[str], part: Part) -> Reply:
+    def _again(self, conversation: Conversation, said: Sequence[str], part: DrawnPlayer) -> Reply:
         """A turn of a loop, or a slip from it."""
         slip = self._noisy.noise(conversation, self._mix.loop_slips)
         if slip is not None:

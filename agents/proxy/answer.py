@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from turngym.agents.proxy.turn_records import CLOSE, OPEN, ChatMessage, ToolCall, Tools, is_tagged, tool_calls
-from turngym.envs.tool_calls import THINK, Dialect, Thoughts
+from turngym.envs.tool_calls import THINK, CallDialect, Thoughts
 
-UNKNOWN = "\ufffd"
+REPLACEMENT = "\ufffd"
 """The character that a decoder writes for bytes that are no character, or not a complete one yet."""
-LONGEST = 8
+MOST_HELD_BACK = 8
 """Most ids that are held back for an incomplete character: four of one byte each, and as many that are no text."""
 REACH = 256
 """Characters that the beginning of a call takes at most, its head included."""
@@ -43,7 +43,7 @@ class IncrementalDecoder:
     def feed(self, token: int) -> str:
         """The text that `token` completes."""
         self._pending.append(token)
-        return self._emit(patient=len(self._pending) < LONGEST)
+        return self._emit(patient=len(self._pending) < MOST_HELD_BACK)
 
     def end(self) -> str:
         """The text that was held back."""
@@ -52,7 +52,7 @@ class IncrementalDecoder:
     def _emit(self, *, patient: bool) -> str:
         before = self._decode(self._emitted) if self._emitted else ""
         text = self._decode([*self._emitted, *self._pending])[len(before) :]
-        if patient and (not text or text.endswith(UNKNOWN)):
+        if patient and (not text or text.endswith(REPLACEMENT)):
             return ""
         self._emitted, self._pending = self._pending, []
         self._parts.append(text)
@@ -62,7 +62,7 @@ class IncrementalDecoder:
 def text_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
     """The text of `ids`, as `IncrementalDecoder` gives it."""
     whole = decode(list(ids))
-    if UNKNOWN not in whole:
+    if REPLACEMENT not in whole:
         return whole
     # some decoders spoil a whole run of ids for one bad byte, but what was streamed before that byte must stay true
     decoder = IncrementalDecoder(decode)
@@ -99,7 +99,7 @@ class AnswerReader:
         *,
         stops: Sequence[str] = (),
         control: Iterable[str] = (),
-        dialect: Dialect | None = None,
+        dialect: CallDialect | None = None,
         tools: Tools = (),
         thoughts: Thoughts = THINK,
         salt: str = "",
@@ -243,7 +243,7 @@ def _dropped(thoughts: Thoughts) -> list[str]:
     return [text for text in (thoughts.gap.strip(), thoughts.spoken, thoughts.aside) if text]
 
 
-def _written(dialect: Dialect | None) -> tuple[str, ...]:
+def _written(dialect: CallDialect | None) -> tuple[str, ...]:
     """Texts with all markers that calls are made of."""
     return () if dialect is None else (dialect.write("n", {"k": "v"}), *dialect.begins, *dialect.stop_text)
 

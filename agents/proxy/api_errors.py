@@ -35,11 +35,11 @@ class ApiError(TurngymError):
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
     def as_json(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
 UNSUPPORTED = "unsupported_value"

@@ -369,10 +369,10 @@ def create_app(
     def shown_health() -> dict[str, Any]:
         """What the one who asks may know. Names that clients have chosen are shown to all of them if they trust each
         other; else, and to those who have shown no key, only how many there are."""
-        found = {**service.health(), **({} if more_health is None else more_health())}
+        counts = {**service.health(), **({} if more_health is None else more_health())}
         if g.client is not None and not several:
-            return found
-        return {name: sum(value.values()) if name in CHOSEN else value for name, value in found.items()}
+            return counts
+        return {name: sum(value.values()) if name in CHOSEN else value for name, value in counts.items()}
 
     @app.get("/healthz")
     def healthz() -> Response:

@@ -20,6 +20,7 @@ from turngym.agents.proxy.api_errors import ApiError, busy
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.policy import PartialResponse
 from turngym.core import running_clock
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.protocols import (
     GenerateRequest,
     Generation,
@@ -27,7 +28,6 @@ from turngym.core.protocols import (
     Policy,
     StreamingPolicy,
 )
-from turngym.core.supervised import SupervisedThread
 
 
 @dataclass(slots=True, eq=False)

@@ -22,10 +22,11 @@ from typing import Any
 from turngym.agents.proxy.answer import AnswerReader, reply_of
 from turngym.agents.proxy.api_errors import busy, invalid
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.engine_queue import STOPPING, EngineQueue, PendingRequest
 from turngym.agents.proxy.openai_api import ChatRequest
-from turngym.agents.proxy.restore import episode_of, restore, usage_record
+from turngym.agents.proxy.restored_sessions import restore
+from turngym.agents.proxy.session_episode import episode_of
+from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer, Prompt
 from turngym.agents.proxy.sessions import (
     REMEMBERED,
     Feedback,
@@ -35,14 +36,14 @@ from turngym.agents.proxy.sessions import (
     SessionTable,
     session_name,
 )
-from turngym.agents.proxy.turn_records import ChatMessage, Recorder, TurnRecord, common_prefix
+from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, TurnRecorder, common_prefix, usage_record
 from turngym.agents.rendering.stop_text import StopText
 from turngym.core import running_clock
+from turngym.core.background_threads import failures_of_threads
 from turngym.core.episode import Episode
 from turngym.core.protocols import GenerateRequest, Generation, Policy, Sampling
 from turngym.core.redaction import first_letters
 from turngym.core.resolve import checked
-from turngym.core.supervised import failures_of_threads
 from turngym.core.task import task_number
 
 
@@ -133,7 +134,7 @@ MAX_TOKENS = 512
 """Most tokens of an answer where neither request nor settings say."""
 NAMES = 100
 """Most names that clients choose which are counted one by one."""
-SHOWN = ("main", "side", "sessions_ended", "underway")
+RENAMED_COUNTS = ("main", "side", "sessions_ended", "underway")
 """Counts that /healthz has under other names."""
 
 
@@ -213,7 +214,10 @@ class RequestCounts:
         with self._lock:
             counts = Counter(self.counts)
             tables = {name: dict(getattr(self, name)) for name in ("ignored", "unsupported", "unnamed")}
-        return counts, {**tables, **{name: value for name, value in sorted(counts.items()) if name not in SHOWN}}
+        return counts, {
+            **tables,
+            **{name: value for name, value in sorted(counts.items()) if name not in RENAMED_COUNTS},
+        }
 
 
 def _count(table: Counter[str], name: str) -> int:
@@ -291,7 +295,7 @@ class ProxyService:
             stops=StopText(renderer.tokenizer),
             clock=clock,
         )
-        self.recorder = Recorder(folder)
+        self.recorder = TurnRecorder(folder)
         # before restore(), which reads it
         if resumed_from is not None:
             self.recorder.write(usage_record("resumed", resumed_from))
@@ -407,7 +411,7 @@ class ProxyService:
         return [episode_of(session, "open", temperature=self.temperature) for session in found]
 
     def deadline(self) -> float:
-        """When a request that begins to wait now has waited too long, on `clock`."""
+        """Until when a request that comes now may wait, on `clock`."""
         return self.clock() + self.settings.deadline
 
     def sweep(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turngym.agents.proxy.api_errors import ApiError, busy
-from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
+from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import (
     ChatMessage,
     TurnRecord,

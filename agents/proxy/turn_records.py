@@ -1,7 +1,7 @@
 """Chat messages and the records of turns: what the proxy reads, writes and reads again after a restart.
 
 1. `ChatMessage`, `ToolCall`: the OpenAI form, the chat template's form, and equality of messages.
-2. `TurnRecord`, `Recorder`, `iter_records`: records as JSON lines with a checksum, each flushed when it is written.
+2. `TurnRecord`, `TurnRecorder`, `iter_records`: records as JSON lines with a checksum, each flushed when it is written.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.core.files import FolderInUseError, locked_file
 from turngym.core.line_file import LineFile
+from turngym.core.protocols import Judgment
 from turngym.core.strict_json import JsonError, strict_json
 from turngym.core.trace import add_checksum, check_checksum, has_checksum
 from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
-from turngym.envs.tool_calls import STYLES, THINK, Dialect, TaggedCalls, read_calls
+from turngym.envs.tool_calls import STYLES, THINK, CallDialect, TaggedCalls, read_calls
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -192,14 +193,14 @@ def check_arguments(arguments: str) -> None:
         raise
 
 
-def is_tagged(dialect: Dialect) -> bool:
+def is_tagged(dialect: CallDialect) -> bool:
     """Whether every call of this dialect stands between the two tags."""
     if isinstance(dialect, TaggedCalls):
         return OPEN in dialect.starts and dialect.ends[-1] == CLOSE
     return dialect is HERMES
 
 
-def tool_calls(text: str, salt: str, first: int, dialect: Dialect = HERMES, tools: Tools = ()) -> list[ToolCall]:
+def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, tools: Tools = ()) -> list[ToolCall]:
     """The calls that `text` is, from beginning to end; empty where it is none.
 
     Args:
@@ -272,7 +273,7 @@ def _kinds(schema: Any) -> set[str]:
 # Records of turns and session ends, as JSON lines with a checksum. After a restart open sessions are rebuilt from them.
 
 SCHEMA = 1
-FILE = "records.jsonl"
+RECORDS_FILE = "records.jsonl"
 VersionSpans = tuple[tuple[int, int, int], ...]
 """(policy version, start, end) of each stretch of an answer's ids."""
 TORN = b" (torn)\n"
@@ -316,7 +317,7 @@ class TurnRecord:
     version_spans: VersionSpans = ()
     """Spans of weights' versions, as in `Generation`."""
     at: float = 0.0
-    """When `Recorder` wrote it, seconds since 1970; not part of `as_json`."""
+    """When `TurnRecorder` wrote it, seconds since 1970; not part of `as_json`."""
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
@@ -365,7 +366,7 @@ class TurnRecord:
         )
 
 
-class Recorder:
+class TurnRecorder:
     """Appends records to `folder/records.jsonl`, each whole or not at all. Safe for several threads.
 
     Every record has the time when it was written as `at`, in seconds since 1970, and its number in the file as `n`.
@@ -376,7 +377,7 @@ class Recorder:
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
         self._now = now
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE
+        self.path = folder / RECORDS_FILE
         self._lock, self._held = threading.Lock(), ExitStack()
         # locked before the end is looked at: another process may be in the middle of a line
         try:
@@ -419,7 +420,7 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
 
     Raises ProxyError for a newer schema.
     """
-    path = folder / FILE
+    path = folder / RECORDS_FILE
     if not path.exists():
         return
     expected, damaged = 0, 0
@@ -470,3 +471,13 @@ def _last_line(file: IO[bytes]) -> bytes:
 
 def messages_from_json(messages: list[dict[str, Any]]) -> tuple[ChatMessage, ...]:
     return tuple(ChatMessage.from_json(message) for message in messages)
+
+
+def votes_record(key: str, turn: int, judgment: Judgment) -> dict[str, Any]:
+    """The record of what a judge said about one turn."""
+    return {"kind": "judged", "session": key, "turn": turn, "votes": list(judgment.votes), "cut": judgment.cut}
+
+
+def usage_record(kind: str, step: int, episodes: Any = ()) -> dict[str, Any]:
+    """The record of what happened to sessions: `trained`, `unused`; or `resumed` from the checkpoint of `step`."""
+    return {"kind": kind, "step": step, "sessions": [episode.task.task_id for episode in episodes]}

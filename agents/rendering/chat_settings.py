@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.rendering.conversation import Memory
-from turngym.agents.rendering.prompt_templates import NAMES, PromptTemplates, read_templates
+from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.core.errors import AgentError
-from turngym.core.files import FILE as SUMS
+from turngym.core.files import SUMS_FILE
 from turngym.core.numbers import Count
 from turngym.core.spec import read
-from turngym.core.task import plain_id
 from turngym.core.user_files import json_of, read_text
 
-FILE = "turngym.json"
+CHAT_FILE = "turngym.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,33 +57,15 @@ class ChatSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that a run's identity records; `memory` counts only if it is not `all`, `prompts` by hash."""
-        values = asdict(self)
-        if self.memory == "all":
-            del values["memory"]
-        del values["prompts"]
+        """The settings as they are compared: `prompts` by their hash."""
         templates = self.remembers.templates
-        return values if templates is None else {**values, "prompts": templates.sha256[:16]}
-
-    def memory_of(self, memory: str | None, prompts: str | None, env_id: str) -> dict[str, Any]:
-        """The fields `memory` and `prompts` with what `--memory` and `--prompts` say; as they are for None.
-
-        Raises AgentError for templates of another environment than `env_id`.
-        """
-        memory = memory or self.memory
-        known = self.prompts if memory.startswith("verl-agent:") else None
-        if prompts is not None:
-            read = read_templates(prompts, env_id)
-            known = read.kind, read.first, read.later
-        elif known is not None and known[0] != NAMES.get(plain_id(env_id)):
-            raise AgentError(f"the model's prompts are of {known[0]}, it plays {env_id}: give others (--prompts own)")
-        return {"memory": memory, "prompts": known}
+        return {**asdict(self), "prompts": None if templates is None else templates.sha256[:16]}
 
     def save(self, folder: str | Path) -> Path:
         """Write `turngym.json` into the model's folder."""
-        path = Path(folder) / FILE
+        path = Path(folder) / CHAT_FILE
         # the folder's checksums were made with other settings and would no longer match
-        (path.parent / SUMS).unlink(missing_ok=True)
+        (path.parent / SUMS_FILE).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         return path
 
@@ -94,7 +75,7 @@ class ChatSettings:
 
         Raises TurngymError if the file is no JSON object, or has settings that do not exist or values that cannot be.
         """
-        path = Path(folder) / FILE
+        path = Path(folder) / CHAT_FILE
         if not path.exists():
             return cls()
         try:

@@ -21,7 +21,7 @@ from turngym.agents.rendering.template_limits import TRUSTED, TemplateLimit
 from turngym.agents.rendering.text_encoder import CACHE, Shielded, TextEncoder
 from turngym.core.errors import TurngymError
 from turngym.core.tools import Tools, ToolSet
-from turngym.envs.tool_calls import THINK, Dialect, Thoughts
+from turngym.envs.tool_calls import THINK, CallDialect, Thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ class ChatTemplate:
         tool: Tools | None = None,
         thinking: bool | None = None,
         observation_role: ObservationRole = "user",
-        dialect: Dialect | None = None,
+        dialect: CallDialect | None = None,
         thoughts: Thoughts = THINK,
     ) -> None:
         if observation_role not in ("user", "tool"):

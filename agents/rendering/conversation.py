@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.core.episode import Span, Turn
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
-from turngym.envs.tool_calls import CALL_ID, THINK, Bare, Call, Dialect, Thoughts
+from turngym.envs.tool_calls import CALL_ID, THINK, Bare, CallDialect, ParsedCall, Thoughts
 
 Message = dict[str, Any]
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class StructuredAnswers:
     compares the two and opens a new segment if they differ.
     """
 
-    dialect: Dialect | None
+    dialect: CallDialect | None
     thoughts: Thoughts = THINK
     opened: bool = False
     """Whether the generation prompt opens a thought, so that a response begins inside it."""
@@ -74,7 +74,7 @@ class StructuredAnswers:
         call = self.dialect.read(body[start:]) if self.dialect is not None and start >= 0 else None
         content = body.removeprefix(self.thoughts.gap).removeprefix(self.thoughts.spoken)
         message: Message = {"role": "assistant", "content": self._plain(content)}
-        if isinstance(call, Call) and isinstance(call.name, str):
+        if isinstance(call, ParsedCall) and isinstance(call.name, str):
             said, tags = body[:start].removeprefix(self.thoughts.gap), self.thoughts
             if tags.aside and tags.aside in said:
                 said = said.replace(tags.aside, "").replace(tags.closing + tags.gap, "")
@@ -88,7 +88,7 @@ class StructuredAnswers:
             return {"role": "user", "content": text}
         return {"role": "tool", "content": text, "name": calls[0]["function"]["name"], "tool_call_id": calls[0]["id"]}
 
-    def _call(self, call: Call) -> dict[str, Any]:
+    def _call(self, call: ParsedCall) -> dict[str, Any]:
         arguments = call.arguments
         if isinstance(arguments, str):
             try:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from turngym.agents.rendering.conversation import Example
 from turngym.agents.rendering.renderer import said_in
-from turngym.agents.rendering.skills import PREFIX, Skills, read_skills
+from turngym.agents.rendering.skills import SKILLS_PREFIX, Skills, read_skills
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
 from turngym.core.task import Task, content_hash
@@ -81,10 +81,10 @@ def read_examples(
         tool: the environment's tool; its tags divide a response into thought and action.
         shown_for: the tasks that are shown an episode: `all`, or those of its own `category`.
     """
-    if str(path).startswith(PREFIX):
+    if str(path).startswith(SKILLS_PREFIX):
         if form != "auto" or shown_for != "all":
             raise AgentError(f"--examples {path}: skills have a form of their own; leave out --form and --shown-for")
-        return Examples(skills=read_skills(str(path).removeprefix(PREFIX)))
+        return Examples(skills=read_skills(str(path).removeprefix(SKILLS_PREFIX)))
     path = user_path(path)
     if shown_for == "category" and (form == "text" or path.suffix != TRACE):
         raise AgentError(f"--examples {path}: only the episodes of a trace ({TRACE}), as turns, are shown by category")

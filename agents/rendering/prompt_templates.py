@@ -22,11 +22,11 @@ from turngym.core.redaction import brief
 from turngym.core.task import content_hash, plain_id
 from turngym.core.user_files import read_text, user_path
 
-OWN = "own"
+OWN_TEMPLATES = "own"
 """Name of the templates in our own words."""
-LARGEST = 1 << 20
+LARGEST_FILE = 1 << 20
 """Most bytes of a file of templates."""
-LONGEST = 13_000
+LONGEST_WITH_HISTORY = 13_000
 """Characters above which a prompt of WebShop has no history, as in env_manager.py."""
 FOLDER = Path("agent_system/environments/prompts")
 SEP = " [SEP] "
@@ -156,13 +156,13 @@ class PromptTemplates:
             return first
         values |= {"step_count": str(len(past)), "current_step": str(len(past) + 1), "history_length": str(len(shown))}
         if self.kind == "search":
-            found = [*pages[1:], observation]
-            values["memory_context"] = "\n".join(f"Step {n + 1}:{said[n]} {found[n].strip()}\n" for n in shown)
+            pages_after = [*pages[1:], observation]
+            values["memory_context"] = "\n".join(f"Step {n + 1}:{said[n]} {pages_after[n].strip()}\n" for n in shown)
         values["action_history"] = "\n".join(
             f"[Observation {n + 1}: '{pages[n]}', Action {n + 1}: '{said[n]}']" for n in shown
         )
         whole = _filled(self.later, values)
-        return first if self.kind == "webshop" and len(whole) > LONGEST else whole
+        return first if self.kind == "webshop" and len(whole) > LONGEST_WITH_HISTORY else whole
 
 
 _TASK = {"alfworld": "Your task is to: ", "webshop": "Instruction: ", "search": "Question: "}
@@ -219,12 +219,12 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
     kind = NAMES.get(plain_id(env_id))
     if kind is None:
         raise AgentError(f"--prompts {named}: there are templates of {', '.join(NAMES)}; not of {env_id}")
-    if named == OWN:
+    if named == OWN_TEMPLATES:
         first, later = _OWN[kind]
         return PromptTemplates(kind=kind, first=first, later=later)
     path = _file_of(named, kind)
-    if path.stat().st_size > LARGEST:
-        raise AgentError(f"{path} has {path.stat().st_size:,} bytes; a file of templates has at most {LARGEST:,}")
+    if path.stat().st_size > LARGEST_FILE:
+        raise AgentError(f"{path} has {path.stat().st_size:,} bytes; a file of templates has at most {LARGEST_FILE:,}")
     try:
         constants = _constants(ast.parse(read_text(path, AgentError)))
     # the parser gives up on deep nesting, and on null bytes
@@ -248,7 +248,7 @@ def _file_of(named: str, kind: str) -> Path:
             return path
     raise AgentError(
         f"--prompts {named}: there is no {paths[0]}; name a checkout of verl-agent (it has {FOLDER.as_posix()}/"
-        f"{kind}.py), or `{OWN}` for our own words"
+        f"{kind}.py), or `{OWN_TEMPLATES}` for our own words"
     )
 
 

@@ -42,7 +42,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, make_channel, split_thought
-from turngym.envs.tool_calls import THINK, Dialect, Thoughts
+from turngym.envs.tool_calls import THINK, CallDialect, Thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ class ChatRenderer:
         observation_role: ObservationRole = "user",
         history: Literal["template", "append"] = "template",
         stop_ids: Sequence[int] = (),
-        dialect: Dialect | None = None,
+        dialect: CallDialect | None = None,
         thoughts: Thoughts = THINK,
         memory: Memory = ALL,
         examples: Sequence[Example] = (),

@@ -29,18 +29,18 @@ from turngym.core.task import content_hash
 from turngym.core.user_files import read_text, user_path
 from turngym.envs.base import tasks_of
 
-FILE = "skills.toml"
-PREFIX = "skills:"
+SKILLS_FILE = "skills.toml"
+SKILLS_PREFIX = "skills:"
 SHIPPED = Path(__file__).parents[1] / "worlds" / "skills"
 """The folders of this package: alfworld, webshop, search."""
 HINT_HEAD = "\n\n[user's hint / instruction]\n"
 """Stands in a prompt in front of a hint or a skill."""
-LONGEST = 20_000
+LONGEST_TEXT = 20_000
 """Most characters of one text. A context has room for a page, not for a book."""
-SHORTEST = 11
+SHORTEST_TEXT = 11
 """Fewest characters of one text: what is shorter is no hint (docs/algorithms.md#hint-choice)."""
 MARKS = ("[HINT_START]", "[HINT_END]")
-LOOKED_AT = 200
+CHECKED_TASKS = 200
 """Tasks, spread evenly over a split, that a folder is checked against."""
 
 
@@ -92,7 +92,7 @@ class Skills:
     def check(self, env: Any) -> None:
         """Looks at tasks of a `TextEnv`. Raises AgentError for one without a text, or an entry that matches none."""
         ids = tasks_of(env)
-        chosen = [ids[number] for number in range(0, len(ids), max(1, -(-len(ids) // LOOKED_AT)))]
+        chosen = [ids[number] for number in range(0, len(ids), max(1, -(-len(ids) // CHECKED_TASKS)))]
         used: set[tuple[str, str]] = set()
         categories: set[str] = set()
         for task in chosen:
@@ -121,7 +121,7 @@ class Skills:
 
     @property
     def _way_out(self) -> str:
-        return f"valid: a line in [category] or [keyword] of its {FILE}, or `otherwise`"
+        return f"valid: a line in [category] or [keyword] of its {SKILLS_FILE}, or `otherwise`"
 
 
 def read_skills(named: str) -> Skills:
@@ -132,10 +132,12 @@ def read_skills(named: str) -> Skills:
     path = user_path(named)
     if not path.exists() and (SHIPPED / named).exists() and ".." not in Path(named).parts:
         path = SHIPPED / named
-    path = path / FILE if path.is_dir() else path
+    path = path / SKILLS_FILE if path.is_dir() else path
     if not path.is_file():
         shipped = ", ".join(sorted(folder.name for folder in SHIPPED.iterdir()))
-        raise AgentError(f"skills {named}: there is no {path.name} there; valid: a folder with {FILE}, or {shipped}")
+        raise AgentError(
+            f"skills {named}: there is no {path.name} there; valid: a folder with {SKILLS_FILE}, or {shipped}"
+        )
     try:
         table = read_toml(path)
     except SettingsError as error:
@@ -164,11 +166,13 @@ def _text(named: str, folder: Path, file: object) -> str:
     path = folder / file
     if not path.is_file():
         raise AgentError(f"skills {named}: there is no {file} there")
-    if path.stat().st_size > 4 * LONGEST:
-        raise AgentError(f"skills {named}: {file} has {path.stat().st_size} bytes; valid: up to {LONGEST} characters")
+    if path.stat().st_size > 4 * LONGEST_TEXT:
+        raise AgentError(
+            f"skills {named}: {file} has {path.stat().st_size} bytes; valid: up to {LONGEST_TEXT} characters"
+        )
     text = read_text(path, AgentError).strip()
-    if not SHORTEST <= len(text) <= LONGEST:
-        raise AgentError(f"skills {named}: {file} has {len(text)} characters; valid: {SHORTEST} to {LONGEST}")
+    if not SHORTEST_TEXT <= len(text) <= LONGEST_TEXT:
+        raise AgentError(f"skills {named}: {file} has {len(text)} characters; valid: {SHORTEST_TEXT} to {LONGEST_TEXT}")
     if mark := next((mark for mark in MARKS if mark in text), None):
         raise AgentError(f"skills {named}: {file} has {mark} in it, which ends or begins a hint; leave it out")
     return text

@@ -14,7 +14,7 @@ from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, R
 from turngym.core.redaction import excerpt
 from turngym.core.tools import Tools
 from turngym.envs.dialects import DIALECTS, HERMES
-from turngym.envs.tool_calls import CALL_ID, STYLES, Call, Dialect
+from turngym.envs.tool_calls import CALL_ID, STYLES, CallDialect, ParsedCall
 
 VALUE = "turngymvalue"
 
@@ -49,7 +49,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSet
 class TemplateCalls:
     """How a chat template writes tool calls, and in which form it takes them."""
 
-    dialect: Dialect
+    dialect: CallDialect
     exact: bool
     """Whether we write calls exactly as the template does; if not, we can only read them."""
     id: str
@@ -126,7 +126,7 @@ def named_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
-def _reads(dialect: Dialect, text: str, name: str, arguments: dict[str, Any]) -> bool:
+def _reads(dialect: CallDialect, text: str, name: str, arguments: dict[str, Any]) -> bool:
     start = dialect.find(text)
     call = dialect.read(text[start:]) if start >= 0 else None
-    return isinstance(call, Call) and call.name == name and call.arguments == arguments
+    return isinstance(call, ParsedCall) and call.name == name and call.arguments == arguments

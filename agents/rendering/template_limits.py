@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
-from turngym.core.child_process import GRACE, ChildProcess
+from turngym.core.child_process import ENDING_SECONDS, ChildProcess
 from turngym.core.redaction import excerpt
 
 CPU_SECONDS = 5
@@ -29,7 +29,7 @@ SECONDS = 60.0
 """Wall clock of one rendering, on a machine that may be busy; a process that needs longer is replaced once."""
 START_SECONDS = 120.0
 """Wall clock of the start of the process."""
-LONGEST = 1 << 26
+LONGEST_RENDERED = 1 << 26
 """Most characters of a rendered conversation."""
 LONGEST_REASON = 500
 """Most characters of why a template refuses a conversation."""
@@ -50,7 +50,7 @@ class TemplateLimit(Exception):
     """A template went beyond a limit; the text is a clause for an error, and says what is allowed."""
 
     def __init__(self, what: str) -> None:
-        most = f"{CPU_SECONDS} s of processor time, {MEMORY >> 20:,} MiB and {LONGEST:,} characters"
+        most = f"{CPU_SECONDS} s of processor time, {MEMORY >> 20:,} MiB and {LONGEST_RENDERED:,} characters"
         super().__init__(f"{what}; one conversation may take {most}")
 
 
@@ -85,7 +85,7 @@ def render(
         variables: further variables of the template, such as `eos_token`.
     """
     arguments = {"tools": tools, "add_generation_prompt": generate, **variables}
-    work = pickle.dumps((source, list(messages), arguments, CPU_SECONDS, MEMORY, LONGEST))
+    work = pickle.dumps((source, list(messages), arguments, CPU_SECONDS, MEMORY, LONGEST_RENDERED))
     with _process.lock:
         try:
             answer = _process.ask(work)
@@ -124,13 +124,15 @@ class _Process:
         try:
             child.pipe.send_bytes(work)
             if child.pipe.poll(SECONDS):
-                return child.pipe.recv_bytes(4 * LONGEST + 1)  # ends: it has begun, and `patience` limits the rest
+                return child.pipe.recv_bytes(
+                    4 * LONGEST_RENDERED + 1
+                )  # ends: it has begun, and `patience` limits the rest
             raise _Ended(f"did not render a conversation within {SECONDS:g} s")
         except BlockingIOError:
             self._end()
             raise _Ended(f"did not render a conversation within {SECONDS:g} s") from None
         except (EOFError, OSError):
-            status = child.exit_status(GRACE)
+            status = child.exit_status(ENDING_SECONDS)
             if status == -signal.SIGXCPU:
                 raise TemplateLimit("took too much time") from None
             if status == _OUT_OF_MEMORY:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.servers.fleet import Fleet
-from turngym.agents.servers.server_connection import Draw, Score, ServerError
+from turngym.agents.servers.server_connection import DrawRequest, Score, ServerError
 from turngym.core.protocols import Sampling, Scorer
 
 SHORT, LONG, DRAWN = 8, 160, 8
@@ -90,7 +90,7 @@ class Canary:
     def _check_drawn(self, url: str) -> None:
         """What it draws after the long row, whose keys and values it may have kept from other weights."""
         sampling, prompt = Sampling(temperature=TEMPERATURE, max_new_tokens=DRAWN), self._rows[-1]
-        ask = Draw(
+        ask = DrawRequest(
             where=url,
             prompt=prompt,
             sampling=sampling,
@@ -116,9 +116,9 @@ class Canary:
                 "another adapter, another model), or computes in another way (quantized, scaled)"
             )
 
-    def _ask(self, url: str, ask: Draw | Score) -> object:
+    def _ask(self, url: str, ask: DrawRequest | Score) -> object:
         dialect, name = self.fleet.dialect, "turngym-canary"
-        make = dialect.generate_body if isinstance(ask, Draw) else dialect.score_body
+        make = dialect.generate_body if isinstance(ask, DrawRequest) else dialect.score_body
         body = make(ask, name, self.fleet.model)  # type: ignore[arg-type]
         return self.fleet.call_one(url, ("POST", dialect.generate_path, body), limit=dialect.answer_limit(ask))
 

@@ -24,15 +24,15 @@ from turngym.agents.servers.server_connection import (
     KEY,
     OWN_NAME,
     Call,
+    ClientLimits,
     Connection,
-    Dialect,
-    Draw,
+    DrawRequest,
     NotThere,
     Score,
+    ServerDialect,
     ServerDown,
     ServerError,
     ServerInfo,
-    ServerSettings,
     ServerTimeout,
     VersionSpan,
     WrongWeights,
@@ -44,10 +44,10 @@ from turngym.agents.servers.server_connection import (
 )
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.core.outgoing import SMALL_ANSWER, LoopThread
-from turngym.core.reaching import is_here
+from turngym.core.clean_keys import key_of
+from turngym.core.http_client import SMALL_ANSWER, LoopThread
+from turngym.core.http_connection import is_here
 from turngym.core.redaction import brief, excerpt, redacted
-from turngym.core.secrets import key_of
 
 ADMIN_TIMEOUT = 300.0
 """Seconds for an administrative call, such as an update of the weights."""
@@ -154,7 +154,7 @@ class WeightVersions:
         return tuple(found)
 
 
-GRACE = 5.0
+ABORT_SECONDS = 5.0
 """Seconds that a server gets to return what it had sampled after a request is aborted."""
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ class Fleet:
     """
 
     urls: Sequence[str]
-    settings: ServerSettings = field(default_factory=ServerSettings)
+    settings: ClientLimits = field(default_factory=ClientLimits)
     versions: WeightVersions = field(default_factory=WeightVersions)
     servers: list[ServerInfo] = field(default_factory=list, init=False)
     repair: Callable[[str], None] | None = field(default=None, init=False)
@@ -231,7 +231,7 @@ class Fleet:
         return self.loop.run(work)
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> ServerDialect:
         """How the servers are spoken to."""
         return self.servers[0].dialect
 
@@ -286,7 +286,7 @@ class Fleet:
     def forget(self, session: str) -> None:
         self._assigned.pop(session, None)
 
-    async def send(self, session: str, ask: Draw | Score, read: Callable[[Any, int], T], end: float) -> T:
+    async def send(self, session: str, ask: DrawRequest | Score, read: Callable[[Any, int], T], end: float) -> T:
         """What is answered to `ask`, parsed by `read(answer, floor)`; `end` is the deadline on the connections' clock.
 
         If a server is down, wait for it or ask another one; if it has the wrong weights, give it the right ones again.
@@ -321,7 +321,7 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = next_pause(pause)
 
-    async def _once(self, endpoint: Endpoint, ask: Draw | Score, end: float) -> Any:
+    async def _once(self, endpoint: Endpoint, ask: DrawRequest | Score, end: float) -> Any:
         rid = f"{OWN_NAME}{secrets.token_hex(8)}"
         endpoint.load += 1
         try:
@@ -335,16 +335,16 @@ class Fleet:
         finally:
             endpoint.load -= 1
 
-    async def _wait(self, endpoint: Endpoint, rid: str, ask: Draw | Score, end: float) -> Any:
+    async def _wait(self, endpoint: Endpoint, rid: str, ask: DrawRequest | Score, end: float) -> Any:
         connection, settings, dialect, where = endpoint.connection, self.settings, self.dialect, ask.where
-        make = dialect.generate_body if isinstance(ask, Draw) else dialect.score_body
+        make = dialect.generate_body if isinstance(ask, DrawRequest) else dialect.score_body
         left = max(end - connection.clock(), 0.01)
         # longer than both waits below, so that an aborted request can still return what was sampled
         asked = connection.request(
             "POST",
             dialect.generate_path,
             make(ask, rid, self.model),  # type: ignore[arg-type]
-            timeout=left + 2 * GRACE + 1,
+            timeout=left + 2 * ABORT_SECONDS + 1,
             limit=dialect.answer_limit(ask),
         )
         task = asyncio.create_task(asked)
@@ -352,7 +352,7 @@ class Fleet:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
                 await self.abort(rid)
-                done, _ = await asyncio.wait({task}, timeout=GRACE)
+                done, _ = await asyncio.wait({task}, timeout=ABORT_SECONDS)
             if done:
                 return task.result()  # ends: it is done
         except asyncio.CancelledError:
@@ -524,7 +524,7 @@ _FLEETS: dict[tuple[Any, ...], Fleet] = {}
 
 
 def shared_fleet(
-    urls: Sequence[str], settings: ServerSettings, versions: WeightVersions, servers: Sequence[ServerInfo]
+    urls: Sequence[str], settings: ClientLimits, versions: WeightVersions, servers: Sequence[ServerInfo]
 ) -> Fleet:
     """This process's fleet of `urls`, opened once and used by every later call.
 

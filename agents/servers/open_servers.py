@@ -15,9 +15,9 @@ from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import (
+    ClientLimits,
     OwnServer,
     ServerError,
-    ServerSettings,
     model_config,
     text_part,
 )
@@ -98,7 +98,9 @@ def train_policy(
     with open_fleet(options, options.policy_server if isinstance(options, ServersOf) else own.url) as fleet:  # type: ignore[union-attr]
         check_model(fleet, config)
         policy = _policy(fleet, _vocabulary(config, "the student"), tokenizer, max_length, vocab_size)
-        # adapters are megabytes, and a server that loads them has its own weights all the time
+
+        # Whether adapters go to the servers, or whole weights: adapters are megabytes, and a server that loads them has
+        # its own weights all the time.
         adapters = bool(weights.adapter) and isinstance(sync, Disk) and all(one.adapters for one in fleet.servers)
         fleet.versions.adapters = adapters
         for one in fleet.servers:
@@ -112,6 +114,8 @@ def train_policy(
             raise ServerError(
                 f"--when-busy {options.when_busy}: a response ends with the adapter that it began with; valid: wait"
             )
+
+        # The way to them.
         sink: WeightSink
         if isinstance(sync, Disk):
             sink = DiskSync(
@@ -171,7 +175,7 @@ def teacher_scorer(
             scorer.logprobs([np.array([0, 1], np.int32)], [np.array([1])])
         if folder is not None and load is not None:
             try:
-                own = load(folder)
+                own_model = load(folder)
             except ModelError as error:
                 print(
                     f"note: the teacher's servers are not compared with {folder}, which cannot be loaded here: {error}"
@@ -180,8 +184,8 @@ def teacher_scorer(
                 Canary(
                     fleet=fleet,
                     vocabulary=vocabulary,
-                    scorer=own.scorer,
-                    rounding=own.rounding,
+                    scorer=own_model.scorer,
+                    rounding=own_model.rounding,
                     meant=f"the teacher in {folder}",
                 ).check()
     return scorer, shared
@@ -208,7 +212,7 @@ def load_outside(folder: str) -> Any:
 @contextmanager
 def open_fleet(options: Limits, urls: str) -> Iterator[Fleet]:
     """Open connections to `urls`, separated by commas; closed if the body of the `with` statement fails."""
-    settings = ServerSettings(parallel=options.server_parallel, deadline=options.server_deadline)
+    settings = ClientLimits(parallel=options.server_parallel, deadline=options.server_deadline)
     named = [url.strip() for url in urls.split(",") if url.strip()]
     fleet = Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
     try:

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
 from turngym.agents.servers.server_connection import (
-    Dialect,
-    Draw,
+    ClientLimits,
+    DrawRequest,
     Score,
+    ServerDialect,
     ServerError,
     ServerInfo,
-    ServerSettings,
     check_ids,
     check_request,
 )
@@ -212,7 +212,7 @@ class ServerPolicy:
     ) -> Generation:
         """What one request to a server adds to `response`; finish `abort` if the server interrupted it."""
         where, dialect = f"session {request.session!r}", self.fleet.dialect
-        ask = Draw(
+        ask = DrawRequest(
             where=where,
             prompt=response.prompt_of(request),
             sampling=request.sampling,
@@ -237,7 +237,7 @@ class ServerPolicy:
 
 def connect_policy(
     urls: Sequence[str],
-    settings: ServerSettings,
+    settings: ClientLimits,
     versions: WeightVersions,
     servers: Sequence[ServerInfo],
     options: Mapping[str, Any],
@@ -377,7 +377,7 @@ class ServerScorer:
         return self.fleet.max_prompt - 1
 
     @property
-    def _dialect(self) -> Dialect:
+    def _dialect(self) -> ServerDialect:
         return self.fleet.dialect
 
     async def _ask(self, row: Row, name: str, read: Callable[[Any, Score, NDArray[np.float32]], T], **asked: Any) -> T:

@@ -1,6 +1,6 @@
 """What clients of all model servers share: errors, checks of requests and answers, one HTTP connection.
 
-`Dialect` is what differs between SGLang (`sglang_dialect.py`) and vLLM (`vllm_dialect.py`).
+`ServerDialect` is what differs between SGLang (`sglang_dialect.py`) and vLLM (`vllm_dialect.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.servers.server_options import Busy
+from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.episode import ROUNDING, without_rounding, wrong_numbers
 from turngym.core.errors import TurngymError
-from turngym.core.outgoing import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
+from turngym.core.http_client import PASSING, SMALL_ANSWER, BadReply, HttpClient, NotReached, TooLate
 from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.core.redaction import brief, excerpt
-from turngym.core.secrets import clean_address, key_of
 from turngym.core.user_files import json_file
 
 
@@ -111,7 +111,7 @@ class GeneratedPart:
     """HTTP status that belongs to `reason`, if the server gives one."""
 
 
-MOST = 1 << 31
+MOST_IDS = 1 << 31
 """No server has as many of anything."""
 
 
@@ -127,7 +127,7 @@ def fields_of_other_types(where: str) -> Iterator[None]:
 
 
 def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST`.
+    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
 
     Args:
         fields: what the server says.
@@ -136,12 +136,12 @@ def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | No
         default: stands for a field that is not there; None: the field must be there.
     """
     value = fields.get(name, default)
-    if type(value) is not int or not 1 <= value <= MOST:
+    if type(value) is not int or not 1 <= value <= MOST_IDS:
         raise BadAnswer(f"{where}: {name} is {brief(value, 80)}; it must be a whole number of at least 1")
     return value
 
 
-def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: Draw) -> GeneratedPart:
+def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: DrawRequest) -> GeneratedPart:
     """Returns `part` as the answer to `ask`, log-probabilities cut at 0; `named` are the ids that they belong to.
 
     Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
@@ -175,7 +175,7 @@ def check_scores(logp: NDArray[np.float32], where: str) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class ClientLimits:
     """Limits of one client, for each server."""
 
     parallel: int = 64
@@ -221,7 +221,7 @@ class Connection:
     """
 
     url: str
-    settings: ServerSettings
+    settings: ClientLimits
     clock: Callable[[], float] = time.monotonic
     _http: HttpClient = field(init=False)
 
@@ -265,24 +265,24 @@ class Connection:
             raise ServerDown(f"{where}: {error}") from error
         except BadReply as error:
             raise BadAnswer(f"{where}: {error}") from error
-        found: Any
+        answer: Any
         try:
-            found = reply.json() if reply.body else None
+            answer = reply.json() if reply.body else None
         except BadReply as error:
             # vLLM answers some orders with a text of no type
             if reply.status == 200 and "content-type" in reply.headers:
                 raise BadAnswer(f"{where}: {error}") from error
-            found = reply.text(500)
+            answer = reply.text(500)
         if reply.status == 200:
-            return found
-        said = f"{where}: status {reply.status}: {error_text(found)}"
+            return answer
+        problem = f"{where}: status {reply.status}: {error_text(answer)}"
         if reply.status in PASSING:
-            raise ServerDown(said)
+            raise ServerDown(problem)
         if reply.status in (401, 403):
-            raise ServerError(f"{said}; set the server's key in {KEY}")
+            raise ServerError(f"{problem}; set the server's key in {KEY}")
         if reply.status == 404:
-            raise NotThere(said)
-        raise ServerError(said)
+            raise NotThere(problem)
+        raise ServerError(problem)
 
     async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
         """`request`, repeated while the server is down, for `deadline` seconds.
@@ -322,7 +322,7 @@ class ServerInfo:
     """What one server says about itself."""
 
     url: str
-    dialect: Dialect
+    dialect: ServerDialect
     version: str
     model: str
     """Path or name of the model that it was started with."""
@@ -352,7 +352,7 @@ NEVER = -100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class DrawRequest:
     """A request for at most `count` ids after `prompt`."""
 
     where: str
@@ -391,7 +391,7 @@ class Score:
     temperature: float = 1.0
 
 
-class Dialect(Protocol):
+class ServerDialect(Protocol):
     """How one kind of server is spoken to.
 
     `model` is the name of the adapter that samples, None for the server's model. All `read_...` raise BadAnswer, and
@@ -412,9 +412,9 @@ class Dialect(Protocol):
 
     async def read_info(self, connection: Connection, patience: float) -> ServerInfo: ...
 
-    def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]: ...
+    def generate_body(self, ask: DrawRequest, rid: str, model: str | None) -> dict[str, Any]: ...
 
-    def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart: ...
+    def read_generation(self, answer: Any, ask: DrawRequest) -> GeneratedPart: ...
 
     def score_body(self, ask: Score, rid: str, model: str | None) -> dict[str, Any]: ...
 
@@ -427,7 +427,7 @@ class Dialect(Protocol):
     def read_chosen(self, answer: Any, ask: Score) -> NDArray[np.float32]:
         """Log-probabilities [P, K]."""
 
-    def answer_limit(self, ask: Draw | Score) -> int:
+    def answer_limit(self, ask: DrawRequest | Score) -> int:
         """Most bytes of the answer."""
 
     def abort_call(self, rid: str) -> Call: ...

@@ -52,8 +52,8 @@ class LocalOnly:
 
 
 def load_access() -> Any:
-    """The module `agents/access.py`, loaded by its path."""
-    path = Path(__file__).resolve().parents[1] / "access.py"
+    """The module `agents/request_origin.py`, loaded by its path."""
+    path = Path(__file__).resolve().parents[1] / "request_origin.py"
     spec = importlib.util.spec_from_file_location("turngym_access", path)
     assert spec is not None
     assert spec.loader is not None

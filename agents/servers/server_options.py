@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
+from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Positive, Share
-from turngym.core.secrets import refuse_credentials
 from turngym.core.spec import KIND, Spec
 
 Parallel = Annotated[int, Meta(ge=1, le=1024)]

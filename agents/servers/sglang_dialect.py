@@ -17,7 +17,7 @@ from turngym.agents.servers.server_connection import (
     BadAnswer,
     Call,
     Connection,
-    Draw,
+    DrawRequest,
     GeneratedPart,
     Score,
     ServerError,
@@ -32,7 +32,7 @@ from turngym.agents.servers.server_connection import (
     seed_of,
 )
 from turngym.agents.servers.server_options import Busy
-from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.http_client import SMALL_ANSWER, TOKEN_BYTES
 from turngym.core.redaction import excerpt
 
 SCORE_TEMPERATURE = "input_logprob_temperature"
@@ -45,7 +45,7 @@ HEADROOM = 4
 
 @dataclass(frozen=True, slots=True)
 class SglangDialect:
-    """Implements `Dialect`. Earlier releases update weights in another way."""
+    """Implements `ServerDialect`. Earlier releases update weights in another way."""
 
     name: ClassVar[str] = "SGLang"
     supported: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]] = (
@@ -92,7 +92,7 @@ class SglangDialect:
                 dtype=str(about.get("dtype", "auto")),
             )
 
-    def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]:
+    def generate_body(self, ask: DrawRequest, rid: str, model: str | None) -> dict[str, Any]:
         params: dict[str, Any] = {
             "max_new_tokens": ask.count,
             "temperature": ask.sampling.temperature,
@@ -113,7 +113,7 @@ class SglangDialect:
         }
         return {"rid": rid, "input_ids": ask.prompt.tolist(), "sampling_params": params, "return_logprob": True}
 
-    def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart:
+    def read_generation(self, answer: Any, ask: DrawRequest) -> GeneratedPart:
         with fields_of_other_types(ask.where):
             meta = _meta(answer, ask.where)
             ids = np.asarray(answer.get("output_ids") or [], np.int32)
@@ -181,8 +181,8 @@ class SglangDialect:
         found: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, ask.chosen), axis=1)
         return found
 
-    def answer_limit(self, ask: Draw | Score) -> int:
-        if isinstance(ask, Draw):
+    def answer_limit(self, ask: DrawRequest | Score) -> int:
+        if isinstance(ask, DrawRequest):
             return SMALL_ANSWER + 2 * SCORE_BYTES * len(ask.prompt) + TOKEN_BYTES * ask.count
         each = 2 + ask.top + (0 if ask.chosen is None else ask.chosen.size)
         return SMALL_ANSWER + SCORE_BYTES * len(ask.ids) * each

@@ -20,7 +20,7 @@ from turngym.agents.servers.server_connection import (
     BadAnswer,
     Call,
     Connection,
-    Draw,
+    DrawRequest,
     GeneratedPart,
     NotThere,
     Score,
@@ -37,15 +37,15 @@ from turngym.agents.servers.server_connection import (
     seed_of,
 )
 from turngym.agents.servers.server_options import Busy
-from turngym.core.mapped import array_of_bytes
-from turngym.core.outgoing import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.http_client import SMALL_ANSWER, TOKEN_BYTES
+from turngym.core.memory_mapped import array_of_bytes
 from turngym.core.redaction import excerpt
 
 ENTRY_BYTES = 128
 """Most bytes of JSON for one log-probability with its id and rank; about 75 are usual."""
-UNKNOWN = -9999.0
+NO_LOGPROB = -9999.0
 """What the server says for a log-probability of minus infinity or NaN."""
-PREFIX = "generate-tokens-"
+ID_PREFIX = "generate-tokens-"
 """What the server puts before the id of a request."""
 SLOW = 60.0
 """Seconds that its first answers may take longer than others: it looks at the machine for /server_info."""
@@ -54,7 +54,7 @@ HOLD: Mapping[Busy, str] = {"wait": "wait", "retract": "keep", "abort": "abort"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmDialect:
-    """Implements `Dialect`."""
+    """Implements `ServerDialect`."""
 
     processed: bool = True
     """Whether responses come with the log-probabilities that drew them, at any temperature."""
@@ -106,8 +106,8 @@ class VllmDialect:
         about, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
         loads = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         with fields_of_other_types(where):
-            own = next((one for one in models["data"] if one.get("parent") is None), None)
-            if own is None:
+            served = next((one for one in models["data"] if one.get("parent") is None), None)
+            if served is None:
                 raise BadAnswer(f"{where}: /v1/models lists no model of the server's own: {excerpt(models, 200)}")
             config = about["vllm_config"] if isinstance(about, Mapping) else {}
             parallel = config.get("parallel_config", {})
@@ -115,11 +115,11 @@ class VllmDialect:
                 url=connection.url,
                 dialect=dialect,
                 version=str(version["version"]),
-                model=str(own["root"]),
-                kind=architecture(model_config(str(own["root"]))),
+                model=str(served["root"]),
+                kind=architecture(model_config(str(served["root"]))),
                 weights=str(weights["weight_version"]) if isinstance(weights, Mapping) else "default",
-                max_prompt=count_in(own, "max_model_len", where),
-                max_length=count_in(own, "max_model_len", where),
+                max_prompt=count_in(served, "max_model_len", where),
+                max_length=count_in(served, "max_model_len", where),
                 ranks=count_in(parallel, "world_size", where, 1),
                 replicas=count_in(parallel, "data_parallel_size", where, 1),
                 dtype=str(config.get("model_config", {}).get("dtype", "auto")).removeprefix("torch."),
@@ -127,7 +127,7 @@ class VllmDialect:
                 adapters=not isinstance(loads, NotThere),
             )
 
-    def generate_body(self, ask: Draw, rid: str, model: str | None) -> dict[str, Any]:
+    def generate_body(self, ask: DrawRequest, rid: str, model: str | None) -> dict[str, Any]:
         temperature, raw = ask.sampling.temperature, self._raw(ask)
         if raw and not self.full:
             of = f"{ask.shared} of {ask.vocabulary} ids" if ask.bias else f"temperature {temperature:g}"
@@ -157,7 +157,7 @@ class VllmDialect:
         }
         return {"request_id": rid, "model": model, "token_ids": ask.prompt.tolist(), "sampling_params": params}
 
-    def read_generation(self, answer: Any, ask: Draw) -> GeneratedPart:
+    def read_generation(self, answer: Any, ask: DrawRequest) -> GeneratedPart:
         with fields_of_other_types(ask.where):
             named, logprobs, content = _response(answer)
             if self._raw(ask):
@@ -239,15 +239,15 @@ class VllmDialect:
                 logp = rows[ask.positions - ask.start - 1].astype(np.float32)
         return check_scores(logp, ask.where)
 
-    def answer_limit(self, ask: Draw | Score) -> int:
-        if isinstance(ask, Draw):
+    def answer_limit(self, ask: DrawRequest | Score) -> int:
+        if isinstance(ask, DrawRequest):
             each = ENTRY_BYTES * ask.vocabulary if self._raw(ask) else 0
             return SMALL_ANSWER + (TOKEN_BYTES + each) * ask.count
         each = ask.vocabulary if self._dense(ask) else 1 + ask.top + (0 if ask.chosen is None else ask.chosen.shape[1])
         return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * each
 
     def abort_call(self, rid: str) -> Call:
-        return "POST", "/inference/v1/abort_requests", {"request_ids": [PREFIX + rid]}
+        return "POST", "/inference/v1/abort_requests", {"request_ids": [ID_PREFIX + rid]}
 
     def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
         encoded: list[Call] = [("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}) for text in texts]
@@ -277,7 +277,7 @@ class VllmDialect:
             raise SyncError(f"--weight-sync {backend}: vLLM takes weights from the disk or by nccl")
         return VllmGroup
 
-    def _raw(self, ask: Draw) -> bool:
+    def _raw(self, ask: DrawRequest) -> bool:
         """Whether a response comes with other log-probabilities than those that drew it."""
         return not self.processed and (bool(ask.bias) or ask.sampling.temperature not in (0.0, 1.0))
 
@@ -381,7 +381,7 @@ def _tables(answer: Any) -> list[dict[int, float]]:
 def _logprob(entry: Mapping[str, Any]) -> float:
     """Minus infinity where the server knows none, which no id that is drawn or scored may have."""
     value = float(entry["logprob"])
-    return value if value > UNKNOWN else -np.inf
+    return value if value > NO_LOGPROB else -np.inf
 
 
 def _tempered(

@@ -184,7 +184,7 @@ SENT_AS = ("bfloat16", "float16")
 """A server in half precision rounds what it gets, so weights are sent rounded: half the bytes, the same result."""
 POLL = 0.002
 """Seconds between looks at a broadcast."""
-PATIENCE = 0.05
+REFUSAL_WAIT = 0.05
 """Seconds in which a server refuses a bucket, if it does."""
 
 
@@ -279,7 +279,7 @@ class BroadcastSync:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.fleet.call_all, call)
             # a server that refuses says so at once; one that accepts answers only after the broadcast
-            wait([answer], PATIENCE)
+            wait([answer], REFUSAL_WAIT)
             if answer.done():
                 answer.result()  # ends: it is done
             # polled below, since wait() would not notice a server that fails meanwhile

@@ -30,7 +30,7 @@ _KNIVES = frozenset({"knifetype", "butterknifetype"})
 
 
 @dataclass(slots=True)
-class State:
+class GameState:
     """The part of a game that playing changes. Indices are those of `Problem`."""
 
     location: int
@@ -50,7 +50,7 @@ class State:
     toggled: set[int]
 
     @classmethod
-    def start(cls, problem: Problem) -> State:
+    def start(cls, problem: Problem) -> GameState:
         """The state that the problem's facts describe."""
         flags = [set(problem.unary[name]) for name in ("isclean", "ishot", "iscool", "issliced", "istoggled")]
         taken: list[Indices] = [()] * len(problem.receptacles)
@@ -58,7 +58,7 @@ class State:
         return cls(problem.start, problem.held, set(problem.opened), *places, *flags)
 
     @classmethod
-    def read(cls, record: Sequence[Any]) -> State:
+    def read(cls, record: Sequence[Any]) -> GameState:
         """The state that `record` wrote."""
         location, held, opened, contents, at, taken, *flags = record
         by_receptacle, by_location, gone = ([tuple(things) for things in place] for place in (contents, at, taken))
@@ -72,7 +72,7 @@ class State:
 
 
 _RECORD = [int, int, [int], [[int]], [[int]], [[int]], [int], [int], [int], [int], [int]]
-"""The shape of `State.record()`."""
+"""The shape of `GameState.record()`."""
 
 
 def check_record(problem: Problem, record: Any) -> None:
@@ -103,7 +103,7 @@ class NativeEngine:
     def __init__(self, game: Game) -> None:
         self.game = game
         self.problem = game.problem
-        self._start = State.start(game.problem).record()
+        self._start = GameState.start(game.problem).record()
         self.set_state(self._start)
 
     def reset(self) -> str:
@@ -156,7 +156,7 @@ class NativeEngine:
 
     def set_state(self, state: Sequence[Any]) -> None:
         """Return to a snapshot of the same game."""
-        self.state = State.read(state)
+        self.state = GameState.read(state)
         self._forget()
 
     def _forget(self) -> None:
@@ -306,7 +306,7 @@ class NativeEngine:
         return f"You are facing the {facing}. Next to it, you see {listing(moved)}."
 
 
-def goal_rate(problem: Problem, state: State) -> float:
+def goal_rate(problem: Problem, state: GameState) -> float:
     """Share of goal conditions that hold, in [0, 1], counted as ALFRED does; 1.0 exactly where the game is won.
 
     Place: object in receptacle (1). Clean / heat / cool: some object in place, some object treated, one object both

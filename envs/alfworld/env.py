@@ -18,7 +18,7 @@ from turngym.envs.alfworld.game import KEYS, Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
 from turngym.envs.alfworld.generate import UNSEEN, unseen
 from turngym.envs.alfworld.pddl import GameError, GameUnsupported, category, parse_problem
-from turngym.envs.alfworld.players import ReadingPlayer, SearchingPlayer, next_action, plausible_mistake
+from turngym.envs.alfworld.players import ReadingHouseholdPlayer, SearchingPlayer, next_action, plausible_mistake
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
 from turngym.envs.base import Outcome, Player, TextEnv, require_shape
@@ -151,7 +151,7 @@ class ALFWorldEnv(TextEnv):
         """`searching`: the expert that only knows what the agent has seen. `reading`: one that looks where it is told.
         Both need a game of the native engine."""
         if name in self.players and self._native is not None:
-            return (SearchingPlayer if name == "searching" else ReadingPlayer)(self._native)
+            return (SearchingPlayer if name == "searching" else ReadingHouseholdPlayer)(self._native)
         return super().make_player(name)
 
     def plausible_mistake(self, rng: np.random.Generator) -> str | None:

@@ -21,22 +21,24 @@ from turngym.core.redaction import excerpt
 from turngym.core.rows import show, stat_stamp, text_problem
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of
-from turngym.envs.alfworld.pddl import (
+from turngym.envs.alfworld.game_rules import (
     TASK_SIGN,
+    digest,
+    domain_digests,
+    grammar_digests,
+    parse_grammar,
+    rule_digest,
+    split_task,
+)
+from turngym.envs.alfworld.pddl import (
     GameError,
     GameUnsupported,
     UnsupportedFacts,
     category,
-    digest,
-    domain_digests,
     entity_names,
-    grammar_digests,
     listing,
-    parse_grammar,
     parse_problem,
-    rule_digest,
     shuffled,
-    split_task,
 )
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
@@ -187,7 +189,7 @@ def _cached(path: str, _stamp: tuple[int, ...]) -> Game:
     return Game(read_game_file(path), source=path)
 
 
-LARGEST = 1 << 24
+LARGEST_GAME = 1 << 24
 """Bytes of a game file at most; the largest real one has 150,000."""
 
 
@@ -195,9 +197,9 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
     """The checked JSON content of a game file. Raises GameError naming the file and what is wrong."""
     try:
         with Path(path).open("rb") as file:
-            raw = file.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise GameError(f"{path}: longer than {LARGEST:,} bytes, which no game is")
+            raw = file.read(LARGEST_GAME + 1)
+        if len(raw) > LARGEST_GAME:
+            raise GameError(f"{path}: longer than {LARGEST_GAME:,} bytes, which no game is")
         data = json_of(raw.decode("utf-8"))
     except OSError as error:
         raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
@@ -318,10 +320,10 @@ def _phrases(template: str, with_help: bool) -> Wording:
         "action help": help_words,
         answer_rule: help_words,
     }
-    found = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
-    found |= {name: rule_digest(rule) for name, rule in rules.items()}
+    digests = {f"action {name}": digest(grammar.actions[name]) for name in wanted}
+    digests |= {name: rule_digest(rule) for name, rule in rules.items()}
     known = _known()["grammar"]
-    unknown = [name for name in found if found[name] not in known.get(name, ()) and phrases.get(name) is None]
+    unknown = [name for name in digests if digests[name] not in known.get(name, ()) and phrases.get(name) is None]
     if unknown:
         raise UnsupportedFacts(_difference("key 'grammar'", unknown, []))
     go, put, command, *_ = phrases.values()

@@ -73,7 +73,7 @@ class House:
 
 
 @dataclass(slots=True)
-class Draw:
+class DrawStream:
     """A stream of draws. Only `Generator.random` is used: the method whose stream is the simplest to keep stable."""
 
     rng: np.random.Generator
@@ -190,7 +190,7 @@ def content_part(house: House) -> Part:
 
 def draw_house(config: GeneratorConfig, priors: Priors, rng: np.random.Generator) -> House:
     """One house with its task. Raises Rejected where the draw contradicts itself (no place for the target)."""
-    draw = Draw(rng)
+    draw = DrawStream(rng)
     # a task type by the mix, then target, destination and room as often as the train games have them
     rows = possible_tasks(config, priors)
     mix = dict(config.mix) if config.mix is not None else None
@@ -224,7 +224,7 @@ def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tu
     return rows
 
 
-def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: Draw) -> list[str]:
+def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: DrawStream) -> list[str]:
     """The receptacle types of the house, sorted, one entry per receptacle; what the task needs is among them.
 
     Args:
@@ -251,7 +251,9 @@ def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw
     return sorted(chosen.elements())
 
 
-def _real_layout(config: GeneratorConfig, priors: Priors, room: str, needed: Collection[str], draw: Draw) -> list[str]:
+def _real_layout(
+    config: GeneratorConfig, priors: Priors, room: str, needed: Collection[str], draw: DrawStream
+) -> list[str]:
     """The receptacles of a real room that has all `needed`, some types with one more or one fewer."""
     scenes = priors.scenes[room]
     scene = draw.weighted((s, n) for s, n in scenes if all(t in s for t in needed))
@@ -264,7 +266,7 @@ def _real_layout(config: GeneratorConfig, priors: Priors, room: str, needed: Col
 
 
 def place_receptacles(
-    config: GeneratorConfig, priors: Priors, room: str, types: list[str], draw: Draw
+    config: GeneratorConfig, priors: Priors, room: str, types: list[str], draw: DrawStream
 ) -> tuple[Receptacle, ...]:
     """Gives each receptacle a location, some a shared one as in the real games, and decides which can be opened.
 
@@ -294,7 +296,7 @@ def place_receptacles(
     )
 
 
-def _pick_group(group: tuple[str, ...], types: list[str], free: set[int], draw: Draw) -> list[int]:
+def _pick_group(group: tuple[str, ...], types: list[str], free: set[int], draw: DrawStream) -> list[int]:
     """Free receptacles of the group's types, one each; none where a type has none left."""
     members: list[int] = []
     for name in group:
@@ -314,7 +316,7 @@ class Furnishing:
     priors: Priors
     row: TaskRow
     types: list[str]
-    draw: Draw
+    draw: DrawStream
     things: list[Thing] = field(default_factory=list)
     load: Counter[int] = field(default_factory=Counter)
 

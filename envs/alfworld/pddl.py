@@ -1,8 +1,6 @@
-"""How the texts of a game file are read: the PDDL problem, its goal, the PDDL domain and the TextWorld grammar.
+"""How the PDDL problem of a game file is read, and what its entities are called.
 
 - `parse_problem` turns the problem into a `Problem`: typed facts by index, and one of the six kinds of goal.
-- `domain_digests`, `parse_grammar` and `grammar_digests` reduce the rule texts to digests by name, which `game`
-  compares with the rules that the native engine knows.
 - `entity_names` gives the ids of a problem the names that players see.
 
 A damaged text raises ValueError. Sound PDDL that the native engine does not model raises UnsupportedFacts.
@@ -10,19 +8,16 @@ A damaged text raises ValueError. Sound PDDL that the native engine does not mod
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 from turngym.core.errors import TaskError
 from turngym.core.redaction import excerpt
-from turngym.core.user_files import json_of
 
 Indices = tuple[int, ...]
 
@@ -145,7 +140,7 @@ class Problem:
 _FACT = re.compile(r"\(([^()]*)\)")
 _FACTS_ONLY = re.compile(r"(?:\s*+\([^()]*+\))*+\s*+\)\s*+")
 _TYPED = re.compile(r"(?<!\S)(\S++)\s++-\s++(\S++)")
-_TOKEN = re.compile(r"[()]|[^\s()]+")
+TOKEN = re.compile(r"[()]|[^\s()]+")
 _STATE_FLAGS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
 _ABILITIES = ("cleanable", "heatable", "coolable", "sliceable", "pickupable")
 _OBJECT_PREDICATES = (*_ABILITIES, *_STATE_FLAGS, "toggleable", "isreceptacleobject", "istoggled")
@@ -199,17 +194,17 @@ def parse_problem(text: str) -> Problem:
 
     def groups(name: str, first: str, second: str) -> tuple[Indices, ...]:
         """Maps each index of the second kind to the indices of the first kind that a fact gives it, ascending."""
-        found: list[set[int]] = [set() for _ in ids[second]]
+        members_of: list[set[int]] = [set() for _ in ids[second]]
         for member, group in pairs(name, first, second):
-            found[group].add(member)
-        return tuple(tuple(sorted(group)) for group in found)
+            members_of[group].add(member)
+        return tuple(tuple(sorted(group)) for group in members_of)
 
     def types(name: str, words: list[str]) -> tuple[str, ...]:
-        found: dict[str, str] = {}
+        type_of: dict[str, str] = {}
         for word, kind in facts.get(name, ()):
-            if found.setdefault(word, kind) != kind:
-                raise UnsupportedFacts(f"{word} has two types, {found[word]} and {kind}")
-        return tuple(found.get(word, "") for word in words)
+            if type_of.setdefault(word, kind) != kind:
+                raise UnsupportedFacts(f"{word} has two types, {type_of[word]} and {kind}")
+        return tuple(type_of.get(word, "") for word in words)
 
     location: dict[int, int] = {}
     for receptacle, spot in pairs("receptacleatlocation", "receptacle", "location"):
@@ -297,7 +292,7 @@ def parse_goal(text: str) -> Goal:
     """
     # the expression as nested lists, up to the bracket that closes it
     stack: list[list[Any]] = [[]]
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         token = match.group()
         if token == "(":
             stack.append([])
@@ -403,157 +398,6 @@ def _look(parts: list[frozenset[tuple[str, ...]]]) -> Goal | None:
         ("inreceptacle", "?object0", "?receptacle0"),
     }
     return LookGoal(object_type=held[0], lamp_type=kind[0]) if lamp == under_lamp else None
-
-
-# --- the two rule texts
-
-TASK_SIGN = "{TASK}"
-"""Stands for the task sentence in a grammar that is compared or kept without it."""
-_TASK = re.compile(r'(?<=Your task is to: )((?:[^"\\]|\\.)*)(?=")')
-_GRAMMAR_TOKEN = re.compile(r'"""(?P<block>(?:.|\n)*?)"""|"(?P<text>[^"]*)"|(?P<word>::|[{};]|[\w/-]+)|#[^\n]*|\s+')
-_SYMBOL = re.compile(r"#([^#]+)#")
-Rules = dict[str, list[dict[str, Any]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grammar:
-    """A TextWorld grammar: actions (template, feedback) by lower-case name, and production rules, as written."""
-
-    actions: dict[str, tuple[str, str]]
-    rules: Rules
-
-    def reachable(self, starts: list[str]) -> Rules:
-        """The rules that deriving `starts` can use."""
-        # TextWorld joins `[...]` lists with these; no text names them
-        todo = ["list_empty", "list_separator", "list_last_separator"]
-        todo += [name for text in starts for name in _SYMBOL.findall(text)]
-        found: Rules = {}
-        while todo:
-            name = todo.pop()
-            if name not in found and name in self.rules:
-                found[name] = self.rules[name]
-                todo += [symbol for rule in found[name] for symbol in _SYMBOL.findall(str(rule.get("rhs", "")))]
-        return found
-
-
-def split_task(grammar: str) -> tuple[str, str]:
-    """The task sentence, and the grammar with `{TASK}` in its place. Raises ValueError if there is none."""
-    match = _TASK.search(grammar)
-    if match is None:
-        raise ValueError("key 'grammar' has no \"Your task is to: ...\" sentence")
-    try:
-        task = json_of(f'"{match.group(1)}"')
-        task.encode("utf-8")
-    # half a surrogate pair is a ValueError, too
-    except ValueError as error:
-        raise ValueError(f"key 'grammar': the task sentence is not a JSON string: {error}") from error
-    return task, f"{grammar[: match.start()]}{TASK_SIGN}{grammar[match.end() :]}"
-
-
-@lru_cache(maxsize=16)
-def domain_digests(domain: str) -> dict[str, str]:
-    """Digest by action name, and of `:types`, `:constants`, `:derived`; comments, case and white space do not count.
-
-    Raises ValueError for a text that is not a complete PDDL domain.
-    """
-    text = "\n".join(line.split(";", 1)[0] for line in domain.lower().split("\n"))
-    digests: dict[str, str] = {}
-    depth = 0
-    words: list[str] = []
-    for token in _TOKEN.findall(text):
-        depth += (token == "(") - (token == ")")
-        words.append(token)
-        # a section is whole at the bracket that leads back to depth 1
-        if depth > 1 or (depth == 1 and token != ")"):
-            continue
-        if depth < 0:
-            break
-        head = next((index for index, word in enumerate(words) if word.startswith(":")), -1)
-        if head >= 0 and words[head] == ":action":
-            digests[words[head + 1]] = digest(words[head + 1 :])
-        elif head >= 0 and words[head] in (":types", ":constants", ":derived"):
-            digests[words[head]] = digest(words[head:])
-        words = []
-    if depth != 0 or not digests:
-        raise ValueError("key 'pddl_domain' is not a complete PDDL domain; the text may be cut off")
-    return digests
-
-
-@lru_cache(maxsize=16)
-def parse_grammar(text: str) -> Grammar:
-    """Read a TextWorld grammar. Raises ValueError naming what cannot be read."""
-    actions: dict[str, tuple[str, str]] = {}
-    rules: Rules = {}
-    tokens = _tokens(text)
-    for kind, word in tokens:
-        if (kind, word) == ("word", "grammar"):
-            rules.update(_json_rules(_value(tokens, word)))
-        elif (kind, word) == ("word", "action"):
-            name = next(tokens, ("", ""))[1]
-            fields = {"template": "", "feedback": ""}
-            for inner, field in tokens:
-                if field == "}":
-                    break
-                if inner == "word" and field in ("template", "feedback", "grammar", "pddl"):
-                    fields[field] = _value(tokens, field)
-            rules.update(_json_rules(fields.get("grammar", "{}")))
-            actions[name.lower()] = fields["template"], fields["feedback"]
-        elif word != ";":
-            raise ValueError(
-                f"key 'grammar' cannot be read near {excerpt(word, 40)!r}; expected an action or a grammar"
-            )
-    return Grammar(actions=actions, rules=rules)
-
-
-def grammar_digests(grammar: Grammar) -> dict[str, str]:
-    """Digest by action (`action look`) and by rule; order and white space between rules do not count."""
-    found = {f"action {name}": digest(pair) for name, pair in grammar.actions.items()}
-    return found | {name: rule_digest(rule) for name, rule in grammar.rules.items()}
-
-
-def rule_digest(rule: list[dict[str, Any]]) -> str:
-    """Digest of one production rule."""
-    return digest([json.dumps(rule, sort_keys=True)])
-
-
-def digest(words: tuple[str, ...] | list[str]) -> str:
-    """The first 12 hex digits of SHA-256 over the words, a line each."""
-    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    position = 0
-    while position < len(text):
-        match = _GRAMMAR_TOKEN.match(text, position)
-        if match is None:
-            raise ValueError(f"key 'grammar' cannot be read near {text[position : position + 40]!r}")
-        position = match.end()
-        if match.lastgroup is not None:
-            yield match.lastgroup, match.group(match.lastgroup)
-
-
-def _value(tokens: Iterator[tuple[str, str]], field: str) -> str:
-    _, colons = next(tokens, ("", ""))
-    kind, value = next(tokens, ("", ""))
-    if colons != "::" or kind not in ("block", "text"):
-        raise ValueError(f"key 'grammar': {field} must be followed by :: and a quoted text, not {excerpt(value, 40)!r}")
-    return value
-
-
-def _json_rules(block: str) -> Rules:
-    lines = (line for line in block.split("\n") if not line.lstrip().startswith("#"))
-    try:
-        rules = json_of("\n".join(lines))
-    # a number of thousands of digits is a ValueError, too
-    except ValueError as error:
-        raise ValueError(f"key 'grammar': a block of rules is not JSON: {error}") from error
-    if not isinstance(rules, dict) or not all(_is_rule(rule) for rule in rules.values()):
-        raise ValueError("key 'grammar': a block of rules must map names to lists of objects")
-    return rules
-
-
-def _is_rule(rule: Any) -> bool:
-    return isinstance(rule, list) and all(isinstance(line, dict) for line in rule)
 
 
 # --- names: `cabinet 6` for an id such as `cabinet_bar__plus_00_dot_65_bar_...`

@@ -1,8 +1,8 @@
 """Who plays ALFWorld without a model: three experts and a player that makes plausible mistakes.
 
 `next_action` is the expert that knows the whole state. `SearchingPlayer` is the expert that only knows what it has
-seen, and `ReadingPlayer` one that does not even know where things usually are unless it is told. All ask a `Planner`
-for the next step towards the goal; they differ in the `Knowledge` and the order of search that they give it.
+seen, and `ReadingHouseholdPlayer` one that does not even know where things usually are unless it is told. All ask a
+`Planner` for the next step towards the goal; they differ in the `Knowledge` and the order of search that they give it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SearchingPlayer:
         return search_order(kind)
 
 
-class ReadingPlayer(SearchingPlayer):
+class ReadingHouseholdPlayer(SearchingPlayer):
     """A `SearchingPlayer` that does not know where things usually are: it looks where a text says.
 
     Receptacle types come in the order in which the text names them first, whatever is sought; types that it does not

@@ -16,7 +16,7 @@ from turngym.envs.channels import Channel
 from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render
-from turngym.envs.search.players import Scene
+from turngym.envs.search.players import SearchScene
 from turngym.envs.search.questions import Question, RewardKind, RewardRule, answer_f1, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
 from turngym.envs.search.sources import PROMPT, asked, open_source
@@ -166,9 +166,9 @@ class SearchEnv(TextEnv):
         return self.rule.matches(self._answer, self.question.golden_answers)
 
     @property
-    def scene(self) -> Scene:
+    def scene(self) -> SearchScene:
         """What scripted players act on."""
-        return Scene(self.question, tuple(self._queries), self._hits, self.may_search)
+        return SearchScene(self.question, tuple(self._queries), self._hits, self.may_search)
 
     @property
     def invalid_observation(self) -> str:  # type: ignore[override]
@@ -230,7 +230,7 @@ class SearchEnv(TextEnv):
         """`single-shot`: searches the question once and answers with a span of what comes back;
         `reading`: the expert, but it searches again only where it is told to."""
         if name == "reading":
-            return players.ReadingPlayer(lambda: self.scene)
+            return players.ReadingSearchPlayer(lambda: self.scene)
         if name == "single-shot":
             return ActingPlayer(lambda: players.single_shot(self.scene))
         return super().make_player(name)

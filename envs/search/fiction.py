@@ -155,7 +155,7 @@ def preset(name: str) -> FictionConfig:
 # --- the typed graph
 
 Part = Literal["train", "eval"]
-PARTS: tuple[Part, ...] = ("train", "eval")
+FICTION_PARTS: tuple[Part, ...] = ("train", "eval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class FactGraph:
     """All entities by id, and all facts by subject and relation (a subject has one object per relation)."""
 
     entities: Mapping[str, Entity]
@@ -522,7 +522,7 @@ DRAWS = 100
 """Candidates looked at before a fact is left out."""
 
 
-def make_graph(config: FictionConfig) -> Graph:
+def make_graph(config: FictionConfig) -> FactGraph:
     """The entities and facts of `config`'s fiction."""
     rng = np.random.default_rng([config.seed, config.version])
     namer = Namer(config, rng)
@@ -530,7 +530,7 @@ def make_graph(config: FictionConfig) -> Graph:
     linker = _Linker(config, entities, rng)
     for relation in relations(config).values():
         linker.link(relation)
-    return Graph(entities=entities, facts=linker.facts)
+    return FactGraph(entities=entities, facts=linker.facts)
 
 
 class _Linker:

@@ -16,17 +16,17 @@ import numpy as np
 
 from turngym.core.errors import TaskError
 from turngym.envs.search.fiction import (
-    PARTS,
+    FICTION_PARTS,
     Entity,
     Fact,
+    FactGraph,
     FictionConfig,
-    Graph,
     Namer,
     Part,
     make_graph,
     relations,
 )
-from turngym.envs.search.fiction_text import Draft, Teller, Writer
+from turngym.envs.search.fiction_text import QuestionDraft, Teller, Writer
 from turngym.envs.search.passage_text import NOTHING
 from turngym.envs.search.questions import Question
 from turngym.envs.search.turn_protocol import INVALID
@@ -48,7 +48,7 @@ class Fiction:
     """Training and evaluation questions (`split`); no entity, or no fact, is touched by both (`config.disjoint`)."""
     chains: Mapping[str, tuple[Triple, ...]]
     """Task id of a question to its gold facts (subject's name, relation, object), one per hop."""
-    graph: Graph
+    graph: FactGraph
 
 
 def generate_fiction(config: FictionConfig) -> Fiction:
@@ -59,7 +59,7 @@ def generate_fiction(config: FictionConfig) -> Fiction:
     questions: list[Question] = []
     chains: dict[str, tuple[Triple, ...]] = {}
     for family, counts in config.questions.items():
-        for part, count in zip(PARTS, counts, strict=True):
+        for part, count in zip(FICTION_PARTS, counts, strict=True):
             for question, chain in _questions(teller, family, part, count):
                 questions.append(question)
                 chains[question.task_id] = chain
@@ -72,7 +72,7 @@ def generate_fictions(config: FictionConfig, split: str = "all") -> Iterator[Fic
     if config.fictions is None:
         yield generate_fiction(config)
         return
-    for part, count in zip(PARTS, config.fictions, strict=True):
+    for part, count in zip(FICTION_PARTS, config.fictions, strict=True):
         for number in range(count) if split in ("all", part) else ():
             yield generate_fiction(one_fiction(config, part, number))
 
@@ -109,13 +109,13 @@ def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tupl
 # --- the families
 
 
-def popqa(teller: Teller) -> Draft | None:
+def popqa(teller: Teller) -> QuestionDraft | None:
     """One hop about an entity drawn by popularity, in a fixed form of words."""
     facts = walk(teller, teller.popular(), 1)
     return None if facts is None else chain(teller, facts)
 
 
-def nq(teller: Teller) -> Draft | None:
+def nq(teller: Teller) -> QuestionDraft | None:
     """One hop about something described instead of named, without capitals."""
     subject = teller.one([e for e in teller.members() if e.theme is not None or e.invention is not None])
     facts = walk(teller, subject, 1)
@@ -127,10 +127,10 @@ def nq(teller: Teller) -> Draft | None:
     else:
         described = f"the person behind {subject.invention}"
     draft = chain(teller, facts, described)
-    return Draft(text=draft.text.lower().rstrip("?"), answers=draft.answers, facts=facts)
+    return QuestionDraft(text=draft.text.lower().rstrip("?"), answers=draft.answers, facts=facts)
 
 
-def wiki(teller: Teller) -> Draft | None:
+def wiki(teller: Teller) -> QuestionDraft | None:
     """2Wiki's four types: compositional, inference, comparison, bridge-comparison."""
     kind = teller.rng.random() if not teller.config.plain else 0.0
     if kind < 0.45:
@@ -140,7 +140,7 @@ def wiki(teller: Teller) -> Draft | None:
     return comparison(teller) if kind < 0.84 else bridge_comparison(teller)
 
 
-def hotpot(teller: Teller) -> Draft | None:
+def hotpot(teller: Teller) -> QuestionDraft | None:
     """HotpotQA's types: bridge, intersection, yes/no."""
     kind = teller.rng.random() if not teller.config.plain else 0.75
     if kind < 0.7:
@@ -148,7 +148,7 @@ def hotpot(teller: Teller) -> Draft | None:
     return meeting(teller, 0) if kind < 0.85 else same(teller)
 
 
-def musique(teller: Teller) -> Draft | None:
+def musique(teller: Teller) -> QuestionDraft | None:
     """Three or four hops, in a line or after two lines that meet."""
     kind = teller.rng.random() if not teller.config.plain else 0.0
     if kind < 0.2:
@@ -156,7 +156,7 @@ def musique(teller: Teller) -> Draft | None:
     return linear(teller, 4) if kind < 0.27 else meeting(teller, 1 if kind < 0.95 else 2)
 
 
-def long_chain(teller: Teller) -> Draft | None:
+def long_chain(teller: Teller) -> QuestionDraft | None:
     """Five or six hops in a line, more than any public set has; no relation comes twice."""
     facts = walk(teller, teller.one(teller.members()), int(teller.rng.integers(5, 7)))
     if facts is None or len({fact.relation for fact in facts}) < len(facts):
@@ -164,7 +164,7 @@ def long_chain(teller: Teller) -> Draft | None:
     return chain(teller, facts)
 
 
-FAMILY: dict[str, Callable[[Teller], Draft | None]] = {
+FAMILY: dict[str, Callable[[Teller], QuestionDraft | None]] = {
     "popqa-like": popqa,
     "nq-like": nq,
     "2wiki-like": wiki,
@@ -178,7 +178,7 @@ FAMILY: dict[str, Callable[[Teller], Draft | None]] = {
 # --- questions that follow paths: one after another, or two that meet
 
 
-def linear(teller: Teller, hops: int) -> Draft | None:
+def linear(teller: Teller, hops: int) -> QuestionDraft | None:
     """A path asked for its end; in `config.linked` of them the second passage names where the path begins."""
     facts = walk(teller, teller.one(teller.members()), hops)
     if facts is None or teller.links(facts[0], facts[1]) != _linked(teller):
@@ -202,17 +202,17 @@ def walk(teller: Teller, subject: Entity | None, hops: int) -> tuple[Fact, ...] 
     return tuple(facts) if len(facts) == hops else None
 
 
-def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -> Draft:
+def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -> QuestionDraft:
     """The question for the end of a path; `subject` is what the path starts from, if not the first fact's."""
     text = teller.mention(teller.graph.entities[facts[0].subject]) if subject is None else subject
     for fact, following in pairwise(facts):
         text = teller.called(fact, text)
         if teller.rng.random() < teller.share(teller.config.asides):
             text += teller.aside(following)
-    return Draft(text=teller.asked(facts[-1], text), answers=facts[-1].answers, facts=facts)
+    return QuestionDraft(text=teller.asked(facts[-1], text), answers=facts[-1].answers, facts=facts)
 
 
-def meeting(teller: Teller, more: int) -> Draft | None:
+def meeting(teller: Teller, more: int) -> QuestionDraft | None:
     """Two subjects with one object, and `more` hops from there: both are named, so their passages are easy to find."""
     target = teller.one([e for e in teller.members() if len(teller.sources(e)) > 1])
     if target is None:
@@ -228,10 +228,10 @@ def meeting(teller: Teller, more: int) -> Draft | None:
     a, b = (teller.called(fact, teller.mention(teller.graph.entities[fact.subject])) for fact in (one, two))
     facts = (one, two, *rest)
     if not more:
-        return Draft(text=f"What is the name of both {a} and {b}?", answers=target.answers, facts=facts)
+        return QuestionDraft(text=f"What is the name of both {a} and {b}?", answers=target.answers, facts=facts)
     aside = teller.aside(rest[0]) if teller.rng.random() < teller.share(teller.config.asides) else ""
     draft = chain(teller, rest, f"the {target.kind} that is both {a} and {b}{aside}")
-    return Draft(text=draft.text, answers=draft.answers, facts=facts)
+    return QuestionDraft(text=draft.text, answers=draft.answers, facts=facts)
 
 
 def _linked(teller: Teller) -> bool:
@@ -284,7 +284,7 @@ SHARE_YES_NO = 0.3
 """Share of yes/no questions among bridge-comparisons."""
 
 
-def inference(teller: Teller) -> Draft | None:
+def inference(teller: Teller) -> QuestionDraft | None:
     """A question about two hops that have one name, such as a paternal grandfather."""
     row = teller.one([row for row in KINSHIP if row[0] in teller.relations and row[1] in teller.relations])
     if row is None:
@@ -294,17 +294,17 @@ def inference(teller: Teller) -> Draft | None:
     second = None if first is None else teller.only(teller.target(first), row[1])
     if subject is None or first is None or second is None or second.target == subject.id:
         return None
-    return Draft(text=row[2].format(x=teller.mention(subject)), answers=second.answers, facts=(first, second))
+    return QuestionDraft(text=row[2].format(x=teller.mention(subject)), answers=second.answers, facts=(first, second))
 
 
-def comparison(teller: Teller) -> Draft | None:
-    """A question which of two entities comes first, or has more of something."""
+def comparison(teller: Teller) -> QuestionDraft | None:
+    """A question about which of two entities comes first, or has more of something."""
     row = teller.one([row for row in ORDERS if row[0] in teller.relations])
     pair = None if row is None else _pair(teller, row[0])
     return None if row is None or pair is None else _ordered(teller, row[1], row[2], ((pair[0],), (pair[1],)))
 
 
-def bridge_comparison(teller: Teller) -> Draft | None:
+def bridge_comparison(teller: Teller) -> QuestionDraft | None:
     """A comparison of the directors, authors or artists of two works; some are yes/no questions."""
     if teller.rng.random() < SHARE_YES_NO:
         form = teller.one([row for row in SAME_BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
@@ -315,24 +315,26 @@ def bridge_comparison(teller: Teller) -> Draft | None:
     return None if row is None or chains is None else _ordered(teller, row[2], row[3], chains)
 
 
-def same(teller: Teller) -> Draft | None:
+def same(teller: Teller) -> QuestionDraft | None:
     """A question whether two subjects have the same object; yes and no are equally frequent."""
     row = teller.one([row for row in SAME if row[0] in teller.relations])
     pair = None if row is None else _pair(teller, row[0])
     return None if row is None or pair is None else _yes_no(teller, row[1], ((pair[0],), (pair[1],)))
 
 
-def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) -> Draft | None:
+def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) -> QuestionDraft | None:
     """A question which of two chains ends in the smaller or larger literal; None for a tie."""
     ends = [chain[-1].order for chain in chains]
     a, b = (teller.graph.entities[chain[0].subject] for chain in chains)
     if ends[0] == ends[1] or a.name == b.name:
         return None
     winner = a if (ends[0] < ends[1]) == (sign < 0) else b
-    return Draft(text=form.format(a=a.name, b=b.name), answers=winner.answers, facts=_interleaved(chains), choice=True)
+    return QuestionDraft(
+        text=form.format(a=a.name, b=b.name), answers=winner.answers, facts=_interleaved(chains), choice=True
+    )
 
 
-def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> Draft | None:
+def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> QuestionDraft | None:
     """A question whether two chains end in the same object; None if the other answer is due."""
     yes = chains[0][-1].target == chains[1][-1].target
     key = f"{teller.part} {form}"
@@ -340,7 +342,7 @@ def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> Draft | N
         return None
     a, b = (teller.mention(teller.graph.entities[chain[0].subject]) for chain in chains)
     text, answer = form.format(a=a, b=b), "yes" if yes else "no"
-    return Draft(text=text, answers=(answer,), facts=_interleaved(chains), choice=True, form=key)
+    return QuestionDraft(text=text, answers=(answer,), facts=_interleaved(chains), choice=True, form=key)
 
 
 def _interleaved(chains: tuple[Chain, Chain]) -> Chain:

@@ -12,7 +12,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from turngym.envs.search.fiction import PARTS, Entity, Fact, FictionConfig, Graph, Part, filler, pick, relations, words
+from turngym.envs.search.fiction import (
+    FICTION_PARTS,
+    Entity,
+    Fact,
+    FactGraph,
+    FictionConfig,
+    Part,
+    filler,
+    pick,
+    relations,
+    words,
+)
 from turngym.envs.search.questions import Question, normalize
 from turngym.retrieval.core import Passage
 
@@ -46,7 +57,7 @@ class _Sentence:
 class Writer:
     """Writes one fiction; the random generator decides wordings, filler and where passages end."""
 
-    def __init__(self, config: FictionConfig, graph: Graph) -> None:
+    def __init__(self, config: FictionConfig, graph: FactGraph) -> None:
         self._config, self._graph, self._words, self._filler = config, graph, words(), filler()
         self._relations = relations(config)
         # a stream apart from the graph's (no third number) and the questions' (2): a change of one leaves the others
@@ -188,7 +199,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class QuestionDraft:
     """A question before it is checked: `facts` are the gold chain, in the order in which they can be found."""
 
     text: str
@@ -203,7 +214,7 @@ class Draft:
 class Teller:
     """Words for one fiction's questions, and the draws that families make. One object makes all of a fiction's."""
 
-    def __init__(self, config: FictionConfig, graph: Graph, library: Library) -> None:
+    def __init__(self, config: FictionConfig, graph: FactGraph, library: Library) -> None:
         self.config, self.graph, self.library = config, graph, library
         self.rng = np.random.default_rng([config.seed, config.version, 2])
         self.relations = relations(config)
@@ -221,7 +232,7 @@ class Teller:
         entities = graph.entities
         whole = config.disjoint == "facts"
         for entity in entities.values():
-            for part in PARTS if whole else (entity.part,):
+            for part in FICTION_PARTS if whole else (entity.part,):
                 for kind in (None, entity.kind):
                     self._members.setdefault((part, kind), []).append(entity)
         for fact in graph.facts.values():
@@ -319,7 +330,7 @@ class Teller:
         """Whether the passage of the second hop names the subject of the first."""
         return self.graph.entities[first.subject].name in self._texts[self.gold(second)]
 
-    def finish(self, draft: Draft, number: int) -> Question | None:
+    def finish(self, draft: QuestionDraft, number: int) -> Question | None:
         """The question; None where it was asked before, gives its answer away or uses a passage for two hops."""
         gold = tuple(self.gold(fact) for fact in draft.facts)
         # blanks around both, so that an answer is found as whole words only

@@ -33,7 +33,7 @@ _COMMON = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class SearchScene:
     """What a player sees: the question, what was searched so far, what the last search found."""
 
     question: Question
@@ -43,7 +43,7 @@ class Scene:
     """Whether the turn that begins now may search."""
 
 
-def single_shot(scene: Scene) -> str:
+def single_shot(scene: SearchScene) -> str:
     """One search for the question as it stands, one answer taken from what it brings."""
     question = scene.question.question
     if not scene.queries and scene.may_search:
@@ -51,7 +51,7 @@ def single_shot(scene: Scene) -> str:
     return turn_protocol.answer(harmless(extract(question, [hit.passage for hit in scene.hits])))
 
 
-class ReadingPlayer:
+class ReadingSearchPlayer:
     """The gold chain, but it does not know how long a chain is: it searches again only where a text says so.
 
     A text says so by the word `again`. Without it the player searches the chain's first query and answers with a span
@@ -59,7 +59,7 @@ class ReadingPlayer:
     read such texts, and nothing about which questions need several searches.
     """
 
-    def __init__(self, look: Callable[[], Scene]) -> None:
+    def __init__(self, look: Callable[[], SearchScene]) -> None:
         self._look = look
         self._again = False
 
@@ -118,7 +118,7 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
     return max(votes, key=lambda span: (votes[span], span)) if votes else ""
 
 
-def sample_action(scene: Scene, rng: np.random.Generator) -> str:
+def sample_action(scene: SearchScene, rng: np.random.Generator) -> str:
     """A search for a few random words of question and passages (7 in 10), or a random name of theirs as answer."""
     texts = _texts(scene)
     if scene.may_search and rng.random() < 0.7:
@@ -126,7 +126,7 @@ def sample_action(scene: Scene, rng: np.random.Generator) -> str:
     return turn_protocol.answer(harmless(_some_name(texts, rng) or "yes"))
 
 
-def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str | None:
+def plausible_mistake(scene: SearchScene, rng: np.random.Generator) -> str | None:
     """A search that wastes a turn: for nothing, for the same again, for the question, a name or loose words.
 
     None where no search is left.
@@ -146,7 +146,7 @@ def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str | None:
     return turn_protocol.search(harmless(query))
 
 
-def _texts(scene: Scene) -> list[str]:
+def _texts(scene: SearchScene) -> list[str]:
     return [scene.question.question, *(f"{hit.passage.title}. {hit.passage.text}" for hit in scene.hits)]
 
 

@@ -95,7 +95,7 @@ def answer_f1(prediction: str | None, golden_answers: Iterable[str]) -> float:
 
 
 def blank(text: str) -> bool:
-    """Whether a text holds no sign that is seen."""
+    """Whether a text holds no visible character."""
     return not any(sign.isprintable() and not sign.isspace() for sign in text)
 
 

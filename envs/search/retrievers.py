@@ -14,7 +14,7 @@ from turngym.envs.search.sources import Corpus, Source
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Hit, Retriever, RetrieverUnavailable, searched
 from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
-from turngym.retrieval.open import open_retriever, spec_stamp
+from turngym.retrieval.open_retriever import open_retriever, spec_stamp
 
 _KEPT = 50_000
 """Passages of all that are kept; the last retriever is kept however large it is."""

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from turngym.core.errors import TaskError
 from turngym.core.files import add_files
-from turngym.core.mapped import files_under
+from turngym.core.memory_mapped import files_under
 from turngym.core.tables import atomic_write
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.search.env import SearchEnv
@@ -45,7 +45,7 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
         TaskError: a set has not the official number of questions, repeats an id, or there is none of these sets; or
             `out` has a file of such a name with other content.
     """
-    found: dict[str, list[Question]] = {}
+    questions_of: dict[str, list[Question]] = {}
     for file in files:
         path = Path(file)
         # FlashRAG names the folder after the set, and the file after the split
@@ -53,10 +53,10 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
         named = SETS.get(named, named)
         for question in read_questions(path, named if named in OFFICIAL else None, split="test"):
             if question.data_source in OFFICIAL:
-                found.setdefault(question.data_source, []).append(question)
-    if not found:
+                questions_of.setdefault(question.data_source, []).append(question)
+    if not questions_of:
         raise TaskError(f"there is none of the test sets in these files; they are: {', '.join(OFFICIAL)}")
-    for source, questions in found.items():
+    for source, questions in questions_of.items():
         if len(questions) != OFFICIAL[source]:
             raise TaskError(
                 f"{source} has {len(questions):,} questions in these files, Search-R1's test set has "
@@ -68,9 +68,9 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".turngym.", dir=folder) as made:
         scratch = Path(made)
-        for name in (name for name, source in SETS.items() if source in found):
+        for name in (name for name, source in SETS.items() if source in questions_of):
             with atomic_write(scratch / f"{name}_questions.jsonl") as written:
-                for question in found[SETS[name]]:
+                for question in questions_of[SETS[name]]:
                     answers = list(question.golden_answers)
                     row = {"id": question.id, "question": question.question, "golden_answers": answers}
                     row |= {"data_source": question.data_source, "split": "test"}

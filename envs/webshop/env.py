@@ -31,8 +31,8 @@ from turngym.envs.webshop.actions import (
 )
 from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
 from turngym.envs.webshop.players import (
-    ReadingPlayer,
-    Scene,
+    ReadingShopPlayer,
+    ShopScene,
     first_hit_action,
     oracle_action,
     plausible_mistake,
@@ -40,9 +40,9 @@ from turngym.envs.webshop.players import (
     wandering_action,
 )
 from turngym.envs.webshop.queries import OracleQuery
-from turngym.envs.webshop.session import State, play
+from turngym.envs.webshop.session import SessionState, play
 from turngym.envs.webshop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.views import SEPARATOR, Mode, View, views_of
+from turngym.envs.webshop.views import SEPARATOR, Mode, PageView, views_of
 
 _SESSIONS_KEPT = 1000
 """Most session ids whose goals a ShopSession remembers; the original forgets none."""
@@ -134,8 +134,8 @@ class WebShopEnv(TextEnv):
         self._chosen_splits, self._split, self._show_attributes = splits, split, show_attributes
         self._reopen()
         self._task: Task | None = None
-        self._state = State()
-        self._view = View("", {}, ())
+        self._state = SessionState()
+        self._view = PageView("", {}, ())
         self._attainable = 0.0
 
     def task_ids(self) -> Sequence[str]:
@@ -155,9 +155,9 @@ class WebShopEnv(TextEnv):
         return self._goal
 
     @property
-    def scene(self) -> Scene:
+    def scene(self) -> ShopScene:
         """What scripted players act on."""
-        return Scene(self.shop, self.goal, self._state, self._view.clickables, self.quirks)
+        return ShopScene(self.shop, self.goal, self._state, self._view.clickables, self.quirks)
 
     @property
     def statement(self) -> str:
@@ -221,7 +221,7 @@ class WebShopEnv(TextEnv):
         if name == "first-hit":
             return ActingPlayer(lambda: first_hit_action(self.scene))
         if name == "reading":
-            return ReadingPlayer(lambda: self.scene, self.oracle_query)
+            return ReadingShopPlayer(lambda: self.scene, self.oracle_query)
         if name == "wander":
             return ActingPlayer(lambda: wandering_action(self.scene, self.oracle_query))
         return ActingPlayer(lambda: oracle_action(self.scene, "title" if name == "oracle-title" else "instruction"))
@@ -249,7 +249,7 @@ class WebShopEnv(TextEnv):
             self._task = goal_task(self.shop, goal, self._splits.name_of(goal.index), task_id)
             self._attainable = float(self.shop.attainable(goal, self.quirks)[0])
         self._goal = goal
-        self._show(State())
+        self._show(SessionState())
         self._history.begin(self._view.observation)
         return self._view.observation
 
@@ -258,7 +258,7 @@ class WebShopEnv(TextEnv):
         self.shop = shop
         self._views = views_of(shop, self.quirks, show_attributes=self._show_attributes)
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: SessionState) -> None:
         self._state = state
         self._view = self._views.view(self.shop, self.goal, state, self._session, self.mode)
 
@@ -308,7 +308,7 @@ class WebShopEnv(TextEnv):
     def _set_state(self, state: Any) -> None:
         page, history = state
         require_shape(history, [[str], [str]], "the history")
-        self._show(State.read(page, self.shop))
+        self._show(SessionState.read(page, self.shop))
         self._history.set_state(history)
 
     def _close(self) -> None:
@@ -410,7 +410,7 @@ class ShopSession:
         self.views = views_of(shop, quirks, show_attributes=show_attrs)
         self.history = History(num_prev_obs, num_prev_actions)
         self.prefix = session_prefix
-        self.state = State()
+        self.state = SessionState()
         # the original has one global generator: sessions draw from it where the shuffle of the goals left it
         self._rng = shuffled(len(shop.goals))[1]
         self._goals: OrderedDict[str, int] = OrderedDict()
@@ -428,7 +428,7 @@ class ShopSession:
             if len(self._goals) > _SESSIONS_KEPT:
                 self._goals.popitem(last=False)
         self.goal: Goal = self.shop.goals[self._goals[self.session]]
-        self._show(State())
+        self._show(SessionState())
         self.history.begin(self.view.observation)
         return self.view.observation, None
 
@@ -459,6 +459,6 @@ class ShopSession:
         """What the last purchase's reward is made of."""
         return None if self.state.reward is None else self.state.reward.verbose()
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: SessionState) -> None:
         self.state = state
-        self.view: View = self.views.view(self.shop, self.goal, state, self.session, self.mode)
+        self.view: PageView = self.views.view(self.shop, self.goal, state, self.session, self.mode)

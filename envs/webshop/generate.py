@@ -131,7 +131,7 @@ class Department:
     materials: tuple[str, ...]
     uses: tuple[str, ...]
     options: tuple[str, ...]
-    """Keys of `Words.options`."""
+    """Keys of `CatalogWords.options`."""
     is_: tuple[str, ...]
     """Features that follow `that is`."""
     has: tuple[str, ...]
@@ -157,7 +157,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class CatalogWords:
     leaves: tuple[Leaf, ...]
     """Leaves of all departments in turn, so that any prefix is mixed."""
     options: dict[str, tuple[str, ...]]
@@ -175,7 +175,7 @@ def plural(kind: str) -> str:
 
 
 @cache
-def load_words() -> Words:
+def load_words() -> CatalogWords:
     record = json.loads((Path(__file__).parent / "data" / "catalog_words.json").read_text(encoding="utf-8"))
     columns = []
     for row in record["departments"]:
@@ -193,7 +193,7 @@ def load_words() -> Words:
         columns.append([Leaf(kind=kind, group=group, department=department) for group, kind in kinds])
     leaves = tuple(leaf for turn in zip(*columns, strict=True) for leaf in turn)
     options = {name: tuple(values) for name, values in record["options"].items()}
-    return Words(leaves=leaves, options=options, brands=tuple(record["brands"]))
+    return CatalogWords(leaves=leaves, options=options, brands=tuple(record["brands"]))
 
 
 # --- style prose: what is in a cluster of near-duplicates, before it is put into words
@@ -207,7 +207,7 @@ _PLACES: tuple[Place, ...] = ("title", "description", "first bullet", "bullet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class ProductDraft:
     """One product: everything that the reward and the search depend on."""
 
     asin: str
@@ -237,7 +237,9 @@ class Draft:
         return max(self.price, default=UNPRICED) // 10 * 10 + 40
 
 
-def plan_cluster(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random.Generator, first: int) -> list[Draft]:
+def plan_cluster(
+    config: CatalogConfig, words: CatalogWords, leaf: Leaf, rng: np.random.Generator, first: int
+) -> list[ProductDraft]:
     """Products that differ from each other in one feature, one option or the price.
 
     For every goal the others fail at something: the rival lacks a feature, the variant the option, the dear twin is
@@ -255,7 +257,7 @@ def plan_cluster(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random
     asins = _asins(rng, part, first)
     shared = is_[3:] if rng.random() < 0.3 else ()
     options, others = _options(config, words, leaf, rng)
-    target = Draft(
+    target = ProductDraft(
         asin=next(asins),
         leaf=leaf,
         brand=_one(rng, words.brands),
@@ -285,7 +287,7 @@ def plan_cluster(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random
     return cluster
 
 
-def _dressed(config: CatalogConfig, draft: Draft, rng: np.random.Generator) -> Draft:
+def _dressed(config: CatalogConfig, draft: ProductDraft, rng: np.random.Generator) -> ProductDraft:
     """`draft` with a price of its own, and its features put where they can be found."""
     low, high = draft.leaf.department.price
     described = bool(rng.random() >= config.no_description)
@@ -304,7 +306,9 @@ def _dressed(config: CatalogConfig, draft: Draft, rng: np.random.Generator) -> D
     return replace(draft, places=tuple(places), price=prices, described=described, blank=blank)
 
 
-def _options(config: CatalogConfig, words: Words, leaf: Leaf, rng: np.random.Generator) -> tuple[Options, Options]:
+def _options(
+    config: CatalogConfig, words: CatalogWords, leaf: Leaf, rng: np.random.Generator
+) -> tuple[Options, Options]:
     """Options of a cluster, and the same with other values for the first; both empty in a share of the clusters."""
     if rng.random() < config.plain:
         return (), ()
@@ -386,7 +390,7 @@ _ASKS = (
 )
 
 
-def write_item(draft: Draft, rng: np.random.Generator) -> dict[str, Any]:
+def write_item(draft: ProductDraft, rng: np.random.Generator) -> dict[str, Any]:
     """The record of the items file."""
     slots = {
         "brand": draft.brand,
@@ -412,7 +416,7 @@ def write_item(draft: Draft, rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def write_ins(draft: Draft, rng: np.random.Generator) -> dict[str, Any]:
+def write_ins(draft: ProductDraft, rng: np.random.Generator) -> dict[str, Any]:
     """The record of the attributes file; an instruction only where the product is wanted."""
     wanted = [draft.leaf.kind, *draft.is_, *draft.has]
     if not draft.wanted:
@@ -433,7 +437,7 @@ def pricing(price: tuple[float, ...]) -> str:
     return " - ".join(f"${value:.2f}" for value in price)
 
 
-def choices(draft: Draft) -> Any:
+def choices(draft: ProductDraft) -> Any:
     """`customization_options`: the empty string where there are none."""
     if not draft.options:
         return ""
@@ -458,13 +462,13 @@ def picture(kind: str, asin: str) -> str:
     return "data:image/svg+xml," + quote(svg, safe="/:=' ,()")
 
 
-def _shown(draft: Draft, place: Place) -> list[tuple[str, bool]]:
+def _shown(draft: ProductDraft, place: Place) -> list[tuple[str, bool]]:
     """(feature, whether it follows `is`) of the features that stand in `place`."""
     both = [(feature, True) for feature in draft.is_] + [(feature, False) for feature in draft.has]
     return [pair for pair, where in zip(both, draft.places, strict=True) if where == place]
 
 
-def _title(draft: Draft, slots: dict[str, str]) -> str:
+def _title(draft: ProductDraft, slots: dict[str, str]) -> str:
     # the cluster's pattern, so that near-duplicates look alike
     pattern = _TITLES[crc32((draft.brand + draft.leaf.kind).encode()) % len(_TITLES)]
     shown = [feature.title() if is_ else f"with {feature.title()}" for feature, is_ in _shown(draft, "title")]
@@ -472,14 +476,14 @@ def _title(draft: Draft, slots: dict[str, str]) -> str:
     return pattern.format(**{**slots, "kind": slots["kind"].title(), "features": features})
 
 
-def _bait_title(draft: Draft, slots: dict[str, str]) -> str:
+def _bait_title(draft: ProductDraft, slots: dict[str, str]) -> str:
     """Search words in a heap: each pair of words stands the wrong way round."""
     heap = " ".join(" ".join(reversed(feature.split())) for feature in draft.bait).title()
     kind = slots["kind"].title()
     return f"{kind} {slots['model']} {heap} {kind} {slots['brand']}"
 
 
-def _description(draft: Draft, slots: dict[str, str], rng: np.random.Generator) -> str:
+def _description(draft: ProductDraft, slots: dict[str, str], rng: np.random.Generator) -> str:
     number = int(rng.integers(2, 5))
     lines = [_STORIES[place].format(**slots) for place in rng.permutation(len(_STORIES))[:number].tolist()]
     for feature, is_ in _shown(draft, "description"):
@@ -488,7 +492,7 @@ def _description(draft: Draft, slots: dict[str, str], rng: np.random.Generator) 
     return " ".join(lines)
 
 
-def _bullets(draft: Draft, slots: dict[str, str], rng: np.random.Generator) -> list[str]:
+def _bullets(draft: ProductDraft, slots: dict[str, str], rng: np.random.Generator) -> list[str]:
     order = rng.permutation(len(_BULLETS))[: int(rng.integers(2, 6))].tolist()
     numbers = {"n": int(rng.integers(14, 900)), "a": int(rng.integers(4, 40)), "b": int(rng.integers(4, 60))}
     rows = [_BULLETS[place].format(**slots, **numbers) for place in order]
@@ -511,7 +515,7 @@ def _feature_bullet(feature: str, rng: np.random.Generator) -> str:
 
 # --- style terse
 
-KINDS = {
+PRODUCT_KINDS = {
     "home": ("lamp", "chair", "rug", "clock", "pillow", "blanket"),
     "kitchen": ("mug", "kettle", "bowl", "tray", "jar", "spoon"),
     "travel": ("wallet", "scarf", "belt", "pouch", "umbrella", "bottle"),
@@ -575,7 +579,11 @@ def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[
 
 def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
     """(department, kind) pairs of a terse shop, departments in turn."""
-    kinds = [(department, row[turn]) for turn in range(len(KINDS["home"])) for department, row in KINDS.items()]
+    kinds = [
+        (department, row[turn])
+        for turn in range(len(PRODUCT_KINDS["home"]))
+        for department, row in PRODUCT_KINDS.items()
+    ]
     if not 1 <= config.kinds <= len(kinds):
         raise ShopDataError(
             f"generated shop {config.name!r}: kinds is {config.kinds}; valid for style 'terse': 1 to {len(kinds)}"

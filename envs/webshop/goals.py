@@ -19,7 +19,7 @@ import numpy as np
 
 from turngym.core.errors import TaskError, checked_choice
 from turngym.core.sequences import LazySequence
-from turngym.envs.webshop.products import Kind, Product, Profile, ShopDataError, cap_text, draw_cap
+from turngym.envs.webshop.products import Kind, Product, ShopDataError, ShopProfile, cap_text, draw_cap
 
 SHUFFLE_SEED = 233
 MOST_GOALS = 10**8
@@ -255,7 +255,7 @@ class Splits:
 
 
 def make_splits(
-    goals: Goals, profile: Profile, scheme: str | None = None, *, part_of: Callable[[str], str] | None = None
+    goals: Goals, profile: ShopProfile, scheme: str | None = None, *, part_of: Callable[[str], str] | None = None
 ) -> Splits:
     """`turnopd` (goals 0-199 evaluate, the next 3,000 train), `papers` (real shops: test 0-499, dev 500-1499, train
     1500 on), `products` (200 goals of products that no training goal asks for), `generated` (as the generator planned,

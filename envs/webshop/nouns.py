@@ -22,13 +22,13 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import locked_file
-from turngym.core.mapped import changed_files, check_manifest, describe_files, map_array, sealed
+from turngym.core.memory_mapped import changed_files, check_manifest, describe_files, map_array, sealed
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file
 from turngym.envs.spaces import printable
 from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.open_catalog import REPORT_EVERY, Progress, cache_folder, load_catalog
-from turngym.envs.webshop.products import Profile, ShopDataError, find_profile
+from turngym.envs.webshop.products import ShopDataError, ShopProfile, find_profile
 
 BUILTIN = "builtin"
 SPACY_MODEL = "en_core_web_sm"
@@ -48,7 +48,9 @@ class NounTagger:
     """Whether this is the original's tagger; scores by another one are approximate in shops that the original has."""
 
 
-def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Profile, cache: Any = None) -> NounTagger:
+def find_tagger(
+    chosen: str | NounTagger | None, catalog: Catalog, profile: ShopProfile, cache: Any = None
+) -> NounTagger:
     """The tagger of a shop: `chosen`, or by default the recorded nouns of all its titles, else the built-in list.
 
     A generated shop has no original: there the built-in list is what its scores are defined by.
@@ -132,7 +134,7 @@ def _words(title: str, spans: np.ndarray) -> tuple[str, ...]:
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LONGEST = np.iinfo(np.uint16).max
+LONGEST_TITLE = np.iinfo(np.uint16).max
 """Characters of a title of which nouns can be recorded."""
 
 
@@ -280,8 +282,8 @@ def _tagged(catalog: Catalog, pipeline: Pipeline, building: Path, progress: Prog
             key = title_key(product.title)
             if key not in asked:
                 asked.add(key)
-                if len(product.title) > LONGEST:
-                    size = f"{len(product.title):,} characters; {LONGEST:,} at most"
+                if len(product.title) > LONGEST_TITLE:
+                    size = f"{len(product.title):,} characters; {LONGEST_TITLE:,} at most"
                     raise ShopDataError(f"product {product.asin!r} has a title of {size}")
                 spans = next((found for table in known if (found := table.spans(key)) is not None), None)
                 if spans is None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from turngym.core.errors import RetrievalError, checked_choice
-from turngym.core.mapped import (
+from turngym.core.memory_mapped import (
     ArrayWriter,
     BlobStore,
     BlobWriter,
@@ -45,8 +45,8 @@ from turngym.envs.webshop.goals import GoalCollector, GoalEntries, shuffled
 from turngym.envs.webshop.products import (
     Kind,
     Product,
-    Profile,
     ShopDataError,
+    ShopProfile,
     decode_product,
     encode_product,
     find_files,
@@ -58,13 +58,13 @@ Progress = Callable[[str, int], None]
 """Called with what is being done and how many products it has done."""
 REPORT_EVERY = 10_000
 Storage = Literal["auto", "memory", "mapped"]
-LARGE = 64 << 20
+MAPPED_FROM = 64 << 20
 """Bytes of the items file from which on `auto` maps."""
 CACHE_VARIABLE = "TURNGYM_CACHE"
 
 
 def load_catalog(
-    profile: Profile,
+    profile: ShopProfile,
     data: str | os.PathLike[str] | None,
     *,
     storage: Storage = "auto",
@@ -99,7 +99,7 @@ def load_catalog(
         if isinstance(entries, StagedEntries):
             entries.close()
 
-    large = bool(paths) and paths[0].stat().st_size > LARGE
+    large = bool(paths) and paths[0].stat().st_size > MAPPED_FROM
     if storage == "memory" or (storage == "auto" and not large):
         return MemoryCatalog(products(None), profile.kind)
 

@@ -25,22 +25,22 @@ from turngym.envs.webshop.actions import (
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
 from turngym.envs.webshop.queries import OracleQuery
-from turngym.envs.webshop.session import State
+from turngym.envs.webshop.session import SessionState
 from turngym.envs.webshop.shop import Shop, opens
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ShopScene:
     """What a player acts on: the hidden goal and shop, and the page."""
 
     shop: Shop
     goal: Goal
-    state: State
+    state: SessionState
     clickables: Mapping[str, Target]
     quirks: Quirks
 
 
-def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
+def oracle_action(scene: ShopScene, query: OracleQuery) -> str | None:
     """The next action towards the best purchase that the goal allows, from any page; None after the purchase, and where
     the goal's product cannot be bought.
 
@@ -63,7 +63,7 @@ def oracle_action(scene: Scene, query: OracleQuery) -> str | None:
     return click_action(NEXT_PAGE if wanted > state.page else PREV_PAGE)
 
 
-def _choose_or_buy(scene: Scene) -> str | None:
+def _choose_or_buy(scene: ShopScene) -> str | None:
     product, chosen = scene.shop.product(scene.goal.asin), dict(scene.state.options)
     if product is None or not can_buy(product, scene.quirks):
         return None
@@ -77,14 +77,14 @@ def _choose_or_buy(scene: Scene) -> str | None:
     return click_action(BUY_NOW)
 
 
-class ReadingPlayer:
+class ReadingShopPlayer:
     """The oracle, but it does not know how many options matter: it chooses one, or as many as a text shows.
 
     A text shows what is clicked, `buy now` last. A model that imitates this player learns to read such texts, and
     nothing about which instructions want a second option.
     """
 
-    def __init__(self, look: Callable[[], Scene], query: OracleQuery) -> None:
+    def __init__(self, look: Callable[[], ShopScene], query: OracleQuery) -> None:
         self._look, self._query = look, query
         self._options = 1
 
@@ -103,7 +103,7 @@ class ReadingPlayer:
         return click_action(BUY_NOW) if at_goal and len(state.options) >= self._options else action
 
 
-def first_hit_action(scene: Scene) -> str | None:
+def first_hit_action(scene: ShopScene) -> str | None:
     """Searches for the instruction, opens the first product, buys it without a look at its options."""
     state = scene.state
     if state.kind == "search":
@@ -115,7 +115,7 @@ def first_hit_action(scene: Scene) -> str | None:
     return click_action(PREV_PAGE) if state.kind == "sub" else None
 
 
-def wandering_action(scene: Scene, query: OracleQuery) -> str | None:
+def wandering_action(scene: ShopScene, query: OracleQuery) -> str | None:
     """The next step of a shopper who goes to and fro between two pages and never buys; searches as the oracle does."""
     state = scene.state
     if state.kind == "search":
@@ -127,7 +127,7 @@ def wandering_action(scene: Scene, query: OracleQuery) -> str | None:
     return click_action(PREV_PAGE) if state.kind == "sub" else None
 
 
-def random_action(scene: Scene, admissible: Sequence[str], rng: np.random.Generator) -> str | None:
+def random_action(scene: ShopScene, admissible: Sequence[str], rng: np.random.Generator) -> str | None:
     """A search for one to six words of the instruction where there is a search bar, else any click."""
     if scene.state.has_search_bar:
         return search_action(_some_words(scene.goal.instruction_text, rng))
@@ -140,8 +140,8 @@ def _some_words(text: str, rng: np.random.Generator) -> str:
     return " ".join(words[int(place)] for place in rng.integers(len(words), size=count))
 
 
-def plausible_mistake(scene: Scene, rng: np.random.Generator) -> str:
-    """A plausible mistake: a product or option that is not here, a search without a bar, a misspelt label."""
+def plausible_mistake(scene: ShopScene, rng: np.random.Generator) -> str:
+    """A product or option that is not on the page, a search where there is no search bar, or a misspelt label."""
     kind = int(rng.integers(4))
     if kind == 0:
         return click_action(_product(scene.shop, rng).asin)

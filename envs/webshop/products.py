@@ -170,7 +170,7 @@ HUMAN_FILE = "items_human_ins.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ShopProfile:
     """A named shop: which files or which generated catalog it is made of."""
 
     name: str
@@ -192,15 +192,17 @@ class Profile:
         return (self.items, self.attributes, *((HUMAN_FILE,) if self.kind == "human" else ()))
 
 
-def _real(name: str, kind: Kind, suffix: str) -> Profile:
-    return Profile(name=name, kind=kind, items=f"items_shuffle{suffix}.json", attributes=f"items_ins_v2{suffix}.json")
+def _real(name: str, kind: Kind, suffix: str) -> ShopProfile:
+    return ShopProfile(
+        name=name, kind=kind, items=f"items_shuffle{suffix}.json", attributes=f"items_ins_v2{suffix}.json"
+    )
 
 
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile(name="embedded", kind="synthetic", preset="full"),
-        Profile(name="embedded-small", kind="synthetic", preset="small"),
+        ShopProfile(name="embedded", kind="synthetic", preset="full"),
+        ShopProfile(name="embedded-small", kind="synthetic", preset="small"),
         _real("1k-synthetic", "synthetic", "_1000"),
         _real("1k-human", "human", "_1000"),
         _real("full-synthetic", "synthetic", ""),
@@ -209,7 +211,7 @@ PROFILES = {
 }
 
 
-def find_profile(name: str) -> Profile:
+def find_profile(name: str) -> ShopProfile:
     """The profile called `name`; ShopDataError lists the valid names."""
     return PROFILES[checked_choice("profile", name, PROFILES, ShopDataError)]
 
@@ -220,7 +222,7 @@ def shop_folder(data: str | os.PathLike[str] | None) -> str:
     return str(data if data is not None else os.environ.get(DATA_VARIABLE) or (home if home.is_dir() else ""))
 
 
-def find_files(profile: Profile, data: str | os.PathLike[str] | None) -> tuple[Path, ...]:
+def find_files(profile: ShopProfile, data: str | os.PathLike[str] | None) -> tuple[Path, ...]:
     """Paths of `profile.files` in the folder `data`, else `$WEBSHOP_DATA`; ShopDataError says what is missing."""
     chosen = shop_folder(data)
     size = "small" if "_1000" in profile.items else "all"

@@ -49,11 +49,11 @@ _RECORD |= {"options": [[str, str]], "visited": [str], "searches": int, "reward"
 _REWARD = {"total": _NUMBER, "r_type": _NUMBER, "r_att": _NUMBER, "r_option": (*_NUMBER, type(None)), "r_price": bool}
 _REWARD |= {"w_att": _NUMBER, "w_option": _NUMBER, "w_price": _NUMBER, "title_score": _NUMBER, "tagger": str}
 _REWARD |= {"query_match": bool, "category_match": bool}
-"""The shapes of `State.record()` and of the reward in it."""
+"""The shapes of `SessionState.record()` and of the reward in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class SessionState:
     """The state of a session. It is immutable, so it is its own snapshot."""
 
     kind: Kind = "search"
@@ -90,7 +90,7 @@ class State:
         return {**asdict(self), **lists, "options": [list(option) for option in self.options]}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any], shop: Shop) -> State:
+    def read(cls, record: Mapping[str, Any], shop: Shop) -> SessionState:
         """The state that `record` wrote; lists of JSON may stand for its tuples.
 
         Raises TypeError or ValueError for one that no play in `shop` leads to: other types, unknown pages or products.
@@ -120,11 +120,11 @@ def play(
     shop: Shop,
     goal: Goal,
     quirks: Quirks,
-    state: State,
+    state: SessionState,
     parsed: tuple[str, str] | None,
     clickables: Mapping[str, Target],
     session: str = "",
-) -> State | None:
+) -> SessionState | None:
     """The state after one action; None if it changes nothing. As in the original, searches work on every page.
 
     Args:
@@ -147,7 +147,9 @@ def play(
     return None
 
 
-def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, target: Target, session: str) -> State:
+def _click(
+    shop: Shop, goal: Goal, quirks: Quirks, state: SessionState, label: str, target: Target, session: str
+) -> SessionState:
     """The state after a click on `label`, which stands for `target`."""
     if target[0] == "link":
         return replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
@@ -158,7 +160,7 @@ def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, tar
         assert state.asin is not None
         return replace(state, kind="done", reward=shop.reward(goal, state.asin, dict(state.options)))
     if label == BACK_TO_SEARCH.lower():
-        return State(searches=state.searches, reward=state.reward)
+        return SessionState(searches=state.searches, reward=state.reward)
     if label in (NEXT_PAGE.lower(), PREV_PAGE.lower()):
         forward = label == NEXT_PAGE.lower()
         kind = route(state, session) if quirks.url_routing else state.kind
@@ -174,16 +176,16 @@ def _click(shop: Shop, goal: Goal, quirks: Quirks, state: State, label: str, tar
     return _choose(state, target[1], label) if target[0] == "option" else replace(state, kind="item", sub=None)
 
 
-def _results(state: State, page: int) -> State:
+def _results(state: SessionState, page: int) -> SessionState:
     return replace(state, kind="results", page=page, asin=None, options=(), sub=None)
 
 
-def _choose(state: State, name: str, value: str) -> State:
+def _choose(state: SessionState, name: str, value: str) -> SessionState:
     options = {**dict(state.options), name: value}
     return replace(state, kind="item", options=tuple(options.items()))
 
 
-def _backdoor(shop: Shop, goal: Goal, state: State, keywords: tuple[str, ...]) -> tuple[str, ...] | None:
+def _backdoor(shop: Shop, goal: Goal, state: SessionState, keywords: tuple[str, ...]) -> tuple[str, ...] | None:
     """The products that a backdoor query asks for; None for an ordinary query.
 
     `<r>` draws from a stream of its own (goal and number of the search), not from a global one; `<a>` and a `<c>`
@@ -204,7 +206,7 @@ def _backdoor(shop: Shop, goal: Goal, state: State, keywords: tuple[str, ...]) -
     return () if key == "<a>" else None
 
 
-def url(state: State, session: str) -> str:
+def url(state: SessionState, session: str) -> str:
     """The address of the page in the original's scheme."""
     if state.kind == "search":
         return f"{BASE_URL}/{session}"
@@ -220,7 +222,7 @@ def url(state: State, session: str) -> str:
     return f"{BASE_URL}/item_page/{session}/{state.asin}/{words}/{state.page}/{json.dumps(options)}"
 
 
-def route(state: State, session: str) -> str:
+def route(state: SessionState, session: str) -> str:
     """The kind of page that the original takes this one for: the first of its names that occurs in the URL.
 
     None of the names has a character that joins the parts of a URL, so the parts are searched instead.
@@ -273,7 +275,7 @@ class Page:
 def page_of(
     shop: Shop,
     goal: Goal,
-    state: State,
+    state: SessionState,
     session: str,
     *,
     show_attributes: bool = False,
@@ -308,7 +310,7 @@ def page_of(
     )
 
 
-def has_next(state: State, endless_pages: bool) -> bool:
+def has_next(state: SessionState, endless_pages: bool) -> bool:
     """Whether a page of results offers Next."""
     return endless_pages or state.page * PER_PAGE < len(state.found)
 

@@ -38,8 +38,8 @@ from turngym.envs.webshop.open_catalog import Storage, load_catalog
 from turngym.envs.webshop.products import (
     DEFAULT_PRICE_SEED,
     Product,
-    Profile,
     ShopDataError,
+    ShopProfile,
     draw_prices,
     find_files,
     find_profile,
@@ -75,7 +75,7 @@ class Shop:
     def __init__(
         self,
         catalog: Catalog,
-        profile: Profile,
+        profile: ShopProfile,
         *,
         price_seed: int = DEFAULT_PRICE_SEED,
         tagger: str | NounTagger | None = None,

@@ -33,7 +33,7 @@ from turngym.envs.webshop.session import (
     RATING,
     Node,
     Page,
-    State,
+    SessionState,
     clickables,
     done_texts,
     has_next,
@@ -56,7 +56,7 @@ _NAVIGATION_CLICKS = tuple(map(click_action, NAVIGATION))
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """One page as the session sees it."""
 
     observation: str
@@ -73,9 +73,9 @@ class Views:
         self.quirks = quirks
         self.show_attributes = show_attributes
         self._results: dict[str, tuple[str, str, str]] = {}
-        self._items: dict[str, View] = {}
+        self._items: dict[str, PageView] = {}
 
-    def page(self, shop: Shop, goal: Goal, state: State, session: str) -> Page:
+    def page(self, shop: Shop, goal: Goal, state: SessionState, session: str) -> Page:
         """What is on the page, from which a mode's observation is rendered.
 
         Args:
@@ -85,7 +85,7 @@ class Views:
         endless = self.quirks.endless_pages
         return page_of(shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=endless)
 
-    def view(self, shop: Shop, goal: Goal, state: State, session: str, mode: Mode) -> View:
+    def view(self, shop: Shop, goal: Goal, state: SessionState, session: str, mode: Mode) -> PageView:
         """The observation in `mode`, with what can be clicked.
 
         Args:
@@ -101,11 +101,11 @@ class Views:
             product = shop.product(state.asin or "")
             assert product is not None, f"{state.asin!r} is not in the shop"
             texts = (text.strip() for _, text in sub_nodes(product, state.sub or ""))
-            body = View(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), NAVIGATION, _NAVIGATION_CLICKS)
+            body = PageView(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), NAVIGATION, _NAVIGATION_CLICKS)
         else:
             page = self.page(shop, goal, state, session)
             labels = clickables(page)
-            return View(_RENDERERS[mode](page), labels, clicks(labels, self.quirks))
+            return PageView(_RENDERERS[mode](page), labels, clicks(labels, self.quirks))
         if mode == "text":
             pieces = (text.strip() for _, text in visible("text", goal.instruction_text))
             return replace(body, observation=SEPARATOR.join(["Instruction:", *pieces, body.observation]))
@@ -113,7 +113,7 @@ class Views:
         shown = url(state, session) if mode == "url" else _RENDERERS[mode](self.page(shop, goal, state, session))
         return replace(body, observation=shown)
 
-    def _list(self, shop: Shop, state: State) -> View:
+    def _list(self, shop: Shop, state: SessionState) -> PageView:
         """A page of results; its observation is the text after the instruction."""
         lines = [BACK_TO_SEARCH, f"Page {state.page} (Total results: {len(state.found)})"]
         labels = {BACK_TO_SEARCH.lower(): NAVIGATION[BACK_TO_SEARCH.lower()]}
@@ -128,7 +128,7 @@ class Views:
             lines.append(piece[0])
             labels[piece[1]] = ("link", asin)
             actions.append(piece[2])
-        return View(SEPARATOR.join(lines), labels, tuple(actions))
+        return PageView(SEPARATOR.join(lines), labels, tuple(actions))
 
     def _result(self, shop: Shop, asin: str) -> tuple[str, str, str]:
         product = shop.product(asin)
@@ -138,7 +138,7 @@ class Views:
         piece = self._results[asin] = (join(result_nodes(product)), asin.lower(), click_action(asin))
         return piece
 
-    def _item(self, shop: Shop, asin: str) -> View:
+    def _item(self, shop: Shop, asin: str) -> PageView:
         """A product's own page; its observation is the text after the instruction."""
         item = self._items.get(asin)
         if item is None:
@@ -148,7 +148,7 @@ class Views:
             text = SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, join(item_nodes(product, self.show_attributes))])
             if len(self._items) >= _KEPT:
                 self._items.clear()
-            item = self._items[asin] = View(text, labels, clicks(labels, self.quirks))
+            item = self._items[asin] = PageView(text, labels, clicks(labels, self.quirks))
         return item
 
 

@@ -23,7 +23,7 @@ from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 from turngym.envs.webshop.actions import click_action, click_on, search_action
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.players import Scene
+from turngym.envs.webshop.players import ShopScene
 from turngym.envs.webshop.reward import ProductFacts, Reward
 from turngym.envs.webshop.session import Page, page_of
 from turngym.envs.webshop.shop import Shop
@@ -39,7 +39,7 @@ _PICTURES = ("https://", "http://", "data:image/")
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
+class OptionButton:
     """One value of an option as a button."""
 
     value: str
@@ -49,7 +49,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScorePart:
     """One row of the score."""
 
     name: str
@@ -61,14 +61,14 @@ class Part:
     got: str
 
 
-def chips(page: Page, scene: Scene) -> Iterator[tuple[str, list[Chip]]]:
+def chips(page: Page, scene: ShopScene) -> Iterator[tuple[str, list[OptionButton]]]:
     """(option name, its values) of a product's page."""
     if page.product is None:
         return
     for name, values in page.product.options.items():
         chosen = page.options.get(name)
         labels, quirks = scene.clickables, scene.quirks
-        yield name, [Chip(v, chosen == v, click_on(v, labels, quirks) is not None) for v in values]
+        yield name, [OptionButton(v, chosen == v, click_on(v, labels, quirks) is not None) for v in values]
 
 
 def picture(address: str) -> str:
@@ -76,21 +76,21 @@ def picture(address: str) -> str:
     return address if address.lower().startswith(_PICTURES) else ""
 
 
-def score_parts(env: WebShopEnv, reward: Reward) -> list[Part]:
+def score_parts(env: WebShopEnv, reward: Reward) -> list[ScorePart]:
     """The rows of the score of the purchase that ended the episode."""
     scene = env.scene
     goal, bought = scene.goal, scene.shop.product(scene.state.asin or "")
     assert bought is not None
     facts = ProductFacts(bought, scene.shop.tagger)
     met = [wanted for wanted in goal.attributes if facts.has_attribute(wanted)]
-    parts = [Part("Attributes", reward.r_att, reward.w_att, ", ".join(goal.attributes), ", ".join(met) or "none")]
+    parts = [ScorePart("Attributes", reward.r_att, reward.w_att, ", ".join(goal.attributes), ", ".join(met) or "none")]
     if reward.r_option is not None:
         chosen = ", ".join(f"{name}: {value}" for name, value in scene.state.options)
         wishes = ", ".join(wish if isinstance(wish, str) else f"{wish[0]}: {wish[1]}" for wish in goal.goal_options)
-        parts.append(Part("Options", reward.r_option, reward.w_option, wishes, chosen or "none chosen"))
+        parts.append(ScorePart("Options", reward.r_option, reward.w_option, wishes, chosen or "none chosen"))
     cap = "any" if goal.price_upper >= 1_000_000 else f"at most ${goal.price_upper:.2f}"
     price = f"${scene.shop.price(bought.asin):.2f}"
-    parts.append(Part("Price", float(reward.r_price), reward.w_price, cap, price))
+    parts.append(ScorePart("Price", float(reward.r_price), reward.w_price, cap, price))
     return parts
 
 
@@ -247,7 +247,7 @@ class WebSettings:
 
 
 def create_app(shop: Shop, settings: WebSettings | None = None, record: Record | None = None) -> Flask:
-    """A WSGI application over an open shop; `app.extensions["webshop"]` is its `Web`.
+    """A WSGI application over an open shop; `app.extensions["webshop"]` is its `ShopPages`.
 
     `record` gets every finished episode. Raises TurngymError for a setting that is unknown.
     """
@@ -256,7 +256,7 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
     app = Flask("turngym.envs.webshop.web", root_path=str(here), instance_path=str(here))
     app.config.update(SEND_FILE_MAX_AGE_DEFAULT=300)
     settings = settings or WebSettings()
-    web = Web(shop, settings, record or (lambda episode: None))
+    web = ShopPages(shop, settings, record or (lambda episode: None))
     sources = "data: https: http:" if settings.pictures else "data:"
     guard_pages(app, f"img-src 'self' {sources}; style-src 'self'", web.error)
     app.jinja_env.filters["picture"] = picture
@@ -269,7 +269,7 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
     return app
 
 
-class Web:
+class ShopPages:
     """The pages over one shop."""
 
     def __init__(self, shop: Shop, settings: WebSettings, record: Record) -> None:

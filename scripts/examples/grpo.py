@@ -99,9 +99,11 @@ def main() -> None:
         episodes = rollout.run(jobs)
 
         # 2. A group whose attempts are all worth the same says nothing about what to do, and is left out.
-        played = {job.group: [one.episode_return for one in episodes if one.group == job.group] for job in jobs}
-        compared = [one for one in episodes if max(played[one.group]) > min(played[one.group])]
-        won = np.mean([one.success for one in episodes])
+        played = {
+            job.group: [episode.episode_return for episode in episodes if episode.group == job.group] for job in jobs
+        }
+        compared = [episode for episode in episodes if max(played[episode.group]) > min(played[episode.group])]
+        won = np.mean([episode.success for episode in episodes])
         print(f"step {step:3}  success {100 * won:3.0f} %  of {options.tasks} groups ", end="")
         print(
             f"{sum(max(returns) > min(returns) for returns in played.values())} have something to compare", flush=True

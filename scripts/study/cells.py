@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from turngym.agents.evaluation.evaluate import USUAL
-from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
+from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of, game_of
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.resolve_play import resolve_play
@@ -27,11 +27,11 @@ from turngym.core.resolve import Layer, Resolved
 from turngym.core.settings import to_toml
 from turngym.core.spec import SettingsError, differing, to_table
 from turngym.core.task import content_hash
-from turngym.scripts.jobs import Job
-from turngym.scripts.study.study_file import Method, Place, Study, require_named
+from turngym.scripts.jobs import RunJob
+from turngym.scripts.study.study_file import Place, Study, StudyMethod, require_named
 from turngym.scripts.study.texts import text_path
 from turngym.trainers.run import check_run, evaluation_of
-from turngym.trainers.study.records import RECORD, game_of
+from turngym.trainers.study.records import RECORD
 from turngym.trainers.train_config import TrainConfig, read_alone, resolve_training
 
 LAST = 4
@@ -41,7 +41,7 @@ BEFORE_STEP_1 = ("models", "play", "evaluation", "lora", "chat", "examples", "en
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell(Job):
+class Cell(RunJob):
     """One run of a study: `seed` of `method` in `world`, or (without a seed of its own) a start."""
 
     world: str
@@ -161,7 +161,7 @@ def _first_evaluation(cell: Cell) -> str:
 def _cell(
     study: Study,
     place: Place,
-    method: Method,
+    method: StudyMethod,
     out: Path,
     starts: dict[tuple[str, str], Cell],
     *,
@@ -175,8 +175,8 @@ def _cell(
         # a start is not evaluated, and what methods begin with in this world does not hold for it
         shared = [_for_start(layer, method.algorithm) for layer in shared]
     layers = [*shared, *method.layers(place.name), Layer(name=where, table={"out": str(folder)}, asked=True)]
-    found = _resolved(method.algorithm, layers, where)
-    spec, top = found.spec, dict[str, Any]()
+    resolved = _resolved(method.algorithm, layers, where)
+    spec, top = resolved.spec, dict[str, Any]()
 
     # How often it is evaluated, on what.
     if not is_start:
@@ -217,15 +217,15 @@ def _cell(
         raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")
     if method.keys.text is not None:
         top["lm_loss"] = {"files": [str(text_path(out, place.name, method.keys.text))]}
-    if found.origins.get("optimizer.lr_warmup") == _world(place):
+    if resolved.origins.get("optimizer.lr_warmup") == _world(place):
         top["optimizer.lr_warmup"] = min(spec.optimizer.lr_warmup, spec.run.steps // 5)
 
-    found = _resolved(method.algorithm, [*layers, Layer(name="study", table=top, asked=True)], where)
+    resolved = _resolved(method.algorithm, [*layers, Layer(name="study", table=top, asked=True)], where)
     with _said_of(where):
-        check_run(found.spec)
-        game = game_of(evaluation_of(found.spec))
+        check_run(resolved.spec)
+        game = game_of(evaluation_of(resolved.spec))
     return replace(
-        _made(place, method, folder, found, game, found.spec.run.steps),
+        _made(place, method, folder, resolved, game, resolved.spec.run.steps),
         needs=tuple(needs),
         evaluates=not is_start,
         is_start=is_start,
@@ -235,7 +235,7 @@ def _cell(
 
 
 def _made(
-    place: Place, method: Method, folder: Path, found: Resolved[Any], game: Mapping[str, Any], steps: int
+    place: Place, method: StudyMethod, folder: Path, found: Resolved[Any], game: Mapping[str, Any], steps: int
 ) -> Cell:
     """What a cell of resolved settings is, whether it is trained or only evaluated."""
     return Cell(
@@ -296,7 +296,7 @@ def first_tasks(number: int | None) -> dict[str, Any]:
 # Agents that are evaluated and not trained.
 
 
-def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[tuple[str, str], Cell]) -> Cell:
+def _agent(study: Study, place: Place, method: StudyMethod, out: Path, starts: dict[tuple[str, str], Cell]) -> Cell:
     """An evaluation by the rules of the evaluations of training in its world, with seed 0."""
     where, agent = f"{study.where}, {method.name} in {place.name}", str(method.keys.agent)
     # an algorithm that needs no teacher
@@ -316,7 +316,7 @@ def _agent(study: Study, place: Place, method: Method, out: Path, starts: dict[t
             raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
         layers.append((layer.name, dict(layer.table)))
     with _said_of(where):
-        found = resolve_play(layers, usual=USUAL)
+        found = resolve_play(layers, usual=EVAL_DEFAULTS)
     folder = out / "cells" / place.name / f"{method.name}-seed0"
     made = _made(place, method, folder, found, game_of(found.spec), episodes_of(found.spec.play))
     return replace(made, verb="eval")

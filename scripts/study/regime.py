@@ -30,7 +30,7 @@ from turngym.scripts.options import read_options
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import thirds
-from turngym.trainers.study.regime import Measured, regime_table
+from turngym.trainers.study.regime_table import MeasuredRegime, regime_table
 
 TOGETHER = 6
 """Episodes of a step in which a pair is measured: intervals come from the differences between steps."""
@@ -41,14 +41,14 @@ the raw reverse KL in nats per token; G is that of failed less that of successfu
 over steps (jackknife). Looping: episodes that give an observation the same action three times."""
 
 
-def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> Measured:
+def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> MeasuredRegime:
     """What `rows` of full depth of the run in `folder` say. Raises ValueError if they have no divergence."""
     regime = measure_regime(turn_sums(rows))
     files = [folder / "rollouts" / f"step_{row['step']:06d}.jsonl" for row in rows]
     looping = None
     if all(file.is_file() for file in files):
         looping = fmean(loop_end(episode.turns) is not None for file in files for episode in read_episodes(file))
-    return Measured(regime=regime, intervals=sign_intervals(rows), looping=looping)
+    return MeasuredRegime(regime=regime, intervals=sign_intervals(rows), looping=looping)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if all(item.regime.passes for windows in found.values() for item in windows.values()) else 1
 
 
-def regimes(options: RegimeOptions) -> dict[str, dict[str, Measured]]:
+def regimes(options: RegimeOptions) -> dict[str, dict[str, MeasuredRegime]]:
     """Maps names to windows to what was measured. Raises TurngymError if there is nothing to measure."""
     if not options.world and not options.run:
         raise TurngymError("name what to measure: --world NAME, or --run PATH of a run of vanilla OPD")
@@ -106,7 +106,7 @@ def regimes(options: RegimeOptions) -> dict[str, dict[str, Measured]]:
     return found
 
 
-def regime_of_run(folder: Path) -> dict[str, Measured]:
+def regime_of_run(folder: Path) -> dict[str, MeasuredRegime]:
     """The regime in each of the `thirds` of a run's full-depth steps."""
     rows = full_depth_rows(read_metrics(folder))
     if not rows:
@@ -117,7 +117,7 @@ def regime_of_run(folder: Path) -> dict[str, Measured]:
         raise TurngymError(f"{folder}: {error}") from error
 
 
-def regime_of_pair(world: str, options: RegimeOptions) -> Measured:
+def regime_of_pair(world: str, options: RegimeOptions) -> MeasuredRegime:
     """The regime of a teacher and a student before any update, on full-depth episodes of the student."""
     import tempfile
 
@@ -149,7 +149,7 @@ def regime_of_pair(world: str, options: RegimeOptions) -> Measured:
         return measured(full_depth_rows(read_metrics(out)), out)
 
 
-def render(found: Mapping[str, Mapping[str, Measured]]) -> str:
+def render(found: Mapping[str, Mapping[str, MeasuredRegime]]) -> str:
     """The report in Markdown: the table, and the signs that are missing in each world."""
     missing = [
         f"- {name}, {window}: {'; '.join(item.regime.failures)}"
@@ -161,8 +161,8 @@ def render(found: Mapping[str, Mapping[str, Measured]]) -> str:
     return "\n\n".join(parts + (["Missing:\n\n" + "\n".join(missing)] if missing else [])) + "\n"
 
 
-def as_json(found: Mapping[str, Mapping[str, Measured]]) -> dict[str, Any]:
-    def entry(item: Measured) -> dict[str, Any]:
+def as_json(found: Mapping[str, Mapping[str, MeasuredRegime]]) -> dict[str, Any]:
+    def entry(item: MeasuredRegime) -> dict[str, Any]:
         more = {"intervals": dict(item.intervals), "looping": item.looping, "missing": item.regime.failures}
         return {**asdict(item.regime), **more}
 

@@ -24,13 +24,13 @@ from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.play_spec import OnPanel
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Threads
-from turngym.core.secrets import recorded_command
 from turngym.core.settings import read_toml, write_toml_text
 from turngym.core.spec import Positional, Unread, differing, flat, needing
 from turngym.core.tables import write_json
-from turngym.scripts.jobs import Board, Job, Runner
+from turngym.scripts.jobs import Board, RunJob, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.options import read_options
 from turngym.scripts.result_table import write_table
@@ -42,6 +42,7 @@ from turngym.trainers import contents
 from turngym.trainers.study.records import (
     DATA,
     Records,
+    counts,
     last_names,
     made_by,
     make_record,
@@ -238,6 +239,8 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
             with_paths(table, last_names) for table in (read_toml(cell.settings_file), tomllib.loads(cell.toml))
         )
         for name, (old, new) in differing(was, now).items():
+            if not counts(name):
+                continue
             raise TurngymError(
                 f"{cell.name} in {out} was run with {name} = {old!r}, and {study.where} says {new!r}: give the method "
                 f"another name, choose another --out, or remove {cell.folder}"
@@ -262,7 +265,7 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
 
 
 def run_cells(
-    cells: Sequence[Job],
+    cells: Sequence[RunJob],
     parallel: int,
     ended: Callable[[Cell], None] | None = None,
     recorded: Callable[[], object] | None = None,
@@ -276,7 +279,7 @@ def run_cells(
         recorded: is called after each record.
     """
 
-    def finish(job: Job) -> None:
+    def finish(job: RunJob) -> None:
         if isinstance(job, Cell) and not job.is_start:
             if ended is not None and job.verb == "train":
                 ended(job)

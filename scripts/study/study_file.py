@@ -59,7 +59,7 @@ class Evaluate(Spec):
     """Also measure what models know of held-out passages, before and after training (`text = "passages"`)."""
 
 
-class Keys(Spec):
+class MethodKeys(Spec):
     """The keys of `[methods.NAME]` that are not settings of `turngym train`."""
 
     algorithm: str | None = None
@@ -100,13 +100,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class StudyMethod:
     """A method, or a start."""
 
     name: str
     where: str
     """The file and the table, for errors."""
-    keys: Keys
+    keys: MethodKeys
     algorithm: str
     """Which algorithm trains; "" for an agent that is evaluated only."""
     settings: tuple[Layer, ...]
@@ -162,8 +162,8 @@ class Study:
     train: Layer
     """Settings that methods share."""
     evaluate: Evaluate
-    methods: Mapping[str, Method]
-    starts: Mapping[str, Method]
+    methods: Mapping[str, StudyMethod]
+    starts: Mapping[str, StudyMethod]
     """Runs whose models other runs begin with, by name: `[starts.NAME]`, written as methods are."""
     tables: tuple[str, ...]
 
@@ -310,7 +310,7 @@ def _places(file: File, where: str) -> Iterator[Place]:
         yield Place(name=name, world=ALL_WORLDS.get(base), settings=_settings(rest, own, asked=False))
 
 
-def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> Method:
+def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> StudyMethod:
     """A method with what it takes over from the one that `of` names, if it names one."""
     check_name(name, kind)
     where, chain = f"{kind}.{name}", [name]
@@ -323,7 +323,7 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> Me
     keys = _keys(merged(own), where)
     algorithm = keys.algorithm or chain[0]
     settings = [
-        _settings({key: value for key, value in tables[one].items() if key not in OWN}, f"{kind}.{one}")
+        _settings({key: value for key, value in tables[one].items() if key not in METHOD_KEYS}, f"{kind}.{one}")
         for one in chain
     ]
     if keys.agent is not None:
@@ -347,20 +347,20 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> Me
         for one, said in zip(chain, own, strict=True)
         for world, table in said.get("in", {}).items()
     ]
-    return Method(
+    return StudyMethod(
         name=name, where=where, keys=keys, algorithm=algorithm, settings=tuple(settings), within=tuple(within)
     )
 
 
-OWN = tuple(one.encode_name for one in msgspec.structs.fields(Keys))
+METHOD_KEYS = tuple(one.encode_name for one in msgspec.structs.fields(MethodKeys))
 
 
 def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key in OWN}
+    return {key: value for key, value in table.items() if key in METHOD_KEYS}
 
 
-def _keys(table: Mapping[str, Any], where: str) -> Keys:
-    return read(Keys, _own(table), where)
+def _keys(table: Mapping[str, Any], where: str) -> MethodKeys:
+    return read(MethodKeys, _own(table), where)
 
 
 def _settings(table: Mapping[str, Any], where: str, *, asked: bool = True) -> Layer:

@@ -19,11 +19,11 @@ from small_disk import small_disk
 from turngym.agents import model_server
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
-from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
-from turngym.core import room, supervised, trace
+from turngym.agents.proxy.turn_records import RecordProblem, TurnRecorder, iter_records
+from turngym.core import background_threads, disk_space, trace
+from turngym.core.background_threads import SupervisedThread, failures_of_threads
 from turngym.core.episode import Episode, Status
 from turngym.core.line_file import LineFile
-from turngym.core.supervised import SupervisedThread, failures_of_threads
 from turngym.core.task import Task
 from turngym.scripts import jobs as study_jobs
 
@@ -59,7 +59,7 @@ def test_a_line_that_fails_is_not_in_the_file(room: int, tmp_path: Path) -> None
 
 
 def test_records_of_a_disk_that_was_full_for_a_moment(tmp_path: Path) -> None:
-    recorder, told = Recorder(tmp_path), []
+    recorder, told = TurnRecorder(tmp_path), []
     for number in range(8):
         if number in (3, 4):
             recorder._lines.file = Full(recorder._lines.file, 30)
@@ -77,8 +77,8 @@ def test_records_of_a_disk_that_was_full_for_a_moment(tmp_path: Path) -> None:
 def test_a_server_that_learns_waits_for_room(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(room, "FIRST_WAIT", 0.01)
-    writing, tries = room.RoomToWrite(), []
+    monkeypatch.setattr(disk_space, "FIRST_WAIT", 0.01)
+    writing, tries = disk_space.RoomToWrite(), []
 
     def write() -> str:
         tries.append(writing.waiting)
@@ -97,7 +97,7 @@ def test_a_server_that_learns_waits_for_room(
     # a server that ends does not wait
     tries.clear()
     threading.Timer(0.05, writing.close).start()
-    monkeypatch.setattr(room, "FIRST_WAIT", 600.0)
+    monkeypatch.setattr(disk_space, "FIRST_WAIT", 600.0)
     with pytest.raises(OSError, match="No space"):
         writing(write)
     assert len(tries) == 2
@@ -109,7 +109,7 @@ def test_a_checkpoint_and_a_row_wait_for_room(tmp_path: Path, monkeypatch: pytes
     toy = pytest.importorskip("toy_run")
     from turngym.trainers import checkpoint, metrics
 
-    monkeypatch.setattr(room, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(disk_space, "FIRST_WAIT", 0.001)
     failures = {"row": 0, "checkpoint": 0}
 
     def failing(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +124,7 @@ def test_a_checkpoint_and_a_row_wait_for_room(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(metrics.LineFile, "append", failing("row", LineFile.append))
     monkeypatch.setattr(checkpoint, "_write_optimizer", failing("checkpoint", checkpoint._write_optimizer))
     trainer = toy.trainer(tmp_path / "run", steps=4)
-    trainer.writing = room.RoomToWrite()
+    trainer.writing = disk_space.RoomToWrite()
     assert trainer.train().step == 4
     steps = [row["step"] for row in metrics.iter_metrics(tmp_path / "run") if row["kind"] == "train"]
     assert steps == [1, 2, 3, 4]
@@ -161,7 +161,7 @@ class Panic(BaseException):
 def test_a_background_thread_goes_on(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervised, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(background_threads, "FIRST_WAIT", 0.01)
     calls, done = [], threading.Event()
 
     def work() -> None:
@@ -181,19 +181,19 @@ def test_a_background_thread_goes_on(
 
 FULL_LOG = """
 import errno, sys, threading
-from turngym.core import room
-from turngym.core import supervised
-supervised.FIRST_WAIT = room.FIRST_WAIT = 0.01
+from turngym.core import disk_space
+from turngym.core import background_threads
+background_threads.FIRST_WAIT = disk_space.FIRST_WAIT = 0.01
 calls, done = [], threading.Event()
 def work():
     calls.append(1)
     if len(calls) < 3: raise OSError(errno.ENOSPC, f"No space left, {len(calls)}")
     done.set()
-supervised.SupervisedThread(work, "test").start()
+background_threads.SupervisedThread(work, "test").start()
 if not done.wait(20): sys.exit(3)
 del calls[:]
-room.RoomToWrite()(work)
-supervised.say("a step", sys.stdout)
+disk_space.RoomToWrite()(work)
+background_threads.say("a step", sys.stdout)
 import os
 os._exit(7)
 """
@@ -331,7 +331,7 @@ while True: time.sleep(0.1)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_second_signal_ends_what_the_first_could_not(number: int) -> None:
     child = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -15,7 +15,7 @@ from turngym.agents.local_engine.lora_weights import adapter_config
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 from turngym.agents.servers.server_connection import model_config
 from turngym.core.errors import RetrievalError, TurngymError
-from turngym.core.mapped import BlobStore, map_array
+from turngym.core.memory_mapped import BlobStore, map_array
 from turngym.core.protocols import separate
 from turngym.core.trace import TraceProblem, iter_trace
 from turngym.envs.webshop.nouns import NounTable

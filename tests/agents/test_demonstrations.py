@@ -13,9 +13,9 @@ import pytest
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
+    DemonstrationPlan,
     Demonstrations,
     LiveDemonstrator,
-    Plan,
     RecordedDemonstrator,
     left_out,
 )
@@ -68,7 +68,7 @@ def test_a_plan_is_what_the_student_would_have_said(make_doors: Any, writer: Tex
         assert isinstance(turn, Shown)
         assert (len(turn.ids), turn.ids[-1], turn.exact, turn.origin) == (29, end, False, "demonstration")
         assert text(writer.renderer, turn.ids[:-1]) == turn.response
-    assert (plan.reason, plan.exact, Plan().exact) == ("used", False, False)
+    assert (plan.reason, plan.exact, DemonstrationPlan().exact) == ("used", False, False)
     assert plan.sha256 == played(make_doors, "doors/2").task.sha256
     (bare,) = demonstrations(make_doors, None).plans([Job(task_id="doors/2")])
     assert bare.turns == ("open door 1", "open door 2")
@@ -110,7 +110,11 @@ def test_a_prefix_in_turns(make_doors: Any, writer: TextEpisodes) -> None:
     jobs = [shown.begun(Job(task_id="doors/3"), plan, ratio) for ratio in (1.0, 0.67, 0.6, 0.01, 0.0)]
     assert [len(job.demonstration) for job in jobs] == [3, 2, 1, 1, 0]
     assert all(job.begun == () for job in jobs)
-    assert jobs[4] == Job(task_id="doors/3") == shown.begun(Job(task_id="doors/3"), Plan(reason="failed"), 1.0)
+    assert (
+        jobs[4]
+        == Job(task_id="doors/3")
+        == shown.begun(Job(task_id="doors/3"), DemonstrationPlan(reason="failed"), 1.0)
+    )
     bare = demonstrations(make_doors, None)
     (actions,) = bare.plans([Job(task_id="doors/3")])
     with pytest.raises(AgentError, match="needs the student's tokens"):
@@ -230,7 +234,7 @@ def test_recorded_demonstrations_are_found_by_task(make_doors: Any) -> None:
     with pytest.raises(AgentError, match="--demonstrated-tasks plays"):
         demonstrations(make_doors, None).tasks(["doors/3"])
     (plan,) = Demonstrations(source=found).plans([Job(task_id="doors/4")])
-    assert plan == Plan(reason="missing")
+    assert plan == DemonstrationPlan(reason="missing")
 
 
 def test_who_demonstrates_draws_apart_from_the_student(make_doors: Any, make_tokenizer: Any, make_policy: Any) -> None:

@@ -26,7 +26,7 @@ from turngym.agents import (
     open_workers,
     play_episodes,
 )
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.named_agent import opened_object
 from turngym.agents.play_spec import EvalSpec, ModelChat, Own
 from turngym.agents.playing.env_maker import env_class, env_maker, probe
@@ -365,7 +365,7 @@ def test_importing_the_door_is_light() -> None:
 
 
 def no_samples() -> EvalSpec:
-    spec = resolve_play([("test", {"panel": "alfworld-quickstart"})], usual=USUAL).spec
+    spec = resolve_play([("test", {"panel": "alfworld-quickstart"})], usual=EVAL_DEFAULTS).spec
     return msgspec.structs.replace(spec, play=msgspec.structs.replace(spec.play, samples=0))
 
 

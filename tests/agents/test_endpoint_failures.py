@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
 
-from turngym.agents.endpoint.failures import Asked, RequestFailed, advice, error_in, refused
+from turngym.agents.endpoint.failures import RequestFailed, RequestFeatures, advice, error_in, read_failure
 
 
 def said(status: int, body: Any) -> RequestFailed:
     text = body if isinstance(body, str) else json.dumps(body)
-    return refused(status, text, None if isinstance(body, str) else body, {})
+    return read_failure(status, text, None if isinstance(body, str) else body, {})
 
 
 def error(message: str, **more: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def inside(error: Any) -> dict[str, Any]:
 def test_an_error_with_status_200(body: Any, code: int | None, passing: bool, limited: bool) -> None:
     found = error_in(body)
     assert found is not None
-    failed = refused(200, "", found, {})
+    failed = read_failure(200, "", found, {})
     assert (failed.code, failed.passing, failed.limited, failed.overflow) == (code, passing, limited, False)
 
 
@@ -184,7 +184,7 @@ def test_what_holds_no_error() -> None:
 def test_waits_and_limits_in_the_body() -> None:
     google = {"code": 429, "message": "You exceeded your current quota", "status": "RESOURCE_EXHAUSTED"}
     google["details"] = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36.5s"}]
-    failed = refused(429, "", [{"error": google}], {"retry-after": "2"})
+    failed = read_failure(429, "", [{"error": google}], {"retry-after": "2"})
     assert (failed.limited, failed.passing, failed.after) == (True, True, 36.5)
     more_than_ever = "Request too large on tokens per min (TPM): Limit 30000, Requested 35000."
     failed = said(429, error(more_than_ever, code="rate_limit_exceeded"))
@@ -193,7 +193,7 @@ def test_waits_and_limits_in_the_body() -> None:
     deep: Any = "x"
     for _ in range(2000):
         deep = {"error": [deep]}
-    assert refused(400, "", deep, {}).code == 400
+    assert read_failure(400, "", deep, {}).code == 400
 
 
 @pytest.mark.parametrize(
@@ -219,10 +219,10 @@ def test_waits_and_limits_in_the_body() -> None:
     ],
 )
 def test_what_may_help(status: int, body: Any, help_text: str) -> None:
-    found = advice(said(status, body), Asked(model="m", key_env="K", tools=True))
+    found = advice(said(status, body), RequestFeatures(model="m", key_env="K", tools=True))
     assert (help_text in found) if help_text else not found
 
 
 def test_reasoning_that_a_server_refuses() -> None:
     failed = said(400, error("'messages.2' : property 'reasoning_content' is unsupported"))
-    assert "--reasoning-back drop" in advice(failed, Asked(model="m", key_env="K", reasoning=True))
+    assert "--reasoning-back drop" in advice(failed, RequestFeatures(model="m", key_env="K", reasoning=True))

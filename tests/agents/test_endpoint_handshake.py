@@ -19,7 +19,7 @@ from toy_evaluation import toy_evaluation
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.handshake import SAID
 from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.evaluation.play_panel import RecordedEpisodes
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.episode import Status
@@ -52,7 +52,7 @@ def agent_for(make: Any, fake: FakeOpenAI, channel: str = "tool", temperature: f
 def test_eight_servers(name: str, channel: str, serve: Any, make_doors: Any) -> None:
     """Each is met as it is, plays whole episodes, and refuses no request after the handshake."""
     server, make = SERVERS[name], make_doors(channel)
-    fake, usual = serve(server.fake()), Profile().to_json()
+    fake, usual = serve(server.fake()), EndpointProfile().to_json()
     agent = agent_for(make, fake, channel)
     profile = agent.shake_hands()
     found, asked = profile.to_json(), len(fake.requests)
@@ -227,7 +227,7 @@ def test_several_things_that_are_refused_are_found_and_nothing_else(
         wrong = next((name for name in names if REFUSES[name](body)), None)
         return None if wrong is None else Fault(400, error(words.format(names.index(wrong))))
 
-    fake, usual = serve(FakeOpenAI(fault=fault, message=SERVERS["lm studio"].said)), Profile()
+    fake, usual = serve(FakeOpenAI(fault=fault, message=SERVERS["lm studio"].said)), EndpointProfile()
     found = agent_for(make_doors("tool"), fake).shake_hands()
     assert {one for one in SAID if getattr(found, one) != getattr(usual, one)} == set(names)
     assert len(fake.requests) < 40

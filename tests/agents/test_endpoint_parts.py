@@ -19,19 +19,19 @@ from turngym.agents.endpoint.client import (
     Address,
     RateGate,
     pauses,
-    refused,
 )
-from turngym.agents.endpoint.counts import read_usage
+from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
+from turngym.agents.endpoint.failures import read_failure
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.endpoint.profile import Profile
-from turngym.agents.endpoint.reader import Answer, Expected, read_answer
+from turngym.agents.endpoint.profile import EndpointProfile
+from turngym.agents.endpoint.read_usage import read_usage
+from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import NOTE, Prices, Usage
-from turngym.agents.endpoint.wire import Noticed, UnreadableAnswer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
-from turngym.core.outgoing import retry_after
+from turngym.core.http_client import retry_after
 from turngym.core.spec import SettingsError
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
@@ -142,10 +142,10 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     transcript.answer(found, "")
     sent = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_details": details}
     assert found.noticed == ()
-    assert Profile().conversation(transcript.messages) == [sent]
+    assert EndpointProfile().conversation(transcript.messages) == [sent]
     # a turn without a thought carries the field too, where reasoning goes back
     transcript.answer(read_answer(body({"content": "", "tool_calls": [call]})), "")
-    assert Profile(reasoning=True).conversation(transcript.messages) == [
+    assert EndpointProfile(reasoning=True).conversation(transcript.messages) == [
         {**sent, "reasoning": "hm"},
         {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": ""},
     ]
@@ -153,7 +153,7 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "x"}]
     other = Transcript()
     other.answer(read_answer(body({"content": parts})), "x")
-    assert [Profile(reasoning=back).conversation(other.messages)[0]["content"] for back in (False, True)] == [
+    assert [EndpointProfile(reasoning=back).conversation(other.messages)[0]["content"] for back in (False, True)] == [
         "x",
         parts,
     ]
@@ -196,10 +196,10 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     ],
 )
 def test_a_dropped_stop_string_is_put_back(channel: Any, text: str, stopped_at: str | None, whole: str | None) -> None:
-    found = content_of(Answer(content=text, stopped_at=stopped_at), channel)
+    found = content_of(ChatAnswer(content=text, stopped_at=stopped_at), channel)
     assert found == (f"{text}</tool_call>" if whole is None else whole)
     assert channel.parse(found) == channel.parse(text)
-    assert content_of(Answer(content=text, finish="length"), channel) == text
+    assert content_of(ChatAnswer(content=text, finish="length"), channel) == text
 
 
 def test_pauses_double_and_are_the_streams_own() -> None:
@@ -259,12 +259,12 @@ def test_a_gate_is_closed_for_the_longest_wait() -> None:
 )
 def test_kinds_of_refusals(status: int, text: str, kind: str) -> None:
     for shape in ({"message": text}, {"error": {"message": text}}):
-        found = refused(status, "", shape, {})
+        found = read_failure(status, "", shape, {})
         assert found.overflow == (kind == "overflow")
         assert found.passing == (kind in ("passing", "limited"))
         assert found.limited == (kind == "limited")
         assert text in found.reason
-    assert refused(404, "Not Found", None, {}).reason == "status 404: Not Found"
+    assert read_failure(404, "Not Found", None, {}).reason == "status 404: Not Found"
 
 
 @pytest.mark.parametrize(

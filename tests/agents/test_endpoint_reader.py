@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.endpoint.counts import read_usage
+from turngym.agents.endpoint.completion_fields import (
+    Call,
+    Choice,
+    Completion,
+    Counts,
+    Details,
+    Function,
+    Message,
+    Noticed,
+)
 from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
-from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.profile import EndpointProfile
+from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
-from turngym.agents.endpoint.wire import Call, Choice, Completion, Counts, Details, Function, Message, Noticed
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import ToolChannel
 
@@ -57,10 +66,10 @@ def test_an_unknown_field_is_counted_wherever_it_stands() -> None:
     assert sorted(found.noticed) == sorted(f"unknown field {place}brand_new" for place in places)
     transcript = Transcript()
     transcript.answer(found, "")
-    (sent,) = Profile().conversation(transcript.messages)
+    (sent,) = EndpointProfile().conversation(transcript.messages)
     assert (sent["brand_new"], sent["tool_calls"][0]["brand_new"]) == (1, 1)
     assert sent["tool_calls"][0]["function"]["brand_new"] == 1
-    (bare,) = Profile(own_fields=False).conversation(transcript.messages)
+    (bare,) = EndpointProfile(own_fields=False).conversation(transcript.messages)
     assert "brand_new" not in str(bare)
     # nothing is nothing
     assert read_answer(body({"content": "x", "brand_new": None, "other": []}), ASKED).noticed == ()

@@ -21,17 +21,17 @@ from turngym.agents.executor import workers as open_workers  # noqa: E402
 from turngym.agents.executor.errors import UnsendableError  # noqa: E402
 from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
 from turngym.agents.executor.worker_count import (  # noqa: E402
+    PlayWorkload,
     WorkerCount,
     WorkerOptions,
-    Workload,
     choose_workers,
 )
 from turngym.agents.model_agent import ModelPlayer  # noqa: E402
 from turngym.agents.models import load_policy  # noqa: E402
 from turngym.agents.playing.env_maker import probe  # noqa: E402
 from turngym.agents.playing.rollout import rollout  # noqa: E402
-from turngym.core import cores  # noqa: E402
-from turngym.core.cores import available_cores  # noqa: E402
+from turngym.core import cpu_cores  # noqa: E402
+from turngym.core.cpu_cores import available_cores  # noqa: E402
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:
@@ -44,31 +44,31 @@ TINY = sized(1000)
 @pytest.mark.parametrize(
     ("playing", "have", "workers", "reason"),
     [
-        (Workload(episodes=6400, model=TINY), 2, 2, "2 cores, 6400 episodes"),
-        (Workload(episodes=2000, model=TINY), 3, 3, "3 cores, 2000 episodes"),
-        (Workload(episodes=6400, model=TINY), 64, 4, "64 cores, 6400 episodes"),
-        (Workload(episodes=1999, model=TINY), 2, 0, "1999 episodes"),
-        (Workload(episodes=6400, model=TINY), 1, 0, "one core"),
-        (Workload(episodes=6400, model=TINY, ahead=True), 2, 0, "it plays ahead"),
-        (Workload(episodes=6400, model=sized(64_000_001, "meta")), 2, 0, "the model is on meta"),
-        (Workload(episodes=6400), 2, 0, "no model of its own plays"),
+        (PlayWorkload(episodes=6400, model=TINY), 2, 2, "2 cores, 6400 episodes"),
+        (PlayWorkload(episodes=2000, model=TINY), 3, 3, "3 cores, 2000 episodes"),
+        (PlayWorkload(episodes=6400, model=TINY), 64, 4, "64 cores, 6400 episodes"),
+        (PlayWorkload(episodes=1999, model=TINY), 2, 0, "1999 episodes"),
+        (PlayWorkload(episodes=6400, model=TINY), 1, 0, "one core"),
+        (PlayWorkload(episodes=6400, model=TINY, ahead=True), 2, 0, "it plays ahead"),
+        (PlayWorkload(episodes=6400, model=sized(64_000_001, "meta")), 2, 0, "the model is on meta"),
+        (PlayWorkload(episodes=6400), 2, 0, "no model of its own plays"),
     ],
 )
-def test_where_workers_pay(playing: Workload, have: int, workers: int, reason: str) -> None:
+def test_where_workers_pay(playing: PlayWorkload, have: int, workers: int, reason: str) -> None:
     assert choose_workers(playing, have) == WorkerCount(workers=workers, reason=reason)
 
 
 def test_a_large_model_plays_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "PARAMETERS", 999)
-    assert choose_workers(Workload(episodes=6400, model=TINY), 2).workers == 0
+    assert choose_workers(PlayWorkload(episodes=6400, model=TINY), 2).workers == 0
     monkeypatch.setattr(automatic, "PARAMETERS", 1000)
-    assert choose_workers(Workload(episodes=6400, model=TINY), 2).workers == 2
+    assert choose_workers(PlayWorkload(episodes=6400, model=TINY), 2).workers == 2
 
 
 def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
+    monkeypatch.setattr(cpu_cores, "QUOTAS", (quota, tmp_path / "cpu.cfs_quota_us"))
     assert available_cores({}) == 6
     (tmp_path / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
@@ -90,13 +90,13 @@ def test_only_a_local_engine_is_played_faster() -> None:
     model, tokenizer = load_policy(world.checkpoint("student"), "cpu")
     tool = probe(world.env_id, {"split": "generated"}).tool
     engine = ModelPlayer.of(model, tokenizer, world.chat, tool).engine
-    assert Workload.of(engine, 5) == Workload(episodes=5, model=model)
-    assert Workload.of(None, 5) == Workload(episodes=5)
-    assert Workload.of(object(), 5) == Workload(episodes=5)
+    assert PlayWorkload.of(engine, 5) == PlayWorkload(episodes=5, model=model)
+    assert PlayWorkload.of(None, 5) == PlayWorkload(episodes=5)
+    assert PlayWorkload.of(object(), 5) == PlayWorkload(episodes=5)
 
 
 def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    playing = Workload(episodes=6400, model=TINY)
+    playing = PlayWorkload(episodes=6400, model=TINY)
     monkeypatch.setattr(automatic, "available_cores", lambda: 2)
     with open_workers.open_workers(WorkerOptions(), playing) as play:
         assert isinstance(play, ParallelRollout)
@@ -124,7 +124,7 @@ def test_what_cannot_be_sent_is_played_here_unless_workers_were_asked_for(
     monkeypatch.setattr(automatic, "available_cores", lambda: 2)
     lock = threading.Lock()
     make_env = lambda: (lock.locked(), SPEC())[1]  # noqa: E731
-    with open_workers.open_workers(WorkerOptions(), Workload(episodes=6400, model=TINY)) as play:
+    with open_workers.open_workers(WorkerOptions(), PlayWorkload(episodes=6400, model=TINY)) as play:
         capsys.readouterr()
         play.prepare(SimpleNamespace())  # type: ignore[attr-defined]
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_what_cannot_be_sent_is_played_here_unless_workers_were_asked_for(
 def test_verbs_tell_it_what_they_play(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, bool]] = []
 
-    def opened(options: WorkerOptions, playing: Workload) -> Any:
+    def opened(options: WorkerOptions, playing: PlayWorkload) -> Any:
         told.append((playing.episodes, playing.model is not None))
         return open_workers.open_workers(WorkerOptions(workers=0))
 

@@ -14,7 +14,7 @@ from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import Answer, LocalWorkers, Worker
+from turngym.agents.executor.processes import LocalWorkers, Worker, WorkerAnswer
 from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
@@ -43,7 +43,7 @@ class ThreadlessWorkers:
         self.asked[worker] = (method, args)
         self.calls.append((worker, method))
 
-    def wait(self, timeout: float) -> list[Answer]:
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
         if not self.asked:
             return []
         worker = max(self.asked)  # the one that was asked last is never starved: all are asked again in turn
@@ -54,13 +54,13 @@ class ThreadlessWorkers:
             return []
         if died:
             self.stop(worker)
-            return [Answer(worker=worker, died=died)]
+            return [WorkerAnswer(worker=worker, died=died)]
         plain = pickle.loads(pickle.dumps([self.shared[arg] if isinstance(arg, int) else arg for arg in args]))
         try:
             value = pickle.loads(pickle.dumps(getattr(self.alive[worker], method)(*plain)))
         except Exception as error:
-            return [Answer(worker=worker, error=error)]
-        return [Answer(worker=worker, value=value)]
+            return [WorkerAnswer(worker=worker, error=error)]
+        return [WorkerAnswer(worker=worker, value=value)]
 
     def share(self, payload: bytes) -> int:
         self.shared[len(self.shared)] = payload
@@ -262,11 +262,11 @@ class Owing(ThreadlessWorkers):
 
     late: bool | None = None
 
-    def wait(self, timeout: float) -> list[Answer]:
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
         if self.late:
             self.late = False
             self.asked.pop(0)
-            return [Answer(worker=0, error=TaskError("of the run before"))]
+            return [WorkerAnswer(worker=0, error=TaskError("of the run before"))]
         return super().wait(timeout)
 
 

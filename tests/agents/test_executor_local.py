@@ -15,7 +15,7 @@ import pytest
 from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.processes import Answer, LocalWorkers
+from turngym.agents.executor.processes import LocalWorkers, WorkerAnswer
 from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import rollout
 from turngym.core.episode import Episode
@@ -63,7 +63,7 @@ def test_ctrl_c_is_not_for_a_worker_that_begins() -> None:
     workers = LocalWorkers(1)
     workers.call(0, "end")
     os.kill(workers.pids[0], signal.SIGINT)
-    assert workers.wait(60.0) == [Answer(worker=0)]
+    assert workers.wait(60.0) == [WorkerAnswer(worker=0)]
     workers.close()
 
 

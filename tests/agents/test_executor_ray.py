@@ -23,6 +23,8 @@ from turngym.core.episode import Episode  # noqa: E402
 from turngym.core.errors import TaskError  # noqa: E402
 from turngym.core.plugins import MissingExtra  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
@@ -39,7 +41,6 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-@pytest.mark.long
 def test_a_lost_node_loses_only_its_unfinished_episodes(cluster: Any) -> None:
     expected = untimed(rollout(jobs(60), SPEC, EXPERT))
     run = ParallelRollout(RayWorkers(2))
@@ -69,7 +70,6 @@ def test_a_lost_node_loses_only_its_unfinished_episodes(cluster: Any) -> None:
     assert ray.is_initialized()
 
 
-@pytest.mark.long
 def test_exceptions_keep_their_type(cluster: Any) -> None:
     run = ParallelRollout(RayWorkers(1))
     with pytest.raises(TaskError, match="the data differ") as caught:

@@ -19,8 +19,8 @@ from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.gguf_model import check_lengths
 from turngym.agents.playing.timed_calls import attempt
 from turngym.core.episode import Status
-from turngym.core.outgoing import BadReply, HttpClient
-from turngym.core.redaction import Keys
+from turngym.core.http_client import BadReply, HttpClient
+from turngym.core.redaction import HeaderKeys
 from turngym.trainers.adapters.openenv import MakesRoom
 
 pytest.importorskip("httpx", reason="clients need turngym[serve]")
@@ -75,7 +75,7 @@ def test_a_key_is_hidden_at_every_offset_of_every_cut(kind: str, url: str) -> No
 
 @pytest.mark.parametrize("key", ["test", "EMPTY", "k"])
 def test_a_short_key_is_hidden_where_it_stands_alone(key: str) -> None:
-    said = Keys([f"Bearer {key}"]).hidden(f"a{key}b {key}. latest".encode()).decode()
+    said = HeaderKeys([f"Bearer {key}"]).hidden(f"a{key}b {key}. latest".encode()).decode()
     assert said == (f"a{key}b ***. latest" if len(key) > 3 else f"a{key}b {key}. latest")
 
 

@@ -17,7 +17,7 @@ from turngym.agents import models
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
 from turngym.agents.judges.judge_settings import AnyJudge, judge_of
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
-from turngym.agents.judges.model_judges import KEY, LIMIT, HttpJudge, PolicyJudge, messages
+from turngym.agents.judges.model_judges import KEY, LONGEST_PART, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError
@@ -27,7 +27,7 @@ from turngym.core.spec import SettingsError
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.agents.endpoint.client.FIRST", 0.001)
+    monkeypatch.setattr("turngym.agents.endpoint.client.FIRST_WAIT", 0.001)
 
 
 def ask(number: int = 0, **more: Any) -> JudgeRequest:
@@ -127,11 +127,11 @@ def test_prompts_show_the_parts_and_cut_the_middle() -> None:
     assert "\\boxed{0}" in system
     assert shown.index("You are in a room.") < shown.index("reply 0") < shown.index("Nothing happens.")
     assert "role tool" in shown
-    hints, shown = messages(ask(kind="hint", next_state="a" * LIMIT + "middle" + "b" * LIMIT))
+    hints, shown = messages(ask(kind="hint", next_state="a" * LONGEST_PART + "middle" + "b" * LONGEST_PART))
     assert "[HINT_START]" in hints
     assert "middle" not in shown
-    assert f"{LIMIT + 6} characters left out" in shown
-    assert len(shown) < LIMIT + 200
+    assert f"{LONGEST_PART + 6} characters left out" in shown
+    assert len(shown) < LONGEST_PART + 200
     assert "in front of it" not in shown
 
 

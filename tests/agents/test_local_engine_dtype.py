@@ -31,7 +31,6 @@ from turngym.agents.resolve_play import resolve_agent  # noqa: E402
 from turngym.core.errors import TurngymError  # noqa: E402
 from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
 from turngym.core.rollout_request import RolloutRequest  # noqa: E402
-from turngym.trainers.identity import of_rollouts  # noqa: E402
 from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
 from turngym.trainers.models import autocast, final_states, head  # noqa: E402
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer  # noqa: E402
@@ -216,7 +215,6 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
         env.student.close()
         assert next(engine._model.model.parameters()).dtype == name
         assert {tensor.dtype for tensor in engine._cache._keys} == {name}
-        assert of_rollouts(env, frozenset()).get("rollout_dtype") == asked
         seen.append(np.concatenate([turn.logprobs for turn in episode.turns]))
     assert not np.array_equal(seen[0], seen[1])
     assert next(model.parameters()).dtype == torch.float32

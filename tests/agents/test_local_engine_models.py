@@ -38,6 +38,29 @@ def build(kind: str) -> Any:
         "bloom": lambda: transformers.BloomForCausalLM(
             transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
         ),
+        # its own cache gives other logits than a whole row
+        "minimax": lambda: transformers.MiniMaxForCausalLM(
+            transformers.MiniMaxConfig(
+                **common,
+                **attention,
+                head_dim=8,
+                num_local_experts=2,
+                layer_types=["linear_attention", "full_attention"],
+            )
+        ),
+        # a window of its own, longer than the rows of the trial
+        "gpt_neo": lambda: transformers.GPTNeoForCausalLM(
+            transformers.GPTNeoConfig(
+                vocab_size=VOCAB,
+                hidden_size=32,
+                num_layers=2,
+                num_heads=4,
+                attention_types=[[["global", "local"], 1]],
+                window_size=16,
+                max_position_embeddings=64,
+                initializer_range=0.3,
+            )
+        ),
         "dynamic rope": lambda: transformers.LlamaForCausalLM(
             transformers.LlamaConfig(**common, **attention, rope_parameters=rope)
         ),
@@ -46,7 +69,7 @@ def build(kind: str) -> Any:
     return made[kind]().eval()
 
 
-@pytest.mark.parametrize("kind", ["mamba", "bloom", "dynamic rope"])
+@pytest.mark.parametrize("kind", ["mamba", "bloom", "gpt_neo", "minimax", "dynamic rope"])
 def test_unsupported_models_are_recomputed(kind: str) -> None:
     model = build(kind)
     with pytest.raises(EngineError, match=r'model type .* Use cache="recompute"'):

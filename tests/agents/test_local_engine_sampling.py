@@ -54,7 +54,6 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=5), st.integers(0, 40), st.integers(0, 40))
-@settings(max_examples=50, deadline=None)
 def test_streams_are_prefixes_and_their_own(stream: list[int], short: int, more: int) -> None:
     long = uniforms(stream, short + more)
     np.testing.assert_array_equal(long[:short], uniforms(stream, short))
@@ -91,7 +90,7 @@ def test_stop_text_ends_exactly_where_it_is_complete(make_tokenizer: Any) -> Non
 
 
 @given(st.text(alphabet="ab<>é ", max_size=30), st.text(alphabet="ab<>é ", min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_stop_text_equals_decoding_everything(make_tokenizer: Any, text: str, stop: str) -> None:
     tokenizer = make_tokenizer()
     at = text.find(stop)

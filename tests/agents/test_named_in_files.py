@@ -15,7 +15,7 @@ from turngym.agents.models import base_model, file_hashes
 from turngym.core.errors import ModelError
 from turngym.core.tables import print_table
 from turngym.retrieval.index import EncoderRecord, IndexFolderError
-from turngym.retrieval.open import open_encoder
+from turngym.retrieval.open_retriever import open_encoder
 from turngym.scripts.main import Terminal, main, plain_terminal
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import turngym.envs
 from turngym.agents.judges.env_judges import ExpertJudge
-from turngym.agents.judges.hints import HintedObservations
+from turngym.agents.judges.hinted_prompts import HintedObservations
 from turngym.agents.judges.judges import expert_hint
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent, named_player

@@ -14,9 +14,10 @@ from msgspec import NODEFAULT
 
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation.compare import compare_recorded, rescore
-from turngym.agents.evaluation.evaluate import USUAL
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.play_spec import EvalSpec, Part, Whole, meaning, part_of
+from turngym.agents.meaning import meaning
+from turngym.agents.play_spec import EvalSpec, PartOfPanel, Whole, part_of
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
@@ -24,7 +25,7 @@ from turngym.core.resolve import Resolved
 from turngym.core.settings import to_toml
 from turngym.core.spec import SettingsError, at, choices_of, diff, fields_of, kind_of, put, settings_of, to_table
 from turngym.core.trace import TraceWriter, read_specs, read_trace
-from turngym.envs.panels import PanelError, list_panels, load_panel
+from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts.eval import VERB
 from turngym.scripts.main import main
 
@@ -120,7 +121,9 @@ def speech(preset: Mapping[str, Any], asked: Mapping[str, Any], made: Mapping[st
     return chat
 
 
-@pytest.mark.parametrize("name", list_panels())
+@pytest.mark.parametrize(
+    "name", ["alfworld-valid-seen-v1", "alfworld-loops-v1", "search-loops-v1", "webshop-papers-test-v1"]
+)
 def test_the_layers_stand_on_top_of_each_other(name: str) -> None:
     panel = load_panel(name)
     world = panel.env_id.partition("/")[2].partition("-")[0].lower()
@@ -133,11 +136,11 @@ def test_the_layers_stand_on_top_of_each_other(name: str) -> None:
             made = game(panel, preset, asked)
             chat = speech(preset, asked, made)
             named = {"preset": preset["name"]} if preset else {}
-            for path in [None, *folders]:
+            for path in [None, *folders[: 1 if preset else None]]:
                 if path is None and "temperature" in asked:
                     continue
                 agent = {} if path is None else {"agent": f"model:{path.parent}"}
-                found = resolve_play([("test", {**named, **agent, **asked})], usual=USUAL, panel=panel).spec
+                found = resolve_play([("test", {**named, **agent, **asked})], usual=EVAL_DEFAULTS, panel=panel).spec
                 assert make_arguments(found.play) == made
                 assert found.play.samples == asked.get("samples", preset.get("play", {}).get("samples", 4))
                 given = to_table(found.agent)
@@ -167,7 +170,7 @@ def of_words(*words: str) -> Resolved[EvalSpec]:
     """What `turngym eval` with these words plays."""
     asked = VERB.asked(words)
     assert asked is not None
-    return resolve_play(asked.layers, usual=USUAL)
+    return resolve_play(asked.layers, usual=EVAL_DEFAULTS)
 
 
 WORDS = {
@@ -311,7 +314,7 @@ def test_every_setting_changes_the_spec_and_nothing_else(path: str) -> None:
             put(asked, name, value)
     for name, value in BESIDE.get(path, {}).items():
         put(asked, name, value)
-    usual = USUAL if at(asked, "play.tasks.panel") else {"play": {"samples": 1, "tasks": {"kind": "first"}}}
+    usual = EVAL_DEFAULTS if at(asked, "play.tasks.panel") else {"play": {"samples": 1, "tasks": {"kind": "first"}}}
     base = resolve_play([("test", asked)], usual=usual).spec
     now: Any = base
     for name in path.split("."):
@@ -326,7 +329,6 @@ def test_every_setting_changes_the_spec_and_nothing_else(path: str) -> None:
         assert {one.rpartition(".")[0] for one in differ} == {path} or set(differ) <= {path, f"{path}.scored_with"}
     else:
         assert set(differ) == {path}
-    assert meaning(path) in ("game", "amount", "player", "cost")
 
 
 def required(kinds: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -352,7 +354,9 @@ def test_what_a_setting_changes() -> None:
             wanted = "cost"
         elif path.startswith(("play.tasks.", "play.samples")):
             wanted = "amount"
-        elif path == "play.seed" or (path.startswith("agent.") and path != "agent.temperature"):
+        elif path == "play.seed":
+            wanted = "seed"
+        elif path.startswith("agent.") and path != "agent.temperature":
             wanted = "player"
         else:
             wanted = "game"
@@ -404,7 +408,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_settings_of_another_kind_are_refused_in_one_line(kind: str) -> None:
     asked, said = REFUSED[kind]
     with pytest.raises(SettingsError) as caught:
-        resolve_play([("the words", {"panel": PANEL, **asked})], usual=USUAL)
+        resolve_play([("the words", {"panel": PANEL, **asked})], usual=EVAL_DEFAULTS)
     text = str(caught.value)
     assert said in text
     assert "\n" not in text
@@ -415,9 +419,9 @@ def test_who_says_a_setting_of_another_kind() -> None:
     """The file is named, not the command line that chose the kind."""
     layers = [("a.toml", {"panel": PANEL, "temperature": 0.5}), ("command line", {"agent": "expert"})]
     with pytest.raises(SettingsError, match=r"^a\.toml: temperature is a setting of"):
-        resolve_play(layers, usual=USUAL)
+        resolve_play(layers, usual=EVAL_DEFAULTS)
     # what a preset or a folder says beside another kind is nobody's mistake
-    found = resolve_play([("command line", {"panel": PANEL, "preset": "react"})], usual=USUAL).spec
+    found = resolve_play([("command line", {"panel": PANEL, "preset": "react"})], usual=EVAL_DEFAULTS).spec
     assert set(to_table(found.agent)) == {"kind", "name", "noise", "chat"}
 
 
@@ -435,7 +439,7 @@ def test_auto_is_what_would_hold_without_it() -> None:
     for asked in (model, {**model, "preset": "turnopd"}, {"preset": "turnopd"}):
         layers = [("test", {"panel": PANEL, **asked})]
         same = [("test", {"panel": PANEL, "channel": "auto", **asked})]
-        assert resolve_play(same, usual=USUAL).spec == resolve_play(layers, usual=USUAL).spec
+        assert resolve_play(same, usual=EVAL_DEFAULTS).spec == resolve_play(layers, usual=EVAL_DEFAULTS).spec
     assert resolve_agent({**model, "channel": "auto"}) == resolve_agent(model)
 
 
@@ -562,15 +566,15 @@ def test_a_rollout_holds_one_player_in_one_game(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [1, 6, 16, 67, 134, 500])
 def test_a_limit_takes_its_share_of_every_category(limit: int) -> None:
     tasks = load_panel("alfworld-valid-unseen").tasks
-    chosen = part_of(tasks, Part(limit=limit))
+    chosen = part_of(tasks, PartOfPanel(limit=limit))
     assert len(chosen) == min(limit, len(tasks))
     for category in {task.category for task in tasks}:
         share = limit * sum(task.category == category for task in tasks) / len(tasks)
         assert abs(sum(task.category == category for task in chosen) - min(share, share * len(tasks) / limit)) <= 1
     # in the panel's order, and more tasks are the same and others
     assert [task for task in tasks if task in chosen] == list(chosen)
-    assert {*chosen} <= {*part_of(tasks, Part(limit=limit + 1))}
-    assert part_of(tasks, Part(limit=limit, spread=False)) == tasks[:limit]
+    assert {*chosen} <= {*part_of(tasks, PartOfPanel(limit=limit + 1))}
+    assert part_of(tasks, PartOfPanel(limit=limit, spread=False)) == tasks[:limit]
     assert part_of(tasks, Whole()) == tasks
 
 
@@ -581,5 +585,5 @@ def test_which_tasks_a_limit_takes_can_be_asked_for(tmp_path: Path) -> None:
         words = [] if spread else ["--no-spread"]
         assert main(["eval", "--panel", PANEL, "--limit", "5", "--samples", "1", *words, "--out", str(out)]) == 0
         played = {episode.task.task_id for episode in read_trace(out / "trace.jsonl")[0]}
-        assert played == {task.task_id for task in part_of(tasks, Part(limit=5, spread=spread))}
-    assert len({one.category for one in part_of(tasks, Part(limit=5))}) == 5
+        assert played == {task.task_id for task in part_of(tasks, PartOfPanel(limit=5, spread=spread))}
+    assert len({one.category for one in part_of(tasks, PartOfPanel(limit=5))}) == 5

@@ -12,7 +12,7 @@ import gymnasium as gym
 import pytest
 
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
-from turngym.agents.evaluation.play_episodes import USUAL as ROLLOUT
+from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS as ROLLOUT
 from turngym.agents.models import load_policy, load_tokenizer
 from turngym.agents.named_agent import open_agent
 from turngym.agents.playing.env_maker import probe
@@ -21,6 +21,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import SettingsError
 from turngym.core.tables import markdown
 from turngym.core.trace import read_specs, read_trace
 from turngym.envs.panels import Panel, load_panel
@@ -30,9 +31,9 @@ from turngym.trainers import train
 from turngym.trainers.open_demonstrations import open_demonstrations
 from turngym.trainers.panel_evaluation import eval_spec
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
+from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, student_chat
 from turngym.trainers.student_sources import played_source
-from turngym.trainers.train_config import train_config
+from turngym.trainers.train_config import ChatConfig, PlayConfig, train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +84,7 @@ def test_a_package_s_file_that_lacks_something_is_named(tmp_path: Path, text: st
 @pytest.mark.parametrize("row", presets(), ids=lambda row: f"{row.name}-{row.env_id}")
 def test_every_preset_makes_its_environment_and_says_how_to_act(row: Preset) -> None:
     chat = row.beside({})["agent"]["chat"]
-    settings = row.settings(ChatSettings(), row.make())
+    settings = student_chat(ChatConfig(), PlayConfig(env=row.env_id, preset=row.name), Path("nowhere"))
     env: Any = gym.make(row.env_id, **row.make(), channel=chat["channel"])
     env.reset(seed=0)
     own = row.table["play"]["env"]
@@ -127,11 +128,25 @@ def test_a_preset_arrives_whole(tmp_path: Path) -> None:
     assert said in result.title
 
 
-def test_a_models_own_settings_stay_where_the_preset_says_nothing() -> None:
-    own = ChatSettings(thinking=True, max_new_tokens=9, system="mine", channel="tool", memory="react")
-    found = preset("search-r1", SEARCH).settings(own, {})
+def test_a_models_own_settings_stay_where_the_preset_says_nothing(tmp_path: Path) -> None:
+    ChatSettings(thinking=True, max_new_tokens=9, system="mine", channel="tool", memory="react").save(tmp_path)
+    play = PlayConfig(env=SEARCH, preset="search-r1")
+    found = student_chat(ChatConfig(), play, tmp_path)
     assert (found.thinking, found.max_new_tokens, found.system) == (True, 500, "mine")
     assert (found.channel, found.memory) == ("text", "all")
+    # what is given beside it
+    given = student_chat(ChatConfig(memory="window:3", thinking="off", max_new_tokens=7), play, tmp_path)
+    assert (given.memory, given.thinking, given.max_new_tokens) == ("window:3", False, 7)
+    with pytest.raises(SettingsError, match="prompts"):
+        student_chat(ChatConfig(prompts="own"), play, tmp_path)
+
+
+def test_another_channel_in_training_brings_its_own_message() -> None:
+    """As in an evaluation: the preset's message demands a form of answers."""
+    play = PlayConfig(env=ALFWORLD, preset="turnopd")
+    own, other = (student_chat(ChatConfig(channel=one), play, Path("nowhere")) for one in (None, "text"))
+    assert own.system is not None
+    assert (other.channel, other.system) == ("text", None)
 
 
 def test_the_limit_of_a_preset_is_played(tmp_path: Path) -> None:
@@ -285,7 +300,7 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     settings = config(tmp_path, student=str(folder), preset="verl-agent", env_kwargs={"on_invalid": "reject"})
     env = RunEnv(config=settings, info=run, student=StudentPlayer(settings, run))
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
-    (episode,) = played_source(env, open_demonstrations(env)[0])(request)
+    (episode,) = played_source(env, open_demonstrations(env))(request)
     env.student.close()
     assert (episode.depth, len(episode.segments)) == (3, 3)
     assert episode.system == ""

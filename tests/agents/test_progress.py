@@ -187,3 +187,16 @@ def test_a_student_that_falls_below_its_start_is_said_once() -> None:
     assert len(told((0.1, 0.2, 0.3), start=begun)) == 1
     assert not told((0.1, 0.2, 0.3), (0.0, 0.1, 0.2))
     assert not told((0.4, 0.5, 0.6), (0.3, 0.4, 0.5))
+
+
+def test_steps_that_teach_nothing_are_said() -> None:
+    """Where all rewards are equal and no group is left out, an update is made of a gradient of 0."""
+    live = LiveProgress("rloo", total=50, every=100)
+    live.console.file = io.StringIO()
+    with live:
+        for step, (norm, lr) in enumerate([(0.0, 1e-3), (0.5, 1e-3), (0.0, 0.0)], start=1):
+            live.row({"step": step, "kind": "train", "episodes": 4, "updates": 1, "grad_norm": norm, "lr": lr})
+    found = [line for line in live.console.file.getvalue().splitlines() if "compared" in line]
+    assert found[0] == "rloo: step 1: its gradient is 0: nothing in its 4 episodes could be compared"
+    assert found[1].startswith("rloo: 1 of 3 steps taught nothing")
+    assert len(found) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from turngym.agents import evaluate, load_world, play_episodes
 from turngym.agents.evaluation.compare import rescore
-from turngym.agents.evaluation.original import Departures
+from turngym.agents.evaluation.departures import Departures
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Memory, PastTurn

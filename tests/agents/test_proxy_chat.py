@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from turngym.agents.proxy.answer import UNKNOWN, AnswerReader, IncrementalDecoder, reply_of, text_of
+from turngym.agents.proxy.answer import REPLACEMENT, AnswerReader, IncrementalDecoder, reply_of, text_of
 from turngym.agents.proxy.api_errors import ApiError
-from turngym.agents.proxy.conversation import ChatHistory, ChatListRenderer
+from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer
 from turngym.agents.proxy.turn_records import ChatMessage, ToolCall, tool_calls
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.envs.dialects import DIALECTS, HERMES
@@ -569,7 +569,6 @@ def test_what_a_client_says_is_text_even_past_the_refusal(make_tokenizer: Callab
     assert calls <= set(renderer.prompt(ChatHistory(), said).ids.tolist())
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     said=st.lists(
         st.tuples(st.sampled_from(["user", "tool", "system"]), st.text(st.characters(codec="utf-8"), max_size=12)),
@@ -705,7 +704,7 @@ TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<s>
 PARTS = st.sampled_from((*TAGS, '{"name": "f"}', " ", "a", "<", "<|im_", "STOP", "ST", "OP", "x", "é", "\n", "end|>"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     parts=st.lists(PARTS, max_size=12),
     cuts=st.lists(st.integers(0, 80), max_size=8),
@@ -738,7 +737,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     parts=st.lists(st.sampled_from((*MARKS, *PIECES)), max_size=10),
     cuts=st.lists(st.integers(0, 200), max_size=8),
@@ -759,7 +758,7 @@ def tokenizers(make_tokenizer: Callable[..., Any]) -> list[Any]:
     return [make_tokenizer(), build_phrase_tokenizer(["go to ", "cabinet 3", "é"])]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_growing_text_is_the_text_and_never_ends_in_half_a_character(tokenizers: list[Any], data: Any) -> None:
     tokenizer = data.draw(st.sampled_from(tokenizers))
@@ -778,12 +777,12 @@ def test_growing_text_is_the_text_and_never_ends_in_half_a_character(tokenizers:
     assert "".join(parts) == incremental_decoder.text == text_of(ids, decode)
     if valid:
         assert incremental_decoder.text == decode(ids)
-        if UNKNOWN not in incremental_decoder.text:
-            assert not any(UNKNOWN in part for part in parts)
+        if REPLACEMENT not in incremental_decoder.text:
+            assert not any(REPLACEMENT in part for part in parts)
 
 
 def test_bytes_that_are_no_character_do_not_wait_for_ever(make_tokenizer: Callable[..., Any]) -> None:
     tokenizer = make_tokenizer()
     stray = tokenizer("é", add_special_tokens=False)["input_ids"][1]
     incremental_decoder = IncrementalDecoder(tokenizer.decode)
-    assert [incremental_decoder.feed(stray) for _ in range(8)] == [""] * 7 + [UNKNOWN * 8]
+    assert [incremental_decoder.feed(stray) for _ in range(8)] == [""] * 7 + [REPLACEMENT * 8]

@@ -13,7 +13,7 @@ import pytest
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import PAGE, prometheus
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.proxy.turn_records import Recorder
+from turngym.agents.proxy.turn_records import TurnRecorder
 from turngym.scripts.serve_proxy import every_minute, status_line
 
 
@@ -66,7 +66,7 @@ def test_it_is_said_again_and_again_until_the_end() -> None:
 
 
 def test_records_say_when(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, now=lambda: 1234.56789)
+    recorder = TurnRecorder(tmp_path, now=lambda: 1234.56789)
     recorder.write({"kind": "unused", "step": 0, "sessions": []})
     recorder.close()
     assert json.loads((tmp_path / "records.jsonl").read_text())["at"] == 1234.568

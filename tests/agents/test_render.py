@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.rendering.chat_template import RenderError
@@ -232,7 +232,6 @@ def renderers(make_tokenizer: Any) -> list[ChatRenderer]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=6), kind=st.integers(0, 4))
 def test_the_last_segment_is_always_the_full_rendering(
     renderers: list[ChatRenderer], steps: list[tuple[str, str, bool]], kind: int

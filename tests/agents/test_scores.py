@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
@@ -327,7 +327,6 @@ def test_more_successes_never_lower_an_end(spread: bool) -> None:
 quarters = st.integers(0, 4).map(lambda count: count / 4)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(quarters, quarters), min_size=2, max_size=30))
 def test_no_task_that_does_better_lowers_an_end(pairs: list[tuple[float, float]]) -> None:
     less, more = clustered([min(pair) for pair in pairs]), clustered([max(pair) for pair in pairs])

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, Part, PlayerMix, RandomAgent, ReplayAgent
+from turngym.agents.playing.scripted import DrawnPlayer, ExpertAgent, MixedAgent, PlayerMix, RandomAgent, ReplayAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rollout_sources import ExpertSource
@@ -69,7 +69,6 @@ def test_an_expert_of_ones_own_and_one_that_gives_up(make_doors: Any) -> None:
     assert episode.meta["error"] == "the expert knows no action at turn 1"
 
 
-@settings(max_examples=20, deadline=None)
 @given(slots=st.integers(1, 9), seed=st.integers(0, 2**40))
 def test_random_episodes_depend_on_their_job_alone(make_doors: Any, slots: int, seed: int) -> None:
     jobs = [Job(task_id=f"doors/{n}", sample=s, seed=seed) for n in (2, 3) for s in range(3)]
@@ -106,14 +105,14 @@ JOBS = [Job(task_id=f"doors/{n}", sample=sample, seed=4) for n in (7, 8) for sam
 class Fixed:
     """A mix that always draws the same part."""
 
-    def __init__(self, part: Part, loop_slips: float = 0.0) -> None:
+    def __init__(self, part: DrawnPlayer, loop_slips: float = 0.0) -> None:
         self.part, self.loop_slips = part, loop_slips
 
-    def draw(self, rng: np.random.Generator) -> Part:
+    def draw(self, rng: np.random.Generator) -> DrawnPlayer:
         return self.part
 
 
-def actions(make_doors: Any, part: Part, turns: int = 8, noise: float = 0.0) -> list[tuple[str, str]]:
+def actions(make_doors: Any, part: DrawnPlayer, turns: int = 8, noise: float = 0.0) -> list[tuple[str, str]]:
     mix: Any = Fixed(part)
     agent = MixedAgent(mix, noise=noise)
     episode = rollout([Job(task_id="doors/9", seed=1)], make_doors(max_turns=turns), agent)[0]
@@ -129,16 +128,16 @@ def again(*doors: int) -> list[tuple[str, str]]:
 
 
 def test_players_say_what_they_say(make_doors: Any) -> None:
-    assert actions(make_doors, Part("expert")) == opened(1, 2, 3, 4, 5, 6, 7, 8)
-    assert actions(make_doors, Part("noisy")) == opened(1, 2, 3, 4, 5, 6, 7, 8)
-    assert actions(make_doors, Part("repeat", 2, 1)) == opened(1, 2) + again(2, 2, 2, 2, 2, 2)
-    assert actions(make_doors, Part("repeat", 1, 1)) == opened(1) + again(1, 1, 1, 1, 1, 1, 1)
-    assert actions(make_doors, Part("cycle", 3, 2)) == opened(1, 2, 3) + again(2, 3, 2, 3, 2)
-    assert actions(make_doors, Part("cycle", 4, 3)) == opened(1, 2, 3, 4) + again(2, 3, 4, 2)
+    assert actions(make_doors, DrawnPlayer("expert")) == opened(1, 2, 3, 4, 5, 6, 7, 8)
+    assert actions(make_doors, DrawnPlayer("noisy")) == opened(1, 2, 3, 4, 5, 6, 7, 8)
+    assert actions(make_doors, DrawnPlayer("repeat", 2, 1)) == opened(1, 2) + again(2, 2, 2, 2, 2, 2)
+    assert actions(make_doors, DrawnPlayer("repeat", 1, 1)) == opened(1) + again(1, 1, 1, 1, 1, 1, 1)
+    assert actions(make_doors, DrawnPlayer("cycle", 3, 2)) == opened(1, 2, 3) + again(2, 3, 2, 3, 2)
+    assert actions(make_doors, DrawnPlayer("cycle", 4, 3)) == opened(1, 2, 3, 4) + again(2, 3, 4, 2)
 
 
 def test_who_wanders_plays_what_the_environments_player_does(make_doors: Any) -> None:
-    mix: Any = Fixed(Part("wander", 1), loop_slips=0.2)
+    mix: Any = Fixed(DrawnPlayer("wander", 1), loop_slips=0.2)
     shop = env_maker("turngym/WebShop-v0", split="train", profile="embedded-small", oracle_query="instruction")
     jobs = [Job(task_id="embedded-small/0", seed=seed) for seed in range(8)]
     played = rollout(jobs, shop, MixedAgent(mix), max_turns=9)
@@ -153,15 +152,15 @@ def test_who_wanders_plays_what_the_environments_player_does(make_doors: Any) ->
 
 
 def test_noise_is_context_and_its_repetition_is_imitated(make_doors: Any) -> None:
-    assert actions(make_doors, Part("expert"), 3, noise=1.0) == opened(1, 2, 3)
-    first, *rest = actions(make_doors, Part("repeat", 1, 1), 6, noise=1.0)
+    assert actions(make_doors, DrawnPlayer("expert"), 3, noise=1.0) == opened(1, 2, 3)
+    first, *rest = actions(make_doors, DrawnPlayer("repeat", 1, 1), 6, noise=1.0)
     assert first[1] == "noise"
     assert rest == [(first[0], "policy")] * 5
-    assert {origin for _, origin in actions(make_doors, Part("noisy"), 6, noise=1.0)} == {"noise"}
+    assert {origin for _, origin in actions(make_doors, DrawnPlayer("noisy"), 6, noise=1.0)} == {"noise"}
 
 
 def test_a_loop_goes_on_after_a_slip(make_doors: Any) -> None:
-    mix: Any = Fixed(Part("cycle", 3, 2), loop_slips=0.4)
+    mix: Any = Fixed(DrawnPlayer("cycle", 3, 2), loop_slips=0.4)
     jobs = [Job(task_id="doors/9", seed=seed) for seed in range(20)]
     slips = 0
     for episode in rollout(jobs, make_doors(max_turns=12), MixedAgent(mix)):
@@ -180,7 +179,7 @@ def test_a_loop_goes_on_after_a_slip(make_doors: Any) -> None:
 def test_loops_are_supervised_where_policies_are_and_noise_never(
     make_doors: Any, make_tokenizer: Any, train_on: str
 ) -> None:
-    mix: Any = Fixed(Part("cycle", 3, 2))
+    mix: Any = Fixed(DrawnPlayer("cycle", 3, 2))
     agent = MixedAgent(mix, ChatRenderer(make_tokenizer()), noise=0.5)
     episodes = rollout([Job(task_id="doors/9", seed=seed) for seed in range(6)], make_doors(max_turns=6), agent)
     batch = pack(episodes, origins=TRAIN_ON[train_on])

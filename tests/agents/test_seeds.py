@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure, shown_apart
 from turngym.agents.evaluation.seeds import (
     Design,
-    Parts,
     Price,
     Spread,
     TaskMeans,
+    VarianceParts,
     cheapest,
     crossed_error,
     degrees_of_two,
@@ -82,14 +82,16 @@ def test_methods_of_few_and_of_many_seeds_have_a_quantile_each() -> None:
     few = [{str(task): value for task in range(100)} for value in (0.3, 0.5)]
     many = [{str(task): 0.6 + place * math.sqrt(0.0004) for task in range(100)} for place in (-2, -1, 0, 1, 2)]
     half = math.sqrt(12.706204736**2 * 0.02 / 2 + 2.776445105**2 * 0.001 / 5)
-    parts = [Parts.of(np.array([[*run.values()] for run in runs])) for runs in (few, many)]
+    parts = [VarianceParts.of(np.array([[*run.values()] for run in runs])) for runs in (few, many)]
     assert half_of_arms(parts, 0.0, 1.98, 0.025) == pytest.approx(half, rel=1e-6)
     # what both have of chance counts with the tasks' quantile: 0 of two seeds, 21/25 of five
     noisy = [replace(part, chance=0.0001) for part in parts]
     squared = 12.706204736**2 * 0.02 / 2 + 2.776445105**2 * (0.001 / 5 - 0.000084) + 1.98**2 * (0.0003 - 0.000116)
     assert half_of_arms(noisy, 0.0003, 1.98, 0.025) == pytest.approx(math.sqrt(squared), rel=1e-6)
     # as many of both: one quantile for the sum, here of 2 (1.75 + 1)^2 / (1.75^2 + 1) degrees
-    same = [Parts(seeds=3, between_seeds=value, between_tasks=0.0, chance=0.00009) for value in (0.0007, 0.0004)]
+    same = [
+        VarianceParts(seeds=3, between_seeds=value, between_tasks=0.0, chance=0.00009) for value in (0.0007, 0.0004)
+    ]
     degrees = 2 * 2.75**2 / (1.75**2 + 1)
     squared = t_quantile(0.975, degrees) ** 2 * (0.0011 - 0.0001) + 1.98**2 * 0.0001
     assert half_of_arms(same, 0.0, 1.98, 0.025) == pytest.approx(math.sqrt(squared), rel=1e-6)

@@ -12,7 +12,7 @@ import sglang_fake as fake
 
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy
-from turngym.agents.servers.server_connection import BadAnswer, ServerDown, ServerError, ServerSettings, error_text
+from turngym.agents.servers.server_connection import BadAnswer, ClientLimits, ServerDown, ServerError, error_text
 from turngym.core.protocols import GenerateRequest
 
 FakeServer, VOCABULARY = fake.FakeServer, fake.VOCABULARY
@@ -85,7 +85,7 @@ def test_no_server_and_no_sglang_server() -> None:
         server.orders.append(lambda path, body: (404, {"detail": "Not Found"}))
         with pytest.raises(ServerError, match=r"neither an SGLang nor a vLLM server: .*404"):
             opened(server)
-    nobody = Fleet(urls=[server.url], settings=ServerSettings(connect_timeout=0.05, backoff=0.01))
+    nobody = Fleet(urls=[server.url], settings=ClientLimits(connect_timeout=0.05, backoff=0.01))
     with pytest.raises(ServerDown, match="tried"):
         nobody.open()
 
@@ -153,7 +153,7 @@ def test_a_router_whose_servers_have_no_address() -> None:
 
 def test_a_router_without_servers() -> None:
     with FakeServer(workers=[]) as router, pytest.raises(ServerError, match="a router without servers"):
-        Fleet(urls=[router.url], settings=ServerSettings(connect_timeout=1.0, backoff=0.01)).open()
+        Fleet(urls=[router.url], settings=ClientLimits(connect_timeout=1.0, backoff=0.01)).open()
 
 
 def test_an_error_is_a_text_or_an_object() -> None:

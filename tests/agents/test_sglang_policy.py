@@ -15,9 +15,9 @@ from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.server_connection import (
     BadAnswer,
+    ClientLimits,
     ServerDown,
     ServerError,
-    ServerSettings,
     ServerTimeout,
     WrongWeights,
     seed_of,
@@ -40,7 +40,7 @@ def connect() -> Iterator[Any]:
     """`connect(server, ...)` gives a policy; its connections are closed after the test."""
     fleets = []
 
-    def make(*servers: Any, settings: ServerSettings = QUICK, **more: Any) -> ServerPolicy:
+    def make(*servers: Any, settings: ClientLimits = QUICK, **more: Any) -> ServerPolicy:
         fleets.append(Fleet(urls=[one.url for one in servers], settings=settings).open())
         return ServerPolicy(fleets[-1], vocabulary=VOCABULARY, **more)
 
@@ -105,7 +105,7 @@ def test_seeds_are_of_the_stream_alone() -> None:
 def test_a_batch_is_sent_at_once_and_answered_in_order(server: Any, connect: Any) -> None:
     server.token_seconds = 0.005
     requests = [ask(5, 6 + n, stream=(n,), session=str(n)) for n in range(12)]
-    together = connect(server, settings=ServerSettings(parallel=4)).generate(requests)
+    together = connect(server, settings=ClientLimits(parallel=4)).generate(requests)
     assert 1 < server.most <= 4
     for n, found in enumerate(together):
         assert found.ids.tolist() == by_hand([5, 6 + n], 6, seed_of((n,)))[0]
@@ -178,8 +178,8 @@ def test_a_server_that_stays_away_fails_what_was_asked_of_it(server: Any, connec
 def test_a_server_that_hangs_is_told_to_stop_and_its_state_is_said(
     server: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "GRACE", 0.2)
-    policy = connect(server, settings=ServerSettings(deadline=0.2, backoff=0.02))
+    monkeypatch.setattr(retry, "ABORT_SECONDS", 0.2)
+    policy = connect(server, settings=ClientLimits(deadline=0.2, backoff=0.02))
 
     def hang(path: str, body: Any) -> Any:
         if path == "/generate":
@@ -195,7 +195,7 @@ def test_a_server_that_hangs_is_told_to_stop_and_its_state_is_said(
 
 def test_at_the_deadline_what_was_drawn_is_kept(server: Any, connect: Any) -> None:
     server.token_seconds = 0.1
-    policy = connect(server, settings=ServerSettings(deadline=0.4))
+    policy = connect(server, settings=ClientLimits(deadline=0.4))
     (found,) = policy.generate([ask(5, 6, most=50, stream=(LONG,))])
     ids, logps = by_hand([5, 6], 50, seed_of((LONG,)))
     assert found.finish == "aborted"
@@ -272,7 +272,7 @@ def test_weights_that_change_in_between_are_written_down(server: Any, connect: A
 
 
 def test_a_server_with_other_weights_is_refused(server: Any, connect: Any) -> None:
-    policy = connect(server, settings=ServerSettings(deadline=5.0))
+    policy = connect(server, settings=ClientLimits(deadline=5.0))
     server.weights = "other"
     (error,) = failure(policy, ask(5))
     assert isinstance(error, WrongWeights)

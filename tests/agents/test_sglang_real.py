@@ -30,7 +30,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
-from turngym.agents.servers.server_connection import ServerError, ServerSettings, SyncError
+from turngym.agents.servers.server_connection import ClientLimits, ServerError, SyncError
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy, free_port
 from turngym.core.episode import Episode
@@ -84,7 +84,7 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture
 def fleet(url: str) -> Iterator[Fleet]:
-    one = Fleet(urls=[url], settings=ServerSettings(deadline=START, backoff=0.1)).open()
+    one = Fleet(urls=[url], settings=ClientLimits(deadline=START, backoff=0.1)).open()
     yield one
     one.close()
 
@@ -253,7 +253,7 @@ def test_through_a_router(url: str, fleet: Fleet, model: Any, tokenizer: Any, tm
     words += ["--port", str(port), "--prometheus-port", str(free_port("127.0.0.1"))]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as router:
         try:
-            wait = ServerSettings(deadline=START, backoff=0.2, connect_timeout=START)
+            wait = ClientLimits(deadline=START, backoff=0.2, connect_timeout=START)
             through = Fleet(urls=[f"http://127.0.0.1:{port}"], settings=wait).open()
             assert [server.url for server in through.servers] == [url]
             shift(model, 3)

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import sglang_fake as fake
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerScorer, bounded_tail
 from turngym.agents.servers.server_connection import (
     BadAnswer,
+    ClientLimits,
     ServerDown,
     ServerError,
-    ServerSettings,
     WrongWeights,
 )
 from turngym.agents.servers.sglang_dialect import SglangDialect
@@ -30,7 +30,7 @@ PLACES = [np.array([2, 3, 4]), np.array([1]), np.array([], np.int64)]
 @pytest.fixture(scope="module")
 def setup() -> Iterator[tuple[Any, ServerScorer]]:
     with FakeServer() as server:
-        fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01)).open()
+        fleet = Fleet(urls=[server.url], settings=ClientLimits(backoff=0.01)).open()
         yield server, ServerScorer(fleet=fleet, vocabulary=VOCABULARY, block=2)
         fleet.close()
 
@@ -131,7 +131,6 @@ def test_ids_that_somebody_else_chose(setup: Any) -> None:
     assert asked == {(0, 1, 7, 39), (2, 3, 4), (5, 6, 7)}  # two positions at a time, each id once
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=12), min_size=1, max_size=5), st.data())
 def test_any_rows_and_positions(setup: Any, rows: list[list[int]], data: Any) -> None:
     ids = [np.array(row, np.int32) for row in rows]
@@ -204,7 +203,7 @@ def test_a_teacher_that_dies_in_the_middle_of_a_step(setup: Any) -> None:
         np.testing.assert_array_equal(mine, again)
     assert len(server.of("/generate")) > len([row for row in PLACES if len(row)])
     server.orders[:] = [lambda path, body: (0, None) if path == "/generate" else None]
-    fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01, deadline=0.2)).open()
+    fleet = Fleet(urls=[server.url], settings=ClientLimits(backoff=0.01, deadline=0.2)).open()
     with pytest.raises(ServerDown, match=r"scoring row \d+: .*\(tried \d+ times\)"):
         ServerScorer(fleet=fleet, vocabulary=VOCABULARY).logprobs(ROWS, PLACES)
     fleet.close()

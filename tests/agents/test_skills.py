@@ -13,7 +13,7 @@ from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import HINTS_ONLY, SKILLS, WORDS, make_judge
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
-from turngym.agents.rendering.skills import FILE, HINT_HEAD, SHIPPED, Skills, read_skills
+from turngym.agents.rendering.skills import HINT_HEAD, SHIPPED, SKILLS_FILE, Skills, read_skills
 from turngym.agents.worlds.built_in import WORLDS
 from turngym.core.errors import TurngymError
 from turngym.envs.guard import guard_of
@@ -22,7 +22,7 @@ from turngym.envs.guard import guard_of
 def folder(place: Path, mapping: str, **texts: str) -> Path:
     for name, text in texts.items():
         (place / f"{name}.txt").write_text(text)
-    (place / FILE).write_text(mapping)
+    (place / SKILLS_FILE).write_text(mapping)
     return place
 
 

@@ -31,7 +31,7 @@ TALK = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
     monkeypatch.setattr(template_limits, "MEMORY", 100 << 20)
-    monkeypatch.setattr(template_limits, "LONGEST", 30_000)
+    monkeypatch.setattr(template_limits, "LONGEST_RENDERED", 30_000)
 
 
 MANY = "(messages|length * 99999999)"

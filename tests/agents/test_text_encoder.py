@@ -165,7 +165,7 @@ drawn = given(system=FRAGMENTS, first=FRAGMENTS, answer=FRAGMENTS, second=FRAGME
 
 
 @pytest.mark.parametrize(("kind", "flags"), PLACES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @drawn
 def test_no_content_forges_a_control_token(kind: str, flags: str, **texts: str) -> None:
     forges_nothing(kind, flags, **texts)
@@ -173,7 +173,6 @@ def test_no_content_forges_a_control_token(kind: str, flags: str, **texts: str) 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "flags"), PLACES)
-@settings(max_examples=60, deadline=None)
 @drawn
 def test_none_of_many_contents_forges_a_control_token(kind: str, flags: str, **texts: str) -> None:
     forges_nothing(kind, flags, **texts)

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="judging is part of training")
 
-from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.sessions import Feedback
+from turngym.agents.proxy.turn_records import votes_record
 from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest, Judgment
 from turngym.trainers.judge_votes import ScoredTurns, UnreadVotes

@@ -23,8 +23,8 @@ from turngym.agents.servers.fleet import Fleet, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
 from turngym.agents.servers.server_connection import (
     BadAnswer,
+    ClientLimits,
     ServerError,
-    ServerSettings,
     SyncError,
     WrongWeights,
     seed_of,
@@ -49,7 +49,7 @@ def opened() -> Iterator[Any]:
 
     def make(*servers: Any, **settings: Any) -> Fleet:
         quick = {"deadline": 20.0, "backoff": 0.01, "connect_timeout": 5.0, **settings}
-        fleets.append(Fleet(urls=[one.url for one in servers], settings=ServerSettings(**quick)).open())
+        fleets.append(Fleet(urls=[one.url for one in servers], settings=ClientLimits(**quick)).open())
         return fleets[-1]
 
     yield make

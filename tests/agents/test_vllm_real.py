@@ -29,7 +29,7 @@ from turngym.agents.servers.canary import CanaryError
 from turngym.agents.servers.fleet import Fleet, check_model, check_tokenizer
 from turngym.agents.servers.open_servers import teacher_scorer, train_policy
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
-from turngym.agents.servers.server_connection import ServerError, ServerSettings
+from turngym.agents.servers.server_connection import ClientLimits, ServerError
 from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.protocols import GenerateRequest, Sampling
@@ -54,7 +54,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def fleet(url: str) -> Iterator[Fleet]:
-    one = Fleet(urls=[url], settings=ServerSettings(deadline=START, backoff=0.1)).open()
+    one = Fleet(urls=[url], settings=ClientLimits(deadline=START, backoff=0.1)).open()
     yield one
     one.close()
 

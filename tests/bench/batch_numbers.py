@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.play_episodes import play_episodes
-from turngym.agents.evaluation.published import FIRST_SEED, published_tasks
+from turngym.agents.evaluation.published_tasks import FIRST_SEED, published_tasks
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.webshop.env import WebShopEnv

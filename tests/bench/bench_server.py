@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from turngym.core.cores import environment_with_threads
+from turngym.core.cpu_cores import environment_with_threads
 from turngym.core.errors import TurngymError
 
 

@@ -65,9 +65,9 @@ def read_trace(folder: Path) -> Reading:
 
 
 def write_records(folder: Path) -> None:
-    from turngym.agents.proxy.turn_records import Recorder
+    from turngym.agents.proxy.turn_records import TurnRecorder
 
-    rng, recorder = np.random.default_rng(0), Recorder(folder)
+    rng, recorder = np.random.default_rng(0), TurnRecorder(folder)
     for number in range(60):
         ids, logprobs = rng.integers(50_000, size=12).tolist(), rng.random(12, np.float32).astype(str).tolist()
         said = {"messages": [{"role": "user", "content": f"question {number}"}], "text": f"answer {number}"}
@@ -100,7 +100,7 @@ def write_index(folder: Path) -> None:
 
 def read_index(folder: Path) -> Reading:
     from turngym.retrieval.corpus import PassageStore
-    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.open_retriever import open_retriever
 
     store = PassageStore(folder / "index" / "passages")
     items = {str(row): _digest(p.id, p.title, p.text) for row, p in enumerate(store)}

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.evaluation.statistics import TAIL, chance_above, clustered, pass_at_k, with_the_end
+from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, chance_above, clustered, pass_at_k, with_the_end
 
 RATES = (0.0, 0.01, 0.02, 0.05, 0.5, 0.95, 0.98, 0.99, 1.0)
 Measure = Literal["avg", "pass", "difference"]
@@ -92,7 +92,7 @@ def mean_covered(values: Sequence[float], mean: float, low: float, high: float) 
 def rejected(values: Sequence[float], mean: float) -> bool:
     """Tells whether `mean` lies above the upper bound of the mean of `values`, which lie within [0, 1]."""
     places, counts = with_the_end(values)
-    return mean > 1.0 if len(places) == 1 else chance_above(places, counts, mean) < TAIL
+    return mean > 1.0 if len(places) == 1 else chance_above(places, counts, mean) < TAIL_PROBABILITY
 
 
 Draw = Callable[[np.random.Generator], list[float]]

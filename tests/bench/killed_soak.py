@@ -26,8 +26,8 @@ from tally import Tally
 
 from turngym.agents import load_world
 from turngym.agents.models import load_tokenizer
-from turngym.agents.proxy.conversation import ChatListRenderer
-from turngym.agents.proxy.restore import restore
+from turngym.agents.proxy.restored_sessions import restore
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.turn_records import RecordProblem, iter_records
 from turngym.agents.servers.weights import free_port
 from turngym.core.trace import read_trace

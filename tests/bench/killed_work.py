@@ -191,7 +191,7 @@ def _kill_index(place: Path, moment: float) -> tuple[str, str]:
 
 
 def _kill_recorder(place: Path, moment: float) -> tuple[str, str]:
-    from turngym.agents.proxy.turn_records import Recorder, RecordProblem, iter_records
+    from turngym.agents.proxy.turn_records import RecordProblem, TurnRecorder, iter_records
 
     with subprocess.Popen(
         [sys.executable, "-c", RECORDS, str(place)], stdout=subprocess.PIPE, text=True, env=ONE_THREAD
@@ -200,7 +200,7 @@ def _kill_recorder(place: Path, moment: float) -> tuple[str, str]:
         said = [process.stdout.readline() for _ in range(1 + int(500 * moment))]
         process.kill()
         said += process.stdout.readlines()
-    Recorder(place).close()
+    TurnRecorder(place).close()
     found = list(iter_records(place))
     damaged = sum(isinstance(one, RecordProblem) for one in found)
     steps = [one["step"] for one in found if not isinstance(one, RecordProblem)]
@@ -307,14 +307,14 @@ def _training_twice(place: Path) -> tuple[str, str]:
 def _recorder_twice(place: Path) -> tuple[str, str]:
     """The second writer is this process."""
     from turngym.agents.proxy.api_errors import ProxyError
-    from turngym.agents.proxy.turn_records import Recorder
+    from turngym.agents.proxy.turn_records import TurnRecorder
 
     argv = [sys.executable, "-c", RECORDS, str(place)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=ONE_THREAD) as first:
         assert first.stdout is not None
         first.stdout.readline()
         try:
-            Recorder(place).close()
+            TurnRecorder(place).close()
         except ProxyError as error:
             return ("turned away", "") if HELD in str(error) else ("traceback", str(error))
         finally:

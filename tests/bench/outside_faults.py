@@ -16,7 +16,7 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job
 from turngym.agents.playing.scripted import ExpertAgent
-from turngym.core.outgoing import LoopThread
+from turngym.core.http_client import LoopThread
 
 SECONDS = 0.5
 """The limit on each request and each step."""

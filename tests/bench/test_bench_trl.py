@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the extra turngym[trl]")
 pytest.importorskip("datasets", reason="needs the extra turngym[trl]")
+pytestmark = pytest.mark.long
 
 SMALL = bench.TrlBench(layers=1, width=64, vocabulary=2100, turns=2, micro_tokens=4096)
 
@@ -27,7 +28,6 @@ def test_the_call_has_different_pieces() -> None:
     assert len(set(bench.pieces())) == bench.PIECES
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("what", ["grpo", "sft", "opd"])
 def test_both_sides_train_on_the_same_ids(what: str, folder: Path) -> None:
     ours, theirs = (bench.SIDES[what, side](SMALL, folder) for side in ("turngym", "TRL"))

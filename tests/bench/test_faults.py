@@ -21,7 +21,7 @@ from damaged_files import Reading, Target, flip_target, judge
 from hostile_server import HEAD, MISCHIEF, Hostile, Send, hostile_server
 from killed_work import Done, Started
 
-from turngym.agents.proxy.turn_records import Recorder, read_records
+from turngym.agents.proxy.turn_records import TurnRecorder, read_records
 from turngym.core.errors import TurngymError
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.guard import ActionGuard
@@ -133,7 +133,7 @@ def test_a_proxy_that_learns_is_killed_and_keeps_its_promises(tmp_path: Path) ->
         """What is broken once some records are missing, stand there again, or came along."""
         shutil.copytree(tmp_path, other := tmp_path.with_name("other"))
         (other / "server" / "records.jsonl").unlink()
-        recorder = Recorder(other / "server")
+        recorder = TurnRecorder(other / "server")
         for place, one in enumerate(records):
             for _ in range((place not in without) + (place in again)):
                 recorder.write(one)

@@ -17,7 +17,8 @@ from turngym.core.episode import Episode, Status
 from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Tokens
 from turngym.trainers.contrib.guided_opd import CosineGuide, GuidedLoss, supervised
-from turngym.trainers.losses import ClippedAdvantage, SupportKL, bin_forward_kl
+from turngym.trainers.losses import bin_forward_kl
+from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4), teacher (1/4, 1/4 | 1/2): forward 1/4 ln 1/2 + 1/2 ln 2 = 1/4 ln 2

@@ -15,8 +15,8 @@ from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.batch import pack
 from turngym.trainers.contrib import sage_opd
 from turngym.trainers.contrib.sage_opd import Intervention, Reweighted, gate
-from turngym.trainers.losses import NegativeLogLikelihood
 from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.token_losses import NegativeLogLikelihood
 
 # the most likely id stands second here: it is looked for, not taken for granted
 CONFIDENCE = np.array([0.5, 0.25, 0.8, 0.4, 1.0])

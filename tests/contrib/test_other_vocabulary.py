@@ -46,7 +46,6 @@ from turngym.trainers.contrib.other_vocabulary import (
     without_end,
 )
 from turngym.trainers.lm_head import MIN_LOGP
-from turngym.trainers.losses import SupportKL
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import VocabularyError, tiny_qwen3
 from turngym.trainers.optimizer_step import Forward, accumulate
@@ -54,6 +53,7 @@ from turngym.trainers.run import build_trainer
 from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TargetError, TeacherTopK, rows, support_kl
+from turngym.trainers.token_losses import SupportKL
 
 torch.set_num_threads(1)
 TOOL = ALFWorldEnv.tool

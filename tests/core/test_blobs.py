@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.core.mapped import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
+from turngym.core.memory_mapped import ArrayWriter, BlobError, BlobStore, BlobWriter, map_array
 
 
 def written(path: Path, records: list[bytes]) -> BlobStore:
@@ -19,7 +19,6 @@ def written(path: Path, records: list[bytes]) -> BlobStore:
     return BlobStore(path)
 
 
-@settings(max_examples=30)
 @given(records=st.lists(st.binary(max_size=20), max_size=30))
 def test_records_come_back(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]) -> None:
     with written(tmp_path_factory.mktemp("blobs") / "x", records) as store:

@@ -18,7 +18,7 @@ from import_graph import ROOMS
 
 from turngym.core import child_process
 from turngym.core.child_process import ChildProcess
-from turngym.core.cores import threads_each
+from turngym.core.cpu_cores import threads_each
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -101,7 +101,7 @@ def test_the_number_of_threads_is_said_to_torch_itself(tmp_path: Path) -> None:
 
 
 def test_a_share_of_the_cores_but_no_more_threads_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.core.cores.available_cores", lambda: 8)
+    monkeypatch.setattr("turngym.core.cpu_cores.available_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [threads_each(count) for count in (0, 1, 3, 9)] == [8, 8, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -152,7 +152,7 @@ def half(pipe: Connection) -> None:
 def test_a_child_that_computes_is_waited_for_and_one_that_was_stopped_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "LOOK", 0.1)
     monkeypatch.setattr(child_process, "STANDS", 0.5)
-    monkeypatch.setattr(child_process, "GRACE", 0.1)
+    monkeypatch.setattr(child_process, "ENDING_SECONDS", 0.1)
     child = ChildProcess(late, 2.0, name="child", threads=1)
     assert child.receive() == "late"
     with pytest.raises(EOFError):

@@ -72,7 +72,7 @@ RUN = """
 import sys
 import turngym.core.lock_watch as watch
 from turngym.scripts.main import main
-watch.GRACE = 0.5
+watch.LOCK_SECONDS = 0.5
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -87,7 +87,9 @@ def finished(folder: Path) -> set[str]:
     return {episode.task.task_id for episode in read_episodes(folder / "out.jsonl") if episode.success}
 
 
-@pytest.mark.parametrize("what", list(HOLDING))
+@pytest.mark.parametrize(
+    "what", ["sum", *(pytest.param(name, marks=pytest.mark.long) for name in HOLDING if name != "sum")]
+)
 def test_a_step_that_holds_the_lock_ends_this_process(what: str, tmp_path: Path) -> None:
     (tmp_path / "holds_env.py").write_text(ENV.replace("HOLDING", HOLDING[what]))
     argv = [sys.executable, "-c", RUN, *words(tmp_path, "--workers", "0", "--slots", "1", "--step-timeout", "0.5")]
@@ -116,7 +118,7 @@ CALM = """
 import sys, threading, time
 import turngym.core.lock_watch as watch
 from turngym.agents.playing.timed_calls import TimedCalls
-watch.GRACE = 0.5
+watch.LOCK_SECONDS = 0.5
 calls = TimedCalls(0.5, "the step")
 """
 
@@ -137,23 +139,27 @@ def test_a_step_that_only_hangs_is_given_up() -> None:
     assert (done.returncode, done.stdout) == (0, "the step took more than 0.5 s\n"), done.stderr
 
 
+@pytest.mark.long
 def test_many_short_steps_take_as_long_as_they_take() -> None:
     done = calm("print(len(calls.run([lambda: time.sleep(0.1)] * 30)))")
     assert (done.returncode, done.stdout) == (0, "30\n"), done.stderr
 
 
+@pytest.mark.long
 def test_what_holds_the_lock_between_steps_is_nobodys_business() -> None:
     done = calm("import ctypes; calls.call(int); ctypes.PyDLL(None).sleep(3); print(calls.call(int).value)")
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+@pytest.mark.long
 def test_a_process_that_was_stopped_goes_on() -> None:
-    body = "print('ready', flush=True); calls = TimedCalls(20.0, 'the step'); watch.GRACE = -18.5; "
+    body = "print('ready', flush=True); calls = TimedCalls(20.0, 'the step'); watch.LOCK_SECONDS = -18.5; "
     body += "print(calls.call(lambda: time.sleep(1.0) or 7).value)"
     done = calm(body, (1.0, signal.SIGSTOP), (3.0, signal.SIGCONT))
     assert (done.returncode, done.stdout) == (0, "ready\n7\n"), done.stderr
 
 
+@pytest.mark.long
 def test_another_watch_follows_one_that_was_ended() -> None:
     body = "calls.call(int); import os; os.kill(watch.LockWatch._child.pid, 9); time.sleep(0.5); calls.call(int); "
     body += "calls.call(int); print(watch.LockWatch._child.exit_status(0.0))"
@@ -161,6 +167,7 @@ def test_another_watch_follows_one_that_was_ended() -> None:
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 
 
+@pytest.mark.long
 def test_a_watch_that_was_stopped_keeps_no_step() -> None:
     body = "watch.TELLING = 0.5; calls.call(int); import os; first = watch.LockWatch._child; os.kill(first.pid, 19)\n"
     body += "for _ in range(20000):\n    calls.call(int)\n    if watch.LockWatch._child is not first: break\n"
@@ -169,6 +176,7 @@ def test_a_watch_that_was_stopped_keeps_no_step() -> None:
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
+@pytest.mark.long
 def test_a_forked_process_is_watched_by_its_own() -> None:
     body = "import os; calls.call(int); first = watch.LockWatch._child.pid\n"
     body += "if os.fork():\n    print(os.waitstatus_to_exitcode(os.wait()[1]), calls.call(int).value)\n"

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
-from turngym.core.plugin_values import MOST_TEXT, Stepped, answers, checked_number, checked_task, failures_of, unique
+from turngym.core.plugin_values import (
+    MOST_TEXT,
+    StepResult,
+    answers,
+    checked_number,
+    checked_task,
+    failures_of,
+    unique,
+)
 from turngym.core.protocols import Judgment, judgments
 from turngym.core.task import Task
 
@@ -23,28 +31,28 @@ def step(*, observation: Any = "Here.", reward: Any = 1.0, over: Any = False, cu
 
 
 def test_a_step_in_full() -> None:
-    found = Stepped.of(step(goal_rate=0.25, reading="lenient"))
+    found = StepResult.of(step(goal_rate=0.25, reading="lenient"))
     assert (found.observation, found.reward, found.terminated, found.truncated) == ("Here.", 1.0, False, False)
     assert (found.action, found.verdict, found.admissible) == ("go", "ok", ("go",))
     assert (found.success, found.score, found.goal_rate, found.reading) == (False, 0.5, 0.25, "lenient")
 
 
 def test_numpys_scalars_are_what_they_hold() -> None:
-    found = Stepped.of(step(reward=np.float32(0.5), over=np.bool_(True), success=np.True_, score=np.array(1)))
+    found = StepResult.of(step(reward=np.float32(0.5), over=np.bool_(True), success=np.True_, score=np.array(1)))
     assert [type(value) for value in (found.reward, found.terminated, found.success, found.score)] == [
         float,
         bool,
         bool,
         float,
     ]
-    assert Stepped.of(step(reward=True)).reward == 1.0
-    assert Stepped.of(step(admissible_actions=None, action=None)).admissible is None
+    assert StepResult.of(step(reward=True)).reward == 1.0
+    assert StepResult.of(step(admissible_actions=None, action=None)).admissible is None
 
 
 def test_what_rounding_adds_is_taken_off() -> None:
-    assert Stepped.of(step(score=1.0 + 1e-12)).score == 1.0
-    assert Stepped.of(step(score=-1e-12)).score == 0.0
-    assert Stepped.of(step(reward=-3.5)).reward == -3.5
+    assert StepResult.of(step(score=1.0 + 1e-12)).score == 1.0
+    assert StepResult.of(step(score=-1e-12)).score == 0.0
+    assert StepResult.of(step(reward=-3.5)).reward == -3.5
 
 
 @pytest.mark.parametrize(
@@ -64,15 +72,15 @@ def test_what_rounding_adds_is_taken_off() -> None:
 )
 def test_values_of_another_kind_are_named(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(EnvBackendError, match=named):
-        Stepped.of(step(**wrong))
+        StepResult.of(step(**wrong))
 
 
 @pytest.mark.parametrize("wrong", [None, (), ("Here.", 0.0, True, {}), ("Here.", 0.0, True, False, None)])
 def test_what_is_no_step(wrong: Any) -> None:
     with pytest.raises(EnvBackendError, match="a step gave"):
-        Stepped.of(wrong)
+        StepResult.of(wrong)
     with pytest.raises(EnvBackendError, match="lacks score"):
-        Stepped.of(("Here.", 0.0, True, False, {name: value for name, value in INFO.items() if name != "score"}))
+        StepResult.of(("Here.", 0.0, True, False, {name: value for name, value in INFO.items() if name != "score"}))
 
 
 def test_tasks_are_texts() -> None:

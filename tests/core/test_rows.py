@@ -140,7 +140,7 @@ def test_a_small_gzip_of_a_very_large_file_is_refused_before_memory_is_taken(
 
 
 def test_a_row_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "LONGEST", 100)
+    monkeypatch.setattr(rows_module, "LONGEST_ROW", 100)
     monkeypatch.setattr(rows_module, "CHUNK", 64)
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"a": "' + "x" * 200 + '"}\n')

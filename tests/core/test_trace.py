@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from small_disk import small_disk
@@ -119,7 +119,6 @@ def assert_same(left: Any, right: Any) -> None:
         assert left == right
 
 
-@settings(max_examples=60, deadline=None)
 @given(episodes())
 def test_round_trip_is_exact(original: Episode) -> None:
     line = episode_to_json(original)
@@ -180,7 +179,6 @@ def test_a_torn_line_is_reported_and_later_episodes_survive(tmp_path: Path) -> N
     assert [problem.line for problem in problems] == [2]
 
 
-@settings(max_examples=30, deadline=None)
 @given(cut=st.integers(0, 2000))
 def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("cut") / "t.jsonl"
@@ -361,7 +359,6 @@ def flipped(path: Path, place: int, bit: int = 0) -> None:
     path.write_bytes(data)
 
 
-@settings(max_examples=60, deadline=None)
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_no_changed_bit_becomes_another_episode(place: int, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("flip") / "t.jsonl"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from small_disk import small_disk
 
-from turngym.agents.proxy.turn_records import FILE, Recorder, RecordProblem, iter_records
+from turngym.agents.proxy.turn_records import RECORDS_FILE, RecordProblem, TurnRecorder, iter_records
 from turngym.core.files import FolderInUseError, locked_file, locked_folder, new_folder
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError
@@ -161,14 +161,14 @@ LINES = list(range(6))
 )
 def test_records_whose_lines_were_moved_are_noticed(tmp_path: Path, order: list[Any], said: list[str]) -> None:
     for steps in (range(3), range(3, 6)):  # a second process goes on with the numbers of the first
-        recorder = Recorder(tmp_path)
+        recorder = TurnRecorder(tmp_path)
         for step in steps:
             recorder.write({"kind": "unused", "step": step})
         recorder.close()
-    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    lines = (tmp_path / RECORDS_FILE).read_bytes().splitlines(keepends=True)
     assert [json.loads(line)["n"] for line in lines] == LINES
     damaged = lines[2].replace(b'"step":2', b'"step":7')
-    (tmp_path / FILE).write_bytes(b"".join(damaged if place == "damaged" else lines[place] for place in order))
+    (tmp_path / RECORDS_FILE).write_bytes(b"".join(damaged if place == "damaged" else lines[place] for place in order))
     found = records_of(tmp_path)
     assert len(found) == len(said)
     assert all(one.startswith(wanted) for one, wanted in zip(found, said, strict=True)), found

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import turngym.envs  # noqa: F401  (registers the ids)
@@ -132,7 +132,6 @@ def test_made_again_from_its_spec() -> None:
     assert twin.env is twin.unwrapped, "the guard must not be applied twice"
 
 
-@settings(max_examples=50)
 @given(st.lists(st.one_of(st.sampled_from(["go right", "go left", "wave", "fly"]), st.text(max_size=6)), max_size=15))
 def test_noop_equals_leaving_the_invalid_actions_out(texts: list[str]) -> None:
     noisy, clean = toy(on_invalid="noop", max_turns=None), toy(max_turns=None)

@@ -14,7 +14,7 @@ from turngym.core.task import Task
 from turngym.core.tools import ToolSpec
 from turngym.envs.base import Outcome, TextEnv, quote
 from turngym.envs.guard import ActionGuard
-from turngym.envs.lookalikes import LONGEST, alike, is_invisible, plain, shown
+from turngym.envs.lookalikes import LONGEST_COMPARED, alike, is_invisible, plain, shown
 from turngym.envs.reading import read_action
 
 EVERY = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
@@ -63,7 +63,7 @@ def test_what_a_reader_sees_counts(one: str, other: str) -> None:
 def test_all_that_look_alike_are_found() -> None:
     assert alike("a b", ["a\xa0b", "ab", "a  b"]) == ["a\xa0b", "a  b"]
     assert alike("a b", []) == []
-    assert alike("a" * (LONGEST + 1), ["a" * (LONGEST + 1)]) == []
+    assert alike("a" * (LONGEST_COMPARED + 1), ["a" * (LONGEST_COMPARED + 1)]) == []
 
 
 @given(st.text(max_size=30))

@@ -15,7 +15,7 @@ from web_browser import Browser, find_browser
 
 from turngym.agents import play_episodes
 from turngym.agents.play_spec import EndpointChat, OpenAI, Window
-from turngym.agents.proxy.turn_records import Recorder
+from turngym.agents.proxy.turn_records import TurnRecorder
 from turngym.agents.worlds import load_world
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
@@ -347,7 +347,7 @@ def test_verify_names_damaged_lines_and_forgives_a_torn_last_one(
 
 
 def test_verify_reads_the_records_of_a_proxy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorder = Recorder(tmp_path)
+    recorder = TurnRecorder(tmp_path)
     for step in range(3):
         recorder.write({"kind": "trained", "step": step, "sessions": ["a-1"]})
     recorder.close()

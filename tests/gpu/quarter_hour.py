@@ -43,7 +43,7 @@ from turngym.scripts.bench_gpu import GpuBench, clock, matmul_rate, play, traini
 from turngym.scripts.bench_rollout import KeptCache  # noqa: E402
 from turngym.trainers.metrics import read_metrics  # noqa: E402
 from turngym.trainers.model_shapes import ModelShape, random_model, shape_named  # noqa: E402
-from turngym.trainers.training_costs import Workload, chip_named, estimate  # noqa: E402
+from turngym.trainers.training_costs import StepWorkload, chip_named, estimate  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -374,7 +374,7 @@ def bench_of(sizes: Sizes) -> GpuBench:
 
 def planned(sizes: Sizes, shape: ModelShape, *, checkpointing: bool) -> float:
     """Bytes that `turngym plan` says for the update, when nothing that plays is there."""
-    work = Workload(
+    work = StepWorkload(
         episodes=sizes.episodes,
         turns=sizes.turns,
         observation=sizes.observation,

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +30,13 @@ def name_of(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=name_of(path), marks=() if name_of(path) in QUICK else pytest.mark.long) for path in FILES],
-)
+def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Few are quick; further seeds of a method are played by night."""
+    late = (pytest.mark.long, pytest.mark.nightly)
+    return () if name in QUICK else late if re.search(r"-seed[1-9]", name) else late[:1]
+
+
+@pytest.mark.parametrize("path", [pytest.param(one, id=name_of(one), marks=marks_of(name_of(one))) for one in FILES])
 def test_it_comes_out_the_same(path: Path) -> None:
     assert check_result(path) == []
     assert path.stat().st_size < 2500 * len(read_result(path).episodes)
@@ -96,9 +100,13 @@ def test_numbers_are_the_same_on_every_processor() -> None:
 
 
 @pytest.mark.long
-def test_the_numbers_of_all_files_are_the_same_on_every_processor() -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
+def test_the_numbers_of_all_files_are_the_same_on_every_processor(step: int) -> None:
+    """Of every fifth file, and of those that a table compares; by night of all."""
     studies = sorted((ROOT / "docs" / "data").glob("study-*.json.gz"))
-    are_the_same([*sorted(FILES, key=lambda path: name_of(path) in SEEDS), *studies])
+    compared = [path for path in FILES if name_of(path) in SEEDS]
+    others = [path for path in FILES if path not in compared]
+    are_the_same([*others[::step], *compared, *studies[::step]])
 
 
 ROUNDED_BY_KERNELS = {"dot", "vdot", "inner", "matmul", "einsum", "linalg", "polynomial"}

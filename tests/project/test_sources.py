@@ -1,4 +1,5 @@
-"""Every source that a docstring cites is on docs/algorithms.md, and every name on that page is in the code."""
+"""Every source that a docstring cites is on docs/algorithms.md or docs/contrib_algorithms.md, and every name on these
+pages is in the code."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-PAGE = read(ROOT / "docs" / "algorithms.md")
+PAGES = {name: read(ROOT / "docs" / name) for name in ("algorithms.md", "contrib_algorithms.md")}
+BOTH = "\n".join(PAGES.values())
 BIBLIOGRAPHY = read(ROOT / "docs" / "sources.bib")
 
 KEY = r"\[([a-z][a-z0-9-]*)\]"
 CITATION = re.compile(
-    r"Source: (?:(?P<works>\[[a-z][a-z0-9-]*\][^;]*); )?docs/algorithms\.md#(?P<section>[a-z0-9-]+)(?=[.,\s(]|$)"
+    r"Source: (?:(?P<works>\[[a-z][a-z0-9-]*\][^;]*); )?"
+    r"docs/(?P<page>(?:contrib_)?algorithms\.md)#(?P<section>[a-z0-9-]+)(?=[.,\s(]|$)"
 )
 NUMBER = re.compile(r"(?:eq\.|section|Algorithm|Table|Option) [0-9A-Z]+(?:\.[0-9]+)*")
 FIELDS = ("Paper", "Functions", "Options", "Departs")
@@ -61,10 +64,14 @@ def anchor(name: str) -> str:
 
 ROW = re.compile(r'^\| <a id="([a-z0-9-]+)"></a>`([a-z0-9+-]+)` \| .+ \| (.+) \|$', flags=re.MULTILINE)
 """A row of the table of algorithms: anchor, name, and the paper in its last cell."""
-ALGORITHMS = {place: f"- Paper: {paper}" for place, name, paper in ROW.findall(PAGE) if place == anchor(name)}
-EQUATIONS = sections(PAGE)
+ALGORITHMS = {place: f"- Paper: {paper}" for place, name, paper in ROW.findall(BOTH) if place == anchor(name)}
+EQUATIONS = sections(BOTH)
 SECTIONS = {**EQUATIONS, **ALGORITHMS}
-DEFINED = dict(re.findall(r"^\[([a-z][a-z0-9-]*)\]: (\S+)$", PAGE, flags=re.MULTILINE))
+ANCHORS = {
+    name: {*sections(page), *(place for place, _, _ in ROW.findall(page)), "the-algorithms"}
+    for name, page in PAGES.items()
+}
+DEFINED = dict(re.findall(r"^\[([a-z][a-z0-9-]*)\]: (\S+)$", BOTH, flags=re.MULTILINE))
 ENTRIES = {
     key: dict(re.findall(r"^  (\w+) = \{(.*)\},?$", text, flags=re.MULTILINE))
     for key, text in re.findall(r"^@misc\{([a-z0-9-]+),\n(.*?)^\}$", BIBLIOGRAPHY, flags=re.MULTILINE | re.DOTALL)
@@ -90,8 +97,8 @@ def problems(text: str) -> list[str]:
     for found in cited:
         section, works = found["section"], numbers(found["works"] or "")
         wrong += [f"[{key}] is not in the bibliography" for key, _ in sorted(works) if key not in ENTRIES]
-        if section not in SECTIONS:
-            wrong.append(f"the page has no section #{section}")
+        if section not in ANCHORS[found["page"]]:
+            wrong.append(f"{found['page']} has no section #{section}")
             continue
         known = numbers(fields(SECTIONS[section]).get("Paper", ""))
         wrong += [f"#{section} does not cite [{key}] {number}" for key, number in sorted(works - known)]
@@ -111,6 +118,7 @@ def test_every_citation_resolves() -> None:
         ("Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#depth-controller.", ""),
         ("Source: docs/algorithms.md#supervised-tokens. Errors: none.", ""),
         ("Source: [turnopd] Algorithm 1; docs/algorithms.md#depth-control.", "no section #depth-control"),
+        ("Source: [turnopd] Algorithm 1; docs/contrib_algorithms.md#depth-controller.", "no section #depth-controller"),
         ("Source: [turnopd] Algorithm 2; docs/algorithms.md#depth-controller.", "does not cite [turnopd] Algorithm 2"),
         ("Source: [gae] eq. 16; docs/algorithms.md#depth-controller.", "does not cite [gae]"),
         ("Source: [turnpod]; docs/algorithms.md#depth-controller.", "[turnpod] is not in the bibliography"),
@@ -156,15 +164,23 @@ def test_every_section_says_what_it_must() -> None:
 
 
 def test_equations_are_numbered_without_a_gap() -> None:
-    found = [int(number) for number in re.findall(r"^    .*\((\d+)\)$", PAGE, flags=re.MULTILINE)]
+    each = [
+        [int(number) for number in re.findall(r"^    .*\((\d+)\)$", page, flags=re.MULTILINE)]
+        for page in PAGES.values()
+    ]
+    assert all(numbers == sorted(numbers) for numbers in each)
+    found = sorted(number for numbers in each for number in numbers)
     assert found == list(range(1, len(found) + 1))
-    assert f"(1) to ({found[-1]})" in PAGE
-    referred = {int(number) for number in re.findall(r"\((\d\d?)\)", PAGE)}
+    assert f"(1) to ({found[-1]})" in PAGES["algorithms.md"]
+    referred = {int(number) for number in re.findall(r"\((\d\d?)\)", BOTH)}
     assert referred <= set(found)
 
 
 def test_links_on_the_page_resolve() -> None:
-    assert set(re.findall(r"\]\(#([a-z0-9-]+)\)", PAGE)) <= set(SECTIONS)
+    for name, page in PAGES.items():
+        assert set(re.findall(r"\]\(#([a-z0-9-]+)\)", page)) <= ANCHORS[name]
+        for other, place in re.findall(r"\]\(((?:contrib_)?algorithms\.md)#([a-z0-9-]+)\)", page):
+            assert place in ANCHORS[other]
 
 
 def named(field: str) -> list[str]:
@@ -174,18 +190,11 @@ def named(field: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("name", named("Functions"))
-def test_functions_exist(name: str) -> None:
-    module, _, function = name.rpartition(".")
-    assert name.startswith("turngym."), name
-    if (ROOT / Path(*name.split(".")[1:])).with_suffix(".py").is_file():
-        importlib.import_module(name)
-        return
-    source = (ROOT / Path(*module.split(".")[1:])).with_suffix(".py")
-    assert source.is_file(), f"{name}: there is no module {module}"
-    defined = {node.name for node in ast.parse(read(source)).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    assert function in defined, f"{name}: {module} does not define it"
-    assert callable(getattr(importlib.import_module(module), function))
+def test_functions_exist() -> None:
+    for name in named("Functions"):
+        module, _, last = name.rpartition(".")
+        found = getattr(importlib.import_module(module), last, None) or importlib.import_module(name)
+        assert getattr(found, "__module__", module) == module, f"{name}: {module} does not define it"
 
 
 @cache
@@ -216,15 +225,13 @@ def choices(hint: Any) -> set[str] | None:
     return {str(value) for value in get_args(hint)} if get_origin(hint) is Literal else None
 
 
-@pytest.mark.parametrize(
-    "words", sorted({*named("Options"), *(name for name in named("Departs") if name.startswith("--"))})
-)
-def test_options_exist(words: str) -> None:
-    # an option as on a command line, or `name = value` as in a file
-    name, *values = re.sub(r'[=\[\],"]', " ", words).split()
-    assert name in train_options(), f"{name} is no option of turngym train"
-    allowed = choices(train_options()[name])
-    assert allowed is None or set(values) <= allowed, f"{words}: {name} takes {sorted(allowed or ())}"
+def test_options_exist() -> None:
+    for words in {*named("Options"), *(name for name in named("Departs") if name.startswith("--"))}:
+        # an option as on a command line, or `name = value` as in a file
+        name, *values = re.sub(r'[=\[\],"]', " ", words).split()
+        assert name in train_options(), f"{name} is no option of turngym train"
+        allowed = choices(train_options()[name])
+        assert allowed is None or set(values) <= allowed, f"{words}: {name} takes {sorted(allowed or ())}"
 
 
 def algorithm_files() -> list[Path]:
@@ -236,8 +243,8 @@ def _builds(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "build"
 
 
-COMPOSE = ("Algorithm", "told_group")
-"""What puts an algorithm together: the class, and what the methods of `contrib/told_group.py` share."""
+COMPOSE = ("Algorithm", "privileged_group")
+"""What puts an algorithm together: the class, and what the methods of `contrib/privileged_group.py` share."""
 
 
 def names(path: Path) -> set[str]:
@@ -262,4 +269,5 @@ def test_every_algorithm_has_its_row() -> None:
     assert len(found) >= 12
     assert set(ALGORITHMS) == set(found)
     for name, path in found.items():
-        assert f"docs/algorithms.md#{name}" in read(path), f"{path.name} does not cite #{name}"
+        page = "contrib_algorithms.md" if path.parent.name == "contrib" else "algorithms.md"
+        assert f"docs/{page}#{name}" in read(path), f"{path.name} does not cite #{name}"

@@ -126,13 +126,13 @@ def serve() -> Iterator[Callable[..., Any]]:
     pytest.importorskip("flask", reason="the server needs turngym[serve]")
     pytest.importorskip("waitress", reason="the server needs turngym[serve]")
     from turngym.agents.serving import DrainingServer, retrieval_front
+    from turngym.retrieval.http_format import RetrievalServerSettings
     from turngym.retrieval.server import create_app
-    from turngym.retrieval.wire import ServerSettings
 
     running: list[tuple[DrainingServer, threading.Thread]] = []
 
     def start(retriever: Retriever, *, drain: float = 5.0, threads: int = 16, **settings: Any) -> DrainingServer:
-        app = create_app(retriever, ServerSettings(**settings))
+        app = create_app(retriever, RetrievalServerSettings(**settings))
         server = DrainingServer(retrieval_front(app, threads=threads), drain=drain)
 
         def run() -> None:

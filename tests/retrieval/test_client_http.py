@@ -17,11 +17,11 @@ import pytest
 from servers import Answer, JsonServer
 
 from turngym.core.errors import RetrievalError
-from turngym.core.reaching import address_problem
+from turngym.core.http_connection import address_problem
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
+from turngym.retrieval.http_format import FINGERPRINT_HEADER, WireError, normalize, read_reply
 from turngym.retrieval.http_retriever import Breaker
-from turngym.retrieval.wire import FINGERPRINT_HEADER, WireError, normalize, read_reply
 
 pytest.importorskip("httpx", reason="the client needs turngym[serve]")
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.core.mapped import sealed
+from turngym.core.memory_mapped import sealed
 from turngym.retrieval import corpus as corpus_module
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore, corpus_sha256, read_corpus
@@ -132,7 +132,7 @@ def test_content_hash_is_pinned_and_sees_field_borders() -> None:
     assert corpus_sha256([*one, Passage(id="2", title="", text="d")]) != corpus_sha256(one)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), st.tuples(TEXT, TEXT), max_size=8

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
@@ -69,7 +69,6 @@ def test_hashing_finds_the_passage(hashing: HashingEncoder) -> None:
     assert scores.argmax(1).tolist() == [0, 1]
 
 
-@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text(max_size=40), max_size=6))
 def test_hashing_is_the_same_in_every_batch(hashing: HashingEncoder, texts: list[str]) -> None:
     together = hashing.encode_queries(texts)
@@ -209,7 +208,7 @@ def minilm(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_minilm_is_a_name(minilm: None, tiny_bert: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     from turngym.retrieval.index import BuildPlan, build_index
-    from turngym.retrieval.open import open_retriever
+    from turngym.retrieval.open_retriever import open_retriever
 
     assert HuggingFaceEncoder("minilm").fingerprint == HuggingFaceEncoder(str(tiny_bert), "plain").fingerprint
     corpus, out = tmp_path / "c.jsonl", tmp_path / "index"

@@ -14,7 +14,7 @@ from turngym.retrieval.encoders import find_encoder
 pytest.importorskip("faiss")
 
 from turngym.retrieval.index import BuildPlan, IndexFolderError, build_index, describe_index, read_manifest
-from turngym.retrieval.open import open_retriever
+from turngym.retrieval.open_retriever import open_retriever
 
 CODE = """
 import numpy as np

@@ -13,7 +13,7 @@ import pytest
 from turngym.core.errors import RetrievalError
 from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable
 from turngym.retrieval.hybrid import CoverageReranker, HybridRetriever, RerankingRetriever, open_reranker
-from turngym.retrieval.open import open_retriever
+from turngym.retrieval.open_retriever import open_retriever
 
 
 class Fixed:

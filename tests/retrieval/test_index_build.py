@@ -16,7 +16,7 @@ import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError
-from turngym.core.mapped import sealed
+from turngym.core.memory_mapped import sealed
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError
 
@@ -35,7 +35,7 @@ from turngym.retrieval.index import (
     show_bytes,
 )
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, sample, streams_ivf
-from turngym.retrieval.open import open_retriever
+from turngym.retrieval.open_retriever import open_retriever
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
 ROWS = 230

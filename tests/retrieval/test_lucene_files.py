@@ -12,7 +12,7 @@ import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError, locked_folder
-from turngym.core.mapped import describe_files, sealed
+from turngym.core.memory_mapped import describe_files, sealed
 from turngym.retrieval import lucene_build as build
 from turngym.retrieval import lucene_postings as files
 from turngym.retrieval import lucene_postings as parts
@@ -35,7 +35,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[False, True], ids=["dict", "mapped terms"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(parts, "SMALL", 2)
+        monkeypatch.setattr(parts, "FEW_TERMS", 2)
 
 
 @pytest.mark.usefixtures("short_runs", "small")

@@ -31,10 +31,10 @@ class Toy:
 
 @pytest.fixture
 def app() -> Any:
+    from turngym.retrieval.http_format import RetrievalServerSettings
     from turngym.retrieval.server import create_app
-    from turngym.retrieval.wire import ServerSettings
 
-    return create_app(Toy(), ServerSettings(max_body=4096, max_waiting=8192))
+    return create_app(Toy(), RetrievalServerSettings(max_body=4096, max_waiting=8192))
 
 
 def environ(body: bytes, **more: str) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.wire import BadRequest, SearchRequest, ServerSettings, read_request
+from turngym.retrieval.http_format import BadRequest, RetrievalServerSettings, SearchRequest, read_request
 
-SMALL = ServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
+SMALL = RetrievalServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
 
 
 def read(fields: Any) -> SearchRequest:
@@ -84,7 +84,6 @@ JSON = st.recursive(
 FIELDS = st.dictionaries(st.sampled_from(["queries", "query", "topk", "return_scores", "x"]), JSON, max_size=4)
 
 
-@settings(deadline=None)
 @given(body=st.binary(max_size=60) | FIELDS.map(lambda fields: json.dumps(fields).encode()))
 def test_any_body_is_read_or_refused(body: bytes) -> None:
     refused: BadRequest | None = None
@@ -102,7 +101,7 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
 
 def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short to write and large to hold; the commas and brackets of a query are no values."""
-    defaults = ServerSettings()
+    defaults = RetrievalServerSettings()
     queries = ['who, "when", [where] and {why}\\ ' * 30] * 2000
     body = json.dumps({"queries": queries}).encode()
     assert len(body) > 1 << 20
@@ -128,4 +127,4 @@ def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.M
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(RetrievalError, match=says.replace(".", r"\.")):
-        ServerSettings(**settings)
+        RetrievalServerSettings(**settings)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from turngym.retrieval.answer_cache import USUAL_ANSWER, Answers
 from turngym.retrieval.batching import Found
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
-from turngym.retrieval.remembered import USUAL, Answers
-from turngym.retrieval.remembered_words import of_words
+from turngym.retrieval.http_format import RetrievalServerSettings
 from turngym.retrieval.server import RetrievalService
-from turngym.retrieval.wire import ServerSettings
+from turngym.retrieval.word_cache import of_words
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def make(echo: Any) -> Iterator[Callable[..., RetrievalService]]:
     made: list[RetrievalService] = []
 
     def start(**settings: Any) -> RetrievalService:
-        made.append(RetrievalService(echo, ServerSettings(**settings)))
+        made.append(RetrievalService(echo, RetrievalServerSettings(**settings)))
         return made[-1]
 
     yield start
@@ -57,7 +57,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
         return (Hit(passage=Passage(id="1", title="t", text=text), score=1.0),)
 
     remembered = Answers(4)
-    long = {"q": "x" * USUAL, "t": "x" * USUAL}
+    long = {"q": "x" * USUAL_ANSWER, "t": "x" * USUAL_ANSWER}
     for number in range(4):
         remembered.keep((f"q{number}", 1), hits("short"))
     assert len(remembered) == 4
@@ -65,7 +65,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
     remembered.keep((long["q"], 1), hits(long["t"]))
     assert remembered.get((long["q"], 1)) == hits(long["t"])
     assert len(remembered) == 2
-    remembered.keep(("q", 1), hits("x" * 4 * USUAL))
+    remembered.keep(("q", 1), hits("x" * 4 * USUAL_ANSWER))
     assert remembered.get(("q", 1)) is None
     calls = list[str]()
 

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from turngym.scripts import bench_rollout as bench  # noqa: E402
 from turngym.scripts.bench_rollout import (  # noqa: E402
     HEADER,
-    SMALL,
+    SMALL_SHAPE,
     KeptCache,
     Side,
     Tally,
@@ -28,7 +28,7 @@ from turngym.scripts.bench_rollout import (  # noqa: E402
 )
 from turngym.trainers.model_shapes import random_model  # noqa: E402
 
-TOY = replace(SMALL, layers=1, width=32, vocab=50)
+TOY = replace(SMALL_SHAPE, layers=1, width=32, vocab=50)
 
 
 @pytest.mark.long

@@ -107,7 +107,7 @@ def test_steps_without_contrast_say_that_nothing_was_updated(
     text = said(capsys)
     for step in (1, 2):
         assert f"step {step}: no update: its 2 groups have no contrast (2 all alike, 0 of them solved)" in text
-    assert "2 of 2 steps made no update, for nothing in them could be compared. No episode succeeded: teach the" in text
+    assert "2 of 2 steps taught nothing, for nothing in them could be compared. No episode succeeded: teach the" in text
     assert "100 % of the student's answers could not be read" in text
     assert "100 % of the student's answers were cut at --max-new-tokens" in text
     model = out / "checkpoints" / "step_000002" / "model"

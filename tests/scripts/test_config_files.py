@@ -10,8 +10,8 @@ import pytest
 
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation.compare import spec_of
-from turngym.agents.evaluation.play_episodes import USUAL
-from turngym.agents.play_spec import EvalSpec, Player
+from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
+from turngym.agents.play_spec import EnvPlayer, EvalSpec
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
@@ -115,7 +115,7 @@ def test_the_keywords_of_python_are_the_options(capsys: pytest.CaptureFixture[st
     words = ["--temperature", "0.25", "--slots", "2", "--system", "Go.", "--workers", "5", "--tasks", "3", "--draw"]
     words += ["--depth", "1", "--agent", "openai:m", "--memory", "window:2"]
     found = shown(capsys, "rollout", *words, "--env-kwargs", '{"config": "small", "max_turns": 2}')
-    assert resolve_play([("call", given)], usual=USUAL).spec == found
+    assert resolve_play([("call", given)], usual=ROLLOUT_DEFAULTS).spec == found
     assert expand(EvalSpec, {"tasks": 3}, "x") == expand(EvalSpec, {"tasks": "3"}, "x")
 
 
@@ -136,7 +136,7 @@ def test_a_configuration_is_read_as_any_editor_writes_it(data: bytes, capsys: py
     Path("c.toml").write_bytes(data)
     assert read_toml(Path("c.toml")) == read_toml(Path("plain.toml"))
     found = shown(capsys, "rollout", "--config", "c.toml")
-    assert (found.play.seed, found.play.env.split, found.agent) == (3, "generated", Player(noise=0.25))
+    assert (found.play.seed, found.play.env.split, found.agent) == (3, "generated", EnvPlayer(noise=0.25))
 
 
 OTHERS = [

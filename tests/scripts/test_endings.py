@@ -122,7 +122,6 @@ def test_a_system_failure_is_one_line_and_a_mistake_of_ours_a_traceback(
     "words",
     [
         ("eval", "--panel", "alfworld-quickstart", "--agent", "expert", "--limit", "3", "--out", "full"),
-        ("rollout", "--agent", "expert", "--tasks", "3", "--out", "full.jsonl"),
         ("index", "build", "--corpus", "c.jsonl", "--out", "full"),
     ],
 )
@@ -161,9 +160,7 @@ def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path) -> None
     assert "BrokenPipe" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--version",), ("panel", "list"), ("rollout", "--help"), ("serve",), ("trace", "print", "--help")]
-)
+@pytest.mark.parametrize("words", [(), ("rollout", "--help")])
 def test_short_output_that_nobody_reads_is_no_failure_either(words: tuple[str, ...]) -> None:
     """It fits into a buffer, so the pipe is found broken only at the end."""
     read, write = os.pipe()
@@ -177,7 +174,7 @@ def test_short_output_that_nobody_reads_is_no_failure_either(words: tuple[str, .
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_is_no_failure(closed: str, tmp_path: Path) -> None:
     code = (
         "from turngym.scripts.main import main\nstatus = main(['--version'])\n"

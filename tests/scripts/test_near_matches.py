@@ -13,7 +13,7 @@ import pytest
 import turngym
 from turngym.agents import evaluate, play_episodes
 from turngym.core.errors import TurngymError, known_as
-from turngym.core.redaction import Keys, redacted
+from turngym.core.redaction import HeaderKeys, redacted
 from turngym.scripts.main import main
 
 PANEL = "alfworld-quickstart"
@@ -128,7 +128,7 @@ def test_the_lines_of_use_in_help_run() -> None:
 
 def test_a_key_is_hidden_but_not_cut_out_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
     said = b"the latest contest: Bearer test, test."
-    assert Keys(["Bearer test"]).hidden(said) == b"the latest contest: Bearer ***, ***."
+    assert HeaderKeys(["Bearer test"]).hidden(said) == b"the latest contest: Bearer ***, ***."
     monkeypatch.setenv("TURNGYM_KEY", "sk-0123456789abcdef")
     assert redacted("xsk-0123456789abcdefx") == "x***x"
     # a placeholder may be any word of a message

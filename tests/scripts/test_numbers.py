@@ -27,7 +27,7 @@ from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.algorithms import gigpo, luffy, ppo, turnopd
 from turngym.trainers.live.proxy_options import ALGORITHMS, proxy_class
 from turngym.trainers.train_config import config_class, train_config
-from turngym.trainers.training_costs import Workload
+from turngym.trainers.training_costs import StepWorkload
 
 LEAVES = ("turngym.scripts.main", "turngym.scripts.study.main", "turngym.scripts.serve", "turngym.scripts.bench")
 """Modules whose `main` only finds the verb."""
@@ -191,10 +191,11 @@ WRONG: list[tuple[type[Any], dict[str, Any]]] = [
     *((ppo.PpoConfig, row) for row in ({"gamma": 1.1}, {"lam": 1.1}, {"kl_coef": math.nan})),
     *((cls.config, {"n": 1}) for cls in map(find_algorithm, ("grpo", "rloo", "atod", "sdar", "grpo-kd", "luffy"))),
     *((luffy.PrefixSchedule, row) for row in ({"high": 1.5}, {"count": 0}, {"steps": 0})),
-    *((run_config.ReferenceConfig, row) for row in ({"reference_rate": 0.0}, {"reference_rate": 1.5})),
+    *((run_config.Renewed, {"reference_rate": rate, "reference_every": 1}) for rate in (0.0, 1.5)),
+    (run_config.Renewed, {"reference_every": 0}),
     *((run_config.DistillConfig, row) for row in ({"top_k": 0}, {"beta": 1.1}, {"importance": (0.1, 0.9)})),
     *((run_config.CriticConfig, row) for row in ({"lr": 0.0}, {"clip": 0.0}, {"max_grad_norm": math.inf})),
-    *((Workload, row) for row in ({"slots": 0}, {"compute_share": 1.5}, {"start_us": -1.0}, {"reserve": 1.0})),
+    *((StepWorkload, row) for row in ({"slots": 0}, {"compute_share": 1.5}, {"start_us": -1.0}, {"reserve": 1.0})),
     *((WorkerOptions, row) for row in ({"workers": -1}, {"step_timeout": 0.0}, {"worker_gpus": -1.0})),
     *((ProxySettings, row) for row in ({"max_waiting": 0}, {"idle": 0.0}, {"max_tokens": 0})),
     *((SimulatedStudy, row) for row in ({"second_seeds": 1}, {"tasks": 1}, {"rate": 1.1})),

@@ -23,12 +23,14 @@ import pytest
 from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import score
 from turngym.core.episode import Episode, Status, Turn
+from turngym.core.settings import write_toml
+from turngym.core.spec import put
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts import report
 from turngym.scripts.main import main
 from turngym.scripts.report_data import load_run
-from turngym.scripts.report_figures import COLORS, Panel, _draw, plotting
+from turngym.scripts.report_figures import COLORS, Plot, _draw, plotting
 from turngym.scripts.report_training import draw_summary
 
 pytest.importorskip("matplotlib")
@@ -154,9 +156,11 @@ def seeds_of(
             with TraceWriter(out / "eval" / f"step_{step:06d}.jsonl") as writer:
                 for place in range(20):
                     writer.write(played(place, won=(place * 7) % 10 < 10 * value, scenes=scenes))
-        config = {"algorithm": "opd", "seed": seed, "out": f"{name}-{seed}", "steps": 4, "threads": seed + 1}
-        lines = [f"{key} = {json.dumps(value)}" for key, value in {**config, **settings}.items()]
-        (out / "config.toml").write_text("\n".join([*lines, f'[provenance]\nstarted = "2026-11-2{seed}"\n']))
+        config = {"models.out": f"{name}-{seed}", "models.threads": seed + 1, "run.seed": seed, "run.steps": 4}
+        table: dict[str, Any] = {"algorithm": "opd"}
+        for path, value in {**config, **settings}.items():
+            put(table, path, value)
+        write_toml(out / "config.toml", {**table, "provenance": {"started": f"2026-11-2{seed}"}})
         made.append(out)
     return made
 
@@ -285,7 +289,7 @@ def test_runs_that_differ_in_the_seed_alone_need_no_name(tmp_path: Path, capsys:
     text = capsys.readouterr().out
     assert text.startswith("# opd (2 seeds): e-v0")
     assert "| comparison |" not in text, "seeds are not compared with each other"
-    other = seeds_of(tmp_path, "b", (0.9,), steps=5)
+    other = seeds_of(tmp_path, "b", (0.9,), **{"run.steps": 5})
     assert main(["report", *map(str, runs), str(other[0]), "--no-diagnostics"]) == 0
     text = capsys.readouterr().out
     assert list(rows_of(text, "| comparison |")) == ["b-0 minus opd"]
@@ -299,10 +303,10 @@ def test_runs_that_differ_in_the_seed_alone_need_no_name(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"steps": 5}, "steps is 4 in "),
+        ({"run.steps": 5}, "steps is 4 in "),
         ({"algorithm": "grpo"}, "algorithm is 'opd' in "),
-        ({"env": "turngym/WebShop-v0"}, "env is None in "),
-        ({"seed": 0}, "two runs are called 'opd' and have the seed 0"),
+        ({"play.env": "turngym/WebShop-v0"}, "env is None in "),
+        ({"run.seed": 0}, "two runs are called 'opd' and have the seed 0"),
     ],
 )
 def test_runs_of_one_name_that_are_no_seeds_are_refused(
@@ -310,7 +314,7 @@ def test_runs_of_one_name_that_are_no_seeds_are_refused(
 ) -> None:
     seeds_of(tmp_path, "opd", (0.1, 0.3))
     shutil.rmtree(tmp_path / "opd-1")
-    (other,) = seeds_of(tmp_path, "x", (0.3,), **{"seed": 1, **settings})
+    (other,) = seeds_of(tmp_path, "x", (0.3,), **{"run.seed": 1, **settings})
     other.rename(tmp_path / "opd-1")
     assert main(["report", f"opd={tmp_path}/opd-*", "--no-diagnostics"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -422,8 +426,8 @@ def test_panels_share_one_legend_and_count_whole_turns() -> None:
         axis.legend()
 
     with plotting("panels"):
-        same, _ = _draw([Panel("one", draw), Panel("two", draw)], 2)
-        other, _ = _draw([Panel("one", draw), Panel("two", lambda axis: draw(axis, "c"))], 2)
+        same, _ = _draw([Plot("one", draw), Plot("two", draw)], 2)
+        other, _ = _draw([Plot("one", draw), Plot("two", lambda axis: draw(axis, "c"))], 2)
     assert [text.get_text() for legend in same.legends for text in legend.get_texts()] == ["a", "b"]
     assert [axis.get_legend() for axis in same.axes] == [None, None]
     assert not other.legends
@@ -544,7 +548,7 @@ def test_a_figure_that_fails_costs_nothing_else(
             raise RuntimeError("no room on the canvas\nof this panel")
 
         if figure.name == "accuracy":
-            figure = dataclasses.replace(figure, panels=(*figure.panels, Panel("broken", broken)))
+            figure = dataclasses.replace(figure, panels=(*figure.panels, Plot("broken", broken)))
         return write(figure, folder, draw=draw)
 
     monkeypatch.setattr(report, "write_figure", failing)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turngym.agents.evaluation.compare import decisive, describe, differences_of
-from turngym.agents.evaluation.evaluate import USUAL, evaluate
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS, evaluate
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.resolve_play import resolve_play
 from turngym.scripts.main import main
@@ -62,7 +62,7 @@ def test_other_players_are_compared_and_said(runs: Path, capsys: pytest.CaptureF
 
 def test_which_differences_decide() -> None:
     def spec(**given: Any) -> EvalSpec:
-        return resolve_play([("test", {"panel": PANEL, **given})], usual=USUAL).spec
+        return resolve_play([("test", {"panel": PANEL, **given})], usual=EVAL_DEFAULTS).spec
 
     first = spec(agent="openai:a", preset="react", temperature=0.0)
     differ = differences_of(first, spec(agent="random"))

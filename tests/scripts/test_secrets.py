@@ -20,11 +20,11 @@ from turngym.agents import evaluate
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds import load_world
+from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
 from turngym.core.provenance import write_config
 from turngym.core.redaction import redacted
-from turngym.core.secrets import recorded_command
 from turngym.core.settings import read_toml
 from turngym.scripts.main import main
 

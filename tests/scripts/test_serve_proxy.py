@@ -33,8 +33,8 @@ from turngym.scripts.serve_proxy import serve  # noqa: E402
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
 from turngym.trainers.live.judging import make_session_judge  # noqa: E402
 from turngym.trainers.live.run import _algorithm, build  # noqa: E402
-from turngym.trainers.losses import TruncatedImportance  # noqa: E402
 from turngym.trainers.metrics import read_metrics  # noqa: E402
+from turngym.trainers.token_losses import TruncatedImportance  # noqa: E402
 
 
 @pytest.fixture

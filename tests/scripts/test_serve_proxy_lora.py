@@ -106,8 +106,8 @@ def test_a_student_named_as_on_the_hub_is_the_base_and_known_by_its_weights(
     served = start(config)
     trainer = served.training.trainer
     assert trainer.model.peft_config["default"].base_model_name_or_path == str(proxy_run.STUDENT)
-    assert trainer.identity["student"] == weights_hash(proxy_run.STUDENT)
-    assert trainer.identity["chat"] == ChatSettings.load(proxy_run.STUDENT).identity
+    assert trainer.contents["student"] == weights_hash(proxy_run.STUDENT)
+    assert trainer.spec["chat"] == ChatSettings.load(proxy_run.STUDENT).identity
     assert served.service.name == "tiny"
     with pytest.raises(ModelError, match="some-org/tiny holds no weights"):
         weights_hash("some-org/tiny")

@@ -14,7 +14,7 @@ from turngym.agents.evaluation.packed import pack_result
 from turngym.scripts.main import main
 from turngym.scripts.study.plan import StudyPlanOptions, read_pilot
 from turngym.trainers.study.records import read_records
-from turngym.trainers.study.tables import View, overview
+from turngym.trainers.study.tables import StudyWorld, overview
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
 (WORLD,) = read_records(DATA / "study-search-loops.json.gz").worlds.values()
@@ -66,7 +66,7 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
     assert main([*data, "--methods", "opd", "atod", "--seeds", "3", "--tasks", "100", "--samples", "4"]) == 0
     said = capsys.readouterr().out
     # what the study's own table says of the same runs
-    shown = overview(View(world="", rows=WORLD, baseline="opd", against={}))[1]
+    shown = overview(StudyWorld(world="", rows=WORLD, baseline="opd", against={}))[1]
     (minus,) = [line[3] for line in shown if line[0] == "atod"]
     found = re.search(r"x 4 samples, Same-Step \(mean of the last 4 evaluations\): (\S+) points (\[.*?\])", said)
     assert found is not None

@@ -21,7 +21,7 @@ from turngym.core.files import locked_file
 from turngym.core.settings import read_toml
 from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts import jobs as running
-from turngym.scripts.jobs import Job
+from turngym.scripts.jobs import RunJob
 from turngym.scripts.main import main
 from turngym.scripts.study import run
 from turngym.scripts.study.cells import Cell, cells_of
@@ -67,7 +67,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_cell_imports_nothing_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('of the working folder')")
     monkeypatch.chdir(tmp_path)
-    job = Job(name="mine", folder=tmp_path / "mine", words=("--help",), steps=1)
+    job = RunJob(name="mine", folder=tmp_path / "mine", words=("--help",), steps=1)
     assert running.launch(job, 1).wait(120) == 0, job.log.read_text()
 
 
@@ -401,7 +401,10 @@ def test_a_node_trains_a_cell_in_several_processes(tmp_path: Path) -> None:
     together = replace(cell, processes=8)
     assert together.command.startswith("torchrun --standalone --nproc-per-node 8 -m turngym train --config ")
     assert together.argv[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
-    assert Job(name="e", folder=out, words=(), steps=1, verb="eval", processes=8).argv[1:3] == ["-m", "turngym.scripts"]
+    assert RunJob(name="e", folder=out, words=(), steps=1, verb="eval", processes=8).argv[1:3] == [
+        "-m",
+        "turngym.scripts",
+    ]
 
 
 def test_a_world_of_a_model_that_is_not_here_is_refused_before_anything_runs(

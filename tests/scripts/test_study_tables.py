@@ -22,8 +22,8 @@ from turngym.scripts.main import main
 from turngym.scripts.study.show import write_tables
 from turngym.trainers.study import results, tables
 from turngym.trainers.study.records import SEAL, Cost, Record, Records, made_by, read_records, write_records
-from turngym.trainers.study.results import Estimate, Rows, reached, total_cost
-from turngym.trainers.study.tables import TABLES, View, tables_of
+from turngym.trainers.study.results import AccuracyEstimate, Rows, reached, total_cost
+from turngym.trainers.study.tables import TABLES, StudyWorld, tables_of
 
 
 def record(method: str, seed: int, curve: Sequence[float], seconds: float) -> Record:
@@ -40,16 +40,16 @@ def by_world(records: Sequence[Record]) -> dict[str, Rows]:
     return Records(title="t", records=records).worlds
 
 
-def same_step(rows: Rows) -> tuple[int, dict[str, Estimate]]:
+def same_step(rows: Rows) -> tuple[int, dict[str, AccuracyEstimate]]:
     return results.same_step(rows, "opd")
 
 
-def least_time(rows: Rows, measure: results.Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
+def least_time(rows: Rows, measure: results.Measure = "seconds", window: float = 0.0) -> dict[str, AccuracyEstimate]:
     return results.least_time(rows, "opd", measure, window)
 
 
-def view(rows: Rows, baseline: str = "opd") -> View:
-    return View(world="house", rows=rows, baseline=baseline, against={})
+def view(rows: Rows, baseline: str = "opd") -> StudyWorld:
+    return StudyWorld(world="house", rows=rows, baseline=baseline, against={})
 
 
 OPD = [record("opd", 0, [0.5, 0.6, 0.7, 0.7, 0.8, 0.8], 2.0), record("opd", 1, [0.5, 0.6, 0.6, 0.7, 0.7, 0.8], 2.0)]

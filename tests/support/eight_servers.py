@@ -13,7 +13,7 @@ from typing import Any
 from hosted_fake import COMMON, DEEPSEEK, Rule, reasoned_calls, refuse, signed_calls
 from openai_fake import Body, FakeOpenAI, Fault, error
 
-from turngym.agents.endpoint.profile import Profile
+from turngym.agents.endpoint.profile import EndpointProfile
 
 Found = dict[str, Any]
 
@@ -224,9 +224,9 @@ def refused(fake: FakeOpenAI) -> list[bool]:
     return [fake.fault(number, body) is not None for number, body in enumerate(fake.requests)]
 
 
-def page_row(name: str, profile: Profile) -> str:
+def page_row(name: str, profile: EndpointProfile) -> str:
     """The line of docs/research/handshakes.md about a server."""
-    usual, found = dict(Profile().rows()), dict(profile.rows())
+    usual, found = dict(EndpointProfile().rows()), dict(profile.rows())
     takes = [f"{label}: {found[label]}" for label in [*usual][:10] if found[label] != usual[label]]
     shown = (name, "; ".join(takes), *(found[label] for label in ("calls come", "reasoning comes in", "noticed")))
     return f"| {' | '.join(shown)} |".replace("|  |", "| |").replace("|  |", "| |")

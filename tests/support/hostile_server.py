@@ -17,8 +17,8 @@ import numpy as np
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.model_judges import HttpJudge
-from turngym.agents.servers.server_connection import Connection, ServerError, ServerSettings
-from turngym.core.outgoing import LoopThread
+from turngym.agents.servers.server_connection import ClientLimits, Connection, ServerError
+from turngym.core.http_client import LoopThread
 from turngym.core.protocols import JudgeRequest
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.http_retriever import HttpRetriever
@@ -168,7 +168,7 @@ def ask_judge(url: str, loop: LoopThread, seconds: float) -> str:
 
 def ask_server(url: str, loop: LoopThread, seconds: float) -> str:
     """A teacher that scores or a server that plays: both are asked through one `Connection`."""
-    connection = Connection(url=url, settings=ServerSettings(deadline=seconds))
+    connection = Connection(url=url, settings=ClientLimits(deadline=seconds))
     try:
         loop.run(connection.request("POST", "/generate", {"task 1": 1}, timeout=seconds))
     except ServerError as error:

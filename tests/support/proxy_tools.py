@@ -12,9 +12,9 @@ import numpy as np
 from servers import until as until
 
 from turngym.agents.proxy.config import ProxySettings
-from turngym.agents.proxy.conversation import ChatListRenderer
 from turngym.agents.proxy.openai_api import read_request
 from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.protocols import GenerateRequest, Generation, Watch

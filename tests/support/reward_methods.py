@@ -53,10 +53,9 @@ def two_steps(algorithm: Algorithm, out: Path) -> tuple[list[dict[str, Any]], fl
 
 
 def assert_trains(make: Callable[..., Algorithm], options: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Two steps move the weights, the same way each time, and each of the `options` moves them another way."""
-    rows, far = two_steps(make(), out / "default")
+    """Two steps move the weights, and each of the `options` moves them another way."""
+    far = two_steps(make(), out / "default")[1]
     assert far > 1e-3
-    assert two_steps(make(), out / "again") == (rows, far)
     for place, given in enumerate(options):
         other, moved = two_steps(make(**given), out / f"{place}")
         assert moved not in (0.0, far), given

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from servers import Answer, JsonServer
 
-from turngym.agents.servers.server_connection import Draw, Score, ServerSettings
+from turngym.agents.servers.server_connection import ClientLimits, DrawRequest, Score
 from turngym.core.protocols import GenerateRequest, Sampling
 
 VOCABULARY = 40
 END = 1
-QUICK = ServerSettings(deadline=20.0, backoff=0.01, connect_timeout=5.0)
+QUICK = ClientLimits(deadline=20.0, backoff=0.01, connect_timeout=5.0)
 """A client's settings for servers on this machine."""
 Reply = tuple[int, Any]
 
@@ -77,9 +77,9 @@ def ask(
     return GenerateRequest(session=session, prompt_ids=np.array(prompt, np.int32), sampling=sampling, stream=stream)
 
 
-def draw_of(ids: Any, count: int, stream: tuple[int, ...] = (0,), sampling: Sampling | None = None) -> Draw:
+def draw_of(ids: Any, count: int, stream: tuple[int, ...] = (0,), sampling: Sampling | None = None) -> DrawRequest:
     """What a dialect is asked for `count` ids after `ids`."""
-    return Draw(
+    return DrawRequest(
         where="here",
         prompt=np.asarray(ids, np.int32),
         sampling=sampling or Sampling(),

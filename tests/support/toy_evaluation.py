@@ -16,7 +16,7 @@ from turngym.agents.play_spec import (
     ModelChat,
     OnPanel,
     Own,
-    Part,
+    PartOfPanel,
     PlaySpec,
     Whole,
 )
@@ -51,7 +51,7 @@ def toy_spec(
     )
     chosen: OnPanel | Listed = Listed(task=tuple(task.task_id for task in listed[:limit]))
     if isinstance(tasks, Panel):
-        sampling = Whole() if limit is None else Part(limit=limit, spread=False)
+        sampling = Whole() if limit is None else PartOfPanel(limit=limit, spread=False)
         chosen = OnPanel(panel=tasks.full_name, sha256=tasks.sha256, size=len(tasks.tasks), sampling=sampling)
     play = PlaySpec(env=env, tasks=chosen, samples=samples, seed=seed, env_kwargs=env_kwargs or {})
     return EvalSpec(play=play, agent=agent, compute=Compute(slots=slots))

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from turngym.agents.servers.server_connection import Draw, Score
+from turngym.agents.servers.server_connection import DrawRequest, Score
 from turngym.agents.servers.vllm_dialect import VllmDialect
 from turngym.core.protocols import Sampling
 
@@ -28,7 +28,7 @@ def answers(url: str) -> dict[str, Any]:
     """Status and body of each kind of answer."""
     dialect, row = VllmDialect(full=True), np.arange(2, 6, dtype=np.int32)
     sampling = Sampling(max_new_tokens=2, temperature=0.7)
-    draw = Draw(where="", prompt=row, sampling=sampling, stream=(1,), count=2, vocabulary=448, shared=448)
+    draw = DrawRequest(where="", prompt=row, sampling=sampling, stream=(1,), count=2, vocabulary=448, shared=448)
     score = Score(where="", ids=row, start=0, positions=np.array([1]), vocabulary=448, top=2)
     generate = dialect.generate_path
     asked: dict[str, tuple[str, str, Any]] = {

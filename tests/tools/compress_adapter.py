@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, ADAPTER_WEIGHTS
 from turngym.agents.models import load_model
-from turngym.agents.rendering.chat_settings import FILE as CHAT_FILE
+from turngym.agents.rendering.chat_settings import CHAT_FILE
 
 BASE_NAME = "models/smollm2"
 """Where `bootstrap.py smollm2` puts the base, seen from the checkout."""

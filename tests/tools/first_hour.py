@@ -67,15 +67,10 @@ STEPS = (
     ),
     Step(
         "The shop",
-        "A preset is a published set-up under a name. This one lists what can be clicked.",
+        "A preset is a published set-up under a name. This one lists what can be clicked. `--panel search-quickstart` "
+        "asks questions.",
         f"turngym eval --preset verl-agent --panel webshop-quickstart --agent model:{MODEL} {FEW} --max-turns 3 "
         "--reading lenient --out results/shop",
-    ),
-    Step(
-        "The search engine",
-        "The same preset for questions; the model may search or answer.",
-        f"turngym eval --preset verl-agent --panel search-quickstart --agent model:{MODEL} {FEW} "
-        "--reading lenient --out results/search",
     ),
     Step(
         "Read an episode",

@@ -21,7 +21,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.evaluation.published import published_tasks
+from turngym.agents.evaluation.published_tasks import published_tasks
 from turngym.agents.evaluation.seeds import Design, detectable, spread_of
 from turngym.agents.evaluation.statistics import clustered, holm
 from turngym.envs.panels import load_panel

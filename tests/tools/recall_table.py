@@ -19,7 +19,7 @@ from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.core import Retriever
 from turngym.retrieval.hybrid import HybridRetriever
 from turngym.retrieval.index import read_manifest
-from turngym.retrieval.open import open_retriever
+from turngym.retrieval.open_retriever import open_retriever
 
 
 def shown(found: Recall) -> str:

@@ -20,7 +20,7 @@ from turngym.trainers import (
     Targets,
     TokenLosses,
     Tokens,
-    fingerprint,
+    checked_table,
 )
 
 
@@ -76,7 +76,7 @@ def build(config: LooConfig, context: BuildContext) -> Algorithm:
         token_loss=ClippedImportance(config.clip),
         group=config.n,
         needs_teacher=False,
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -18,8 +18,8 @@ from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.metrics import SOME_METRICS
+from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import Ahead, OptimizerConfig, RunConfig
-from turngym.trainers.schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.train_config import train_config
 from turngym.trainers.train_loop import Trainer, TrainLoop
 

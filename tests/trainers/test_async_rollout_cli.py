@@ -18,8 +18,8 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.core.settings import read_toml
 from turngym.core.trace import read_episodes
 from turngym.scripts import train
+from turngym.trainers.rollout_schedule import AsyncRollout
 from turngym.trainers.run import build_trainer
-from turngym.trainers.schedule import AsyncRollout
 
 torch.set_num_threads(1)
 
@@ -88,7 +88,7 @@ def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, 
     break_off(made, 2)
     train.main([*options, "--resume"])
     assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
-    with pytest.raises(TurngymError, match=r"algorithm\.staleness: checkpoint 1, now 2"):
+    with pytest.raises(TurngymError, match=r"method\.staleness\.staleness: checkpoint 1, now 2"):
         train.main([*command(models, tmp_path / "stopped", "--staleness", "2"), "--resume"])
 
 

@@ -15,12 +15,12 @@ from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.task import Verdict
 from turngym.trainers import batch as batch_module
-from turngym.trainers.batch import BatchError, RolloutBatch, pack, refused
+from turngym.trainers.batch import BatchError, RolloutBatch, pack, was_refused
 from turngym.trainers.microbatch import micro_batches, passes
 from turngym.trainers.ranks import SINGLE, Ranks
 from turngym.trainers.token_weights import trajectory_weights
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 
 def test_two_ragged_episodes_by_hand(ragged):
@@ -161,7 +161,7 @@ def test_a_row_is_that_of_the_segment_that_is_trained_on(make_episode):
 def test_a_demonstration_that_was_refused_is_no_example_but_an_own_mistake_is(make_episode):
     plain = make_episode([([1], [2]), ([3], [4]), ([5], [6])], origins=["demonstration", "demonstration", "policy"])
     turns = [replace(turn, verdict=Verdict.INADMISSIBLE) if turn.index else turn for turn in plain.turns]
-    assert [refused(turn) for turn in turns] == [False, True, False]
+    assert [was_refused(turn) for turn in turns] == [False, True, False]
     both = pack([replace(plain, turns=tuple(turns))], origins=("policy", "demonstration"))
     assert both.label_N.tolist() == [2, 6]
 

@@ -38,7 +38,7 @@ from turngym.trainers.training_costs import (  # noqa: E402
     CHIPS,
     OPERATIONS,
     Precision,
-    Workload,
+    StepWorkload,
     activation_bytes,
     estimate,
     gathered_bytes,
@@ -147,7 +147,7 @@ def products(shape: ModelShape, tokens: int, lora_rank: int) -> int:
 @pytest.mark.parametrize("lora_rank", [0, 5])
 def test_operations_of_an_update_are_counted(lora_rank: int) -> None:
     """Two more layers cost what the update's formula says for them, less what attention itself costs."""
-    work = Workload(
+    work = StepWorkload(
         episodes=1, turns=1, observation=100, response=1, checkpointing=False, precision="float32", lora_rank=lora_rank
     )
     chip = replace(CHIPS["H100"], flops32=1.0)
@@ -205,12 +205,12 @@ def test_recomputation_does_again_what_is_no_attention() -> None:
 def test_memory_by_hand() -> None:
     """16 bytes per parameter of the student, divided by the GPUs; the teacher as it is said; float32 caches."""
     student, teacher = 1_720_574_976, 8_190_735_360
-    found = estimate(SHAPES["1.7B"], SHAPES["8B"], CHIPS["H100"], 8, Workload())
+    found = estimate(SHAPES["1.7B"], SHAPES["8B"], CHIPS["H100"], 8, StepWorkload())
     assert found.states == pytest.approx(2 * student + 4 * teacher)
     assert found.at_once == 8  # 64 episodes on 8 GPUs; 1.7 GB each
     assert found.rollout == pytest.approx(4 * student * 7 / 8 + 8 * 7500 * 229_376)
     assert (found.scoring, found.fits) == (0.0, True)
-    half = Workload(rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
+    half = StepWorkload(rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
     found = estimate(SHAPES["1.7B"], SHAPES["8B"], CHIPS["H100"], 8, half)
     assert found.states == pytest.approx(2 * student + 2 * student + 2 * teacher / 8)
     assert found.scoring == pytest.approx(2 * teacher * 7 / 8)
@@ -220,7 +220,7 @@ def test_memory_by_hand() -> None:
 
 def test_an_update_needs_the_largest_of_its_parts_by_hand() -> None:
     """The pass with two copies of a chunk's logits, the embedding's second gradient, or a copy of AdamW's moments."""
-    shape, work = SHAPES["1.7B"], Workload(head_chunk=1000)
+    shape, work = SHAPES["1.7B"], StepWorkload(head_chunk=1000)
     kept = activation_bytes(shape, 8192, checkpointing=True, precision="autocast")
     update = estimate(shape, None, CHIPS["H100"], 8, work).update
     assert update == pytest.approx(kept + 8 * 1000 * 151_936 + gathered_bytes(shape))
@@ -235,7 +235,9 @@ def test_an_update_needs_the_largest_of_its_parts_by_hand() -> None:
 @pytest.mark.parametrize(("chip", "tokens"), [("CPU", 2048), ("H100", 8192)])
 def test_tokens_per_pass_suit_the_chip(chip: str, tokens: int) -> None:
     open_, named = (
-        estimate(SMOLLM2, None, plan.chip_named(chip), 1, Workload(turns=4, checkpointing=False, micro_tokens=given))
+        estimate(
+            SMOLLM2, None, plan.chip_named(chip), 1, StepWorkload(turns=4, checkpointing=False, micro_tokens=given)
+        )
         for given in (None, tokens)
     )
     assert open_ == named
@@ -244,7 +246,7 @@ def test_tokens_per_pass_suit_the_chip(chip: str, tokens: int) -> None:
 def test_adapters_by_hand() -> None:
     """Rank 16 on 1.7B: 17.4 million numbers learn, no gradient of a frozen weight is held, gathered or sent."""
     shape, frozen, adapters = SHAPES["1.7B"], 1_720_574_976, 17_432_576
-    work = Workload(lora_rank=16, rollout_dtype="bfloat16", head_chunk=1000)
+    work = StepWorkload(lora_rank=16, rollout_dtype="bfloat16", head_chunk=1000)
     found = estimate(shape, None, CHIPS["H100"], 8, work)
     assert found.states == pytest.approx((4 * frozen + 16 * adapters) / 8 + 2 * frozen)
     merged = estimate(shape, None, CHIPS["H100"], 8, replace(work, rollout_dtype="float32"))
@@ -263,22 +265,23 @@ def test_adapters_by_hand() -> None:
 def test_evaluations_are_divided_as_the_episodes_of_a_step_are() -> None:
     """536 episodes over 8 GPUs are 67 each: two waves of at most 64."""
     for gpus in (1, 8):
-        work = Workload(eval_episodes=64 * gpus)
+        work = StepWorkload(eval_episodes=64 * gpus)
         found = estimate(SHAPES["0.6B"], None, CHIPS["H200"], gpus, work)
         assert (
-            found.eval_s == estimate(SHAPES["0.6B"], None, CHIPS["H200"], gpus, Workload(episodes=64 * gpus)).rollout_s
+            found.eval_s
+            == estimate(SHAPES["0.6B"], None, CHIPS["H200"], gpus, StepWorkload(episodes=64 * gpus)).rollout_s
         )
-    eight = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 8, Workload())
-    one = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, Workload())
+    eight = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 8, StepWorkload())
+    one = estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, StepWorkload())
     assert one.eval_s / eight.eval_s == pytest.approx(9 / 2, rel=0.1)
-    assert estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, Workload(eval_episodes=0)).eval_s == 0.0
+    assert estimate(SHAPES["0.6B"], None, CHIPS["H200"], 1, StepWorkload(eval_episodes=0)).eval_s == 0.0
 
 
 def test_precision_sets_the_rate() -> None:
     chip = CHIPS["H20"]
     assert (chip.memory, chip.flops, chip.bandwidth) == (96e9, 148e12, 4.0e12)
     slow, fast = (
-        estimate(SHAPES["2B"], SHAPES["9B"], chip, 4, Workload(teacher_dtype=kind))  # type: ignore[arg-type]
+        estimate(SHAPES["2B"], SHAPES["9B"], chip, 4, StepWorkload(teacher_dtype=kind))  # type: ignore[arg-type]
         for kind in ("float32", "bfloat16")
     )
     assert slow.teacher_s == pytest.approx(fast.teacher_s * 148 / 44)
@@ -316,7 +319,7 @@ def test_the_engines_cache_is_counted_exactly(shape: ModelShape, dtype: str) -> 
 )
 def test_rows_are_those_of_the_memory_by_hand(memory: str, rows: tuple[int, ...]) -> None:
     """Four turns of 150 tokens seen and 100 said: a window shows two more observations, a transcript all."""
-    work = Workload(turns=4, observation=150, response=100, memory=memory)
+    work = StepWorkload(turns=4, observation=150, response=100, memory=memory)
     assert (work.row_lengths, work.length, work.tokens) == (rows, max(rows), sum(rows))
     assert work.context == sum(row * row / 2 for row in rows) / sum(rows)
     assert work.fresh == sum(rows) - 400
@@ -329,7 +332,7 @@ def test_rows_are_those_of_the_memory_by_hand(memory: str, rows: tuple[int, ...]
 
 def test_models_and_updates_by_hand() -> None:
     """What a second model, the critic, a copy that plays ahead, another precision and further passes add."""
-    shape, chip, plain = SHAPES["0.6B"], CHIPS["H200"], Workload(rollout_dtype="float32")
+    shape, chip, plain = SHAPES["0.6B"], CHIPS["H200"], StepWorkload(rollout_dtype="float32")
     size, usual = shape.parameters, estimate(shape, None, chip, 1, plain)
 
     def more(**given: Any) -> tuple[float, float, float]:
@@ -353,9 +356,9 @@ def test_models_and_updates_by_hand() -> None:
     assert (base.states, base.teacher_s) == (adapted.states, own[1])
     assert estimate(shape, None, chip, 1, replace(plain, plays=False, eval_episodes=0)).rollout_s == 0
     with pytest.raises(TurngymError, match="reference is base without lora_rank"):
-        Workload(reference="base")
+        StepWorkload(reference="base")
     with pytest.raises(TurngymError, match="memory 'window' is unknown"):
-        Workload(memory="window")
+        StepWorkload(memory="window")
     two, ten = (traffic(shape, None, 2, replace(plain, updates=n)).update for n in (1, 400))
     assert ten > 1.5 * two  # an update of less than a pass of tokens is a pass all the same
 
@@ -370,7 +373,7 @@ def test_models_and_updates_by_hand() -> None:
 def test_the_update_takes_what_an_h200_measured(shape: ModelShape, checkpointing: int, measured: float) -> None:
     """SmolLM2-135M and the shape of Qwen2.5-1.5B, 24 episodes of 10 turns with 140 + 60 tokens, autocast
     (docs/research/benchmarks.md#on-a-gpu); to a twentieth."""
-    work = Workload(episodes=24, turns=10, observation=140, response=60, checkpointing=bool(checkpointing))
+    work = StepWorkload(episodes=24, turns=10, observation=140, response=60, checkpointing=bool(checkpointing))
     found = estimate(shape, None, CHIPS["H200"], 1, work)
     assert (found.states + found.update) / 1e9 == pytest.approx(measured, rel=0.05)
 
@@ -378,7 +381,7 @@ def test_the_update_takes_what_an_h200_measured(shape: ModelShape, checkpointing
 def test_time_by_hand() -> None:
     """One GPU, one episode of one turn of 10 + 10 tokens, at full rates: decoding reads the weights 10 times."""
     shape, chip = SHAPES["0.6B"], CHIPS["H100"]
-    work = Workload(
+    work = StepWorkload(
         episodes=1,
         turns=1,
         observation=10,
@@ -443,7 +446,7 @@ def test_operations_of_a_layer_are_counted(monkeypatch: pytest.MonkeyPatch, larg
 
 
 def test_more_gpus_need_less_of_each() -> None:
-    work = Workload(teacher_dtype="bfloat16", shard_teacher=True)
+    work = StepWorkload(teacher_dtype="bfloat16", shard_teacher=True)
     rows = [estimate(SHAPES["4B"], SHAPES["8B"], CHIPS["A100-80"], gpus, work) for gpus in (2, 4, 8, 16)]
     for fewer, more in itertools.pairwise(rows):
         assert more.states == fewer.states / 2
@@ -451,20 +454,20 @@ def test_more_gpus_need_less_of_each() -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
-    found = estimate(SHAPES["8B"], SHAPES["32B"], CHIPS["A100-40"], 1, Workload())
+    found = estimate(SHAPES["8B"], SHAPES["32B"], CHIPS["A100-40"], 1, StepWorkload())
     assert (found.fits, found.at_once, found.rollout_s) == (False, 0, math.inf)
     assert plan.main(["--student", "8B", "--teacher", "32B", "--chip", "A100-40", "--gpus", "1"]) == 1
 
 
 def test_no_gpu_and_unknown_chips_are_refused() -> None:
     with pytest.raises(TurngymError, match="gpus is 0; valid: at least 1"):
-        estimate(SMALL, None, CHIPS["H100"], 0, Workload())
+        estimate(SMALL, None, CHIPS["H100"], 0, StepWorkload())
     with pytest.raises(TurngymError, match="chip 'TPU' is unknown; valid: A100-40"):
         plan.plan_table(plan.PlanOptions(chip="TPU"))
 
 
 def test_the_plan_says_what_a_step_takes_where_playing_and_learning_overlap() -> None:
-    work = Workload(episodes=256, rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
+    work = StepWorkload(episodes=256, rollout_dtype="bfloat16", teacher_dtype="bfloat16", shard_teacher=True)
     (said,) = [line for line in plan.notes(plan.PlanOptions(gpus=(8, 32, 256), work=work)) if "--staleness 1" in line]
     # of 32.2, 10.1 and 9.0 s (rollout, teacher, update) the first, which is longer than the two others together; where
     # the engine of the trainer plays, starting its operations takes at least 29.0 s
@@ -476,15 +479,15 @@ def test_the_plan_says_what_a_step_takes_where_playing_and_learning_overlap() ->
 
 def test_a_runs_own_server_takes_its_share_and_keeps_its_own_weights() -> None:
     student, chip = SHAPES["1.7B"], CHIPS["H100"]
-    own = estimate(student, None, chip, 1, Workload(engine="vllm", rollout_dtype="bfloat16", engine_memory=0.4))
-    local = estimate(student, None, chip, 1, Workload(rollout_dtype="bfloat16"))
+    own = estimate(student, None, chip, 1, StepWorkload(engine="vllm", rollout_dtype="bfloat16", engine_memory=0.4))
+    local = estimate(student, None, chip, 1, StepWorkload(rollout_dtype="bfloat16"))
     assert own.rollout == 0.4 * chip.memory
     # the bfloat16 copy is the server's, not the trainer's
     assert own.states == local.states - 2.0 * student.parameters
-    cache = student.episode_bytes(Workload().length, "bfloat16")
+    cache = student.episode_bytes(StepWorkload().length, "bfloat16")
     assert own.at_once == (0.4 * chip.memory - 2.0 * student.parameters) // cache
     assert own.rollout_s < local.rollout_s * local.at_once / own.at_once * 1.5
-    more = estimate(student, None, chip, 1, Workload(engine="vllm", rollout_dtype="bfloat16", engine_memory=0.9))
+    more = estimate(student, None, chip, 1, StepWorkload(engine="vllm", rollout_dtype="bfloat16", engine_memory=0.9))
     assert not more.fits
     with pytest.raises(TurngymError, match="gpus is 2 with engine sglang"):
-        estimate(student, None, chip, 2, Workload(engine="sglang"))
+        estimate(student, None, chip, 2, StepWorkload(engine="sglang"))

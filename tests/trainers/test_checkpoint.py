@@ -23,8 +23,8 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.progress import Progress
+from turngym.trainers.rollout_schedule import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run_config import OptimizerConfig
-from turngym.trainers.schedule import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_loop import Trainer
 
@@ -47,7 +47,7 @@ def test_checkpoint_brings_back_weights_moments_and_random_stream(tmp_path: Path
     fresh = make_optimizer(other, OptimizerConfig(lr=1e-2))
     load_checkpoint(saved, model=other, optimizer=fresh)
     assert torch.equal(torch.rand(3), expected)
-    assert read_state(saved) == {"schema": 1, "step": 3, "x": 0.1}
+    assert read_state(saved) == {"schema": 2, "step": 3, "x": 0.1}
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
         assert torch.equal(optimizer.state[one]["exp_avg_sq"], fresh.state[two]["exp_avg_sq"])
@@ -92,12 +92,12 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
         made,
         run=replace(made.run, episodes=6, eval_every=1, checkpoint_every=7, keep_checkpoints=9, tensorboard=True),
         optimizer=replace(made.optimizer, betas=(0.5, 0.9)),
-        identity={"env": "toy"},
+        algorithm=replace(made.algorithm, settings={"n": 2}),
     )
     with pytest.raises(CheckpointError) as caught:
         changed.train(resume=True)
     text = str(caught.value)
-    assert "env: checkpoint '(absent)', now 'toy'" in text
+    assert "algorithm.n: checkpoint None, now 2" in text
     assert "run.episodes: checkpoint 12, now 6" in text
     assert "optimizer.betas: checkpoint [0.9, 0.999], now [0.5, 0.9]" in text
     assert "nothing was overwritten" in text

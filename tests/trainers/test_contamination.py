@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-repeatable = settings(max_examples=150, deadline=None, derandomize=True)
+repeatable = settings(max_examples=100, derandomize=True)
 distributions = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(
     lambda values: np.array(values) / sum(values)
 )

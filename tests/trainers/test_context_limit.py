@@ -21,7 +21,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers import open_servers
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerScorer
-from turngym.agents.servers.server_connection import ServerError, ServerSettings
+from turngym.agents.servers.server_connection import ClientLimits, ServerError
 from turngym.core.episode import Status
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.trace import read_episodes
@@ -119,7 +119,7 @@ def test_what_a_teachers_servers_hold_counts(tmp_path: Path) -> None:
     """They may be started with less than its positions; the first update found out."""
     algorithm: Any = SimpleNamespace(needs_teacher=True)
     with fake.FakeServer() as server:
-        fleet = Fleet(urls=[server.url], settings=ServerSettings(backoff=0.01)).open()
+        fleet = Fleet(urls=[server.url], settings=ClientLimits(backoff=0.01)).open()
         teacher = ServerScorer(fleet=fleet, vocabulary=fake.VOCABULARY)
         longest = teachers_length(algorithm, teacher, None)
         assert longest == server.max_prompt - 1

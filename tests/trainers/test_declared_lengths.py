@@ -6,7 +6,6 @@ import gzip
 import lzma
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,7 @@ import torch
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.core import rows
 from turngym.core.errors import RetrievalError, TurngymError
-from turngym.core.mapped import array_of_bytes
-from turngym.envs.search.question_rows import read_questions
+from turngym.core.memory_mapped import array_of_bytes
 from turngym.retrieval.encoders import HashingEncoder
 from turngym.trainers.lm_loss import TextError, read_texts
 from turngym.trainers.study.records import read_records
@@ -93,27 +91,6 @@ def test_a_packed_result_that_asks_for_a_large_unpacker(tmp_path: Path) -> None:
     path.write_bytes(lzma.compress(b"{}\n", filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]))
     with pytest.raises(TurngymError, match="Memory usage limit exceeded"):
         read_result(path)
-
-
-def many(path: Path) -> Path:
-    arrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as parquet
-
-    # one text in the dictionary, and a thousand rows that point to it
-    text = "a" * 300_000
-    parquet.write_table(arrow.table({"text": [text] * 1000, "question": [text] * 1000}), path, compression="zstd")
-    assert path.stat().st_size < 1 << 20
-    return path
-
-
-@pytest.mark.parametrize(
-    ("read", "error"), [(lambda p: list(read_texts([p])), TextError), (read_questions, TurngymError)]
-)
-def test_a_parquet_file_that_holds_one_text_a_thousand_times(
-    read: Callable[[Path], object], error: type[Exception], tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=r"67,108,864 bytes|too many for a file"):
-        read(many(tmp_path / "a.parquet"))
 
 
 def test_texts_in_parquet(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from turngym.trainers.algorithms.turnopd import (
     effective_depth,
 )
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 
 def stats(kl=(1.0,), survivors=(8,), last=(), success=None, cut=None) -> DepthStats:

@@ -16,7 +16,7 @@ from turngym.core.episode import Episode, Status
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack
-from turngym.trainers.diagnostics.controller_replay import NEEDED, Replay, probe_stats_of, run_controls
+from turngym.trainers.diagnostics.controller_replay import NEEDED, ControllerReplay, probe_stats_of, run_controls
 from turngym.trainers.diagnostics.curves import CurveSums, StepSums, kl_shares, smooth, step_bins
 from turngym.trainers.diagnostics.diagnose import StepTimeSums, diagnose, horizon, regime_of, replayable
 from turngym.trainers.diagnostics.run_metrics import ALL, PHASES, prefix_length, reliable_turns, run_shape
@@ -161,13 +161,13 @@ def test_a_replay_is_what_the_run_did(make_episode: Callable[..., Episode], chan
     config = DepthConfig(h_max=9, probe_interval=4, **changes)
     rows = written(make_episode, config, 40)
     assert any(sum(item["turn/ended_cut"]) for item in rows if item["depth/probe"]), "no probe cut an episode"
-    runner = Replay(config)
+    runner = ControllerReplay(config)
     for item in rows:
         runner.add(item)
     assert (runner.compared, runner.differing, runner.hbar_error) == (40, 0, 0.0)
     assert runner.probes == 3 + 10
     # another controller on the same probes is seen to be another one
-    seen = Replay(replace(config, rho=0.9))
+    seen = ControllerReplay(replace(config, rho=0.9))
     for item in rows:
         seen.add(item)
     assert seen.state.hbar != rows[-1]["depth/hbar"]
@@ -186,7 +186,7 @@ def test_a_replay_is_what_the_run_did(make_episode: Callable[..., Episode], chan
 def test_what_was_recorded_decides(make_episode: Callable[..., Episode], column: str, change: Any) -> None:
     config = DepthConfig(h_max=9, probe_interval=4, p=0.9, use_success=column == "turn/ended_success")
     rows = written(make_episode, config, 24)
-    wrong = Replay(config)
+    wrong = ControllerReplay(config)
     for item in rows:
         wrong.add(item | {column: change(item[column])})
     assert wrong.probes == 3 + 6
@@ -199,7 +199,7 @@ def test_a_probe_without_a_column_measures_nothing(make_episode: Callable[..., E
     rows = written(make_episode, config, 8)
     without = [{name: value for name, value in item.items() if name != column} for item in rows]
     assert probe_stats_of(without[0]) is None
-    runner = Replay(config)
+    runner = ControllerReplay(config)
     for item in without:
         runner.add(item)
     assert runner.state.hbar == config.h_max
@@ -238,7 +238,7 @@ def test_what_can_be_replayed(make_episode: Callable[..., Episode]) -> None:
 
 
 def test_turns_that_caps_would_play() -> None:
-    runner = Replay(DepthConfig(h_max=4, warmup=0, probe_interval=100))
+    runner = ControllerReplay(DepthConfig(h_max=4, warmup=0, probe_interval=100))
     runner.controller = AdaptiveDepth(replace(runner.controller.config, h_max=2))
     runner.state = DepthState(hbar=1.0)
     for step in (1, 2):

@@ -20,7 +20,7 @@ import pytest
 import torch
 import toy_run as toy
 from distributed_cases import CASES, difference, place
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thread_ranks import in_ranks
 from tiny_runs import untimed
@@ -63,7 +63,6 @@ def test_division_by_hand() -> None:
     assert [part.tolist() for part in balanced_shares([2], 3)] == [[0], [], []]
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 20, 64, 1000]))
 def test_processes_get_whole_episodes_and_equally_many_passes(episodes: int, size: int, budget: int) -> None:
     batch = pack(toy.demonstrations(episodes), origins=("demonstration",))

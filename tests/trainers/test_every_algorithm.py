@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,19 +77,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"), words=words, width=16, length=16384, new_tokens=2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _open_rooms() -> Iterator[None]:
+@cache
+def held_open(env: str) -> Any:
     """A shop is generated once for all tests as long as one environment has it open."""
-    rooms = [gym.make(env, split=SPLIT.get(env, "train")) for env in ENVS]
-    yield
-    for room in rooms:
-        room.close()
+    return gym.make(env, split=SPLIT.get(env, "train"))
 
 
 @pytest.fixture(scope="module", params=[ENVS[0], *(pytest.param(env, marks=pytest.mark.long) for env in ENVS[1:])])
 def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two attempts of the untrained policy at one task, each at a temperature of its own, and what an expert did."""
-    folder = tmp_path_factory.mktemp("traces")
+    folder, _ = tmp_path_factory.mktemp("traces"), held_open(request.param)
     for name in ("grpo", "sft"):
         made = build_trainer(train.parse(command(model, folder / "run", name, request.param)))
         asked = RolloutRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
@@ -118,22 +115,18 @@ def test_every_algorithm_is_here() -> None:
     assert len(ENVS) == 3
 
 
-def each_in_one(places: int) -> list[Any]:
-    """(algorithm, place), all of them: quick is each algorithm in one place, by turns; the others are long."""
-    return [
-        pytest.param(
-            algorithm, place, marks=() if number % places == place else pytest.mark.long, id=f"{algorithm}-{place}"
-        )
-        for number, algorithm in enumerate(ALGORITHMS)
-        for place in range(places)
-    ]
-
-
-@pytest.mark.parametrize(("algorithm", "place"), each_in_one(len(ENVS)))
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [
+        # there test_options_read trains all of them
+        *((name, ENVS[0]) for name in ("turnopd", "ppo", "luffy", "opid")),
+        *(pytest.param(name, env, marks=pytest.mark.long) for name in ALGORITHMS for env in ENVS[1:]),
+    ],
+)
 def test_an_algorithm_trains_in_an_environment_and_resumes(
-    model: Path, tmp_path: Path, algorithm: str, place: int
+    model: Path, tmp_path: Path, algorithm: str, env: str
 ) -> None:
-    env, out = ENVS[place], tmp_path / "run"
+    out, _ = tmp_path / "run", held_open(env)
     trainer = build_trainer(train.parse(command(model, out, algorithm, env)))
     trainer.train()
     (row,) = rows(out)

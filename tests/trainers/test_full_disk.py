@@ -55,7 +55,7 @@ def sizes(run: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in list_checkpoints(run)[-1].rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("fits", ["nothing", "config.json", "model.safetensors"])
+@pytest.mark.parametrize("fits", [pytest.param("nothing", marks=pytest.mark.long), "model.safetensors"])
 def test_no_room_for_a_checkpoint_leaves_the_one_before(tmp_path: Path, whole: Path, fits: str) -> None:
     run, known = tmp_path / "run", sizes(whole)
     assert known["config.json"] < known["model.safetensors"] < known["optimizer.pt"]
@@ -80,6 +80,7 @@ def test_no_room_for_metrics_ends_the_run_and_it_goes_on(tmp_path: Path, whole: 
     assert untimed(run) == untimed(whole)
 
 
+@pytest.mark.long
 def test_no_room_for_the_first_checkpoint_leaves_a_folder_that_can_be_started(tmp_path: Path, whole: Path) -> None:
     run = tmp_path / "run"
     with limited() as limit_files:

@@ -11,6 +11,7 @@ from tiny_runs import break_off, save_tiny, untimed, with_file
 
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
+from turngym.agents.meaning import meaning
 from turngym.core.errors import TurngymError
 from turngym.core.spec import SettingsError
 from turngym.core.trace import read_trace
@@ -116,7 +117,7 @@ def test_when_a_judge_is_given_up_is_an_option_that_a_resumed_run_may_change(mod
     made = build_trainer(train.parse(options))
     assert isinstance(made.source, JudgedSource)
     assert made.source.unread.limit == 0.25
-    assert "judge_unread" not in made.identity["judge"]
+    assert meaning("method.judge.judge_unread") == "cost"
     with pytest.raises(SettingsError, match=r"judge_unread is 1\.5; .*at most 1"):
         train.parse(command(model, tmp_path / "run", "prm-rl", "judge_unread = 1.5"))
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, Status, TopK
-from turngym.trainers.algorithm import Scorers, Told
+from turngym.trainers.algorithm import PrivilegedText, Scorers
 from turngym.trainers.algorithms.judge_targets import (
     HintTargets,
     TurnScore,
@@ -21,8 +21,8 @@ from turngym.trainers.algorithms.judge_targets import (
 )
 from turngym.trainers.batch import pack
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, judge_episodes
+from turngym.trainers.privileged import batch_turns
 from turngym.trainers.targets import TargetError
-from turngym.trainers.told import batch_turns
 
 Make = Callable[..., Episode]
 NOBODY: Any = None
@@ -65,6 +65,8 @@ class Table:
     short: int = 0
     value: float = 0.0
     tail: float | None = None
+    ids: int = 1000
+    """Size of the vocabulary."""
     asked: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def logprobs(
@@ -78,6 +80,7 @@ class Table:
         return [*found[:-1], found[-1][: len(found[-1]) - self.short]]
 
     def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
+        k = min(k, self.ids)
         return [
             TopK(
                 ids=np.tile(np.arange(k, dtype=np.int32), (len(where), 1)),
@@ -124,7 +127,7 @@ def test_the_teacher_reads_the_hint_and_the_original_response(hinted: list[Episo
 def test_the_live_student_may_read_the_hint_itself(hinted: list[Episode]) -> None:
     batch, student = pack(hinted), Table()
     scorers = Scorers(student=student, teacher=Table(value=9.0), reference=Table(value=7.0))
-    found = HintTargets(own=None, told=Told(reader="live"))(batch, hinted, scorers).advantage_N
+    found = HintTargets(own=None, privileged=PrivilegedText(reader="live"))(batch, hinted, scorers).advantage_N
     assert found is not None
     # as above, without the half nat that the teacher has more
     assert found.tolist() == pytest.approx([-shift / 100 for shift in (2, 2, 1, 1, 1, -1, -1)], abs=1e-5)
@@ -163,6 +166,21 @@ def test_top_k_targets_are_the_hinted_teachers(hinted: list[Episode]) -> None:
     assert targets.topk_ids_NK.tolist() == [[0, 1, 2, 3]] * 7
     assert targets.topk_logp_NK == pytest.approx(math.log(0.125))
     assert targets.topk_tail_N is None
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_support_is_no_larger_than_the_vocabulary(hinted: list[Episode], *, given: bool) -> None:
+    """Placeholders too are ids that the student has."""
+    told = [
+        replace(one, turns=tuple(replace(t, hint_prompt_ids=t.hint_prompt_ids if given else None) for t in one.turns))
+        for one in hinted
+    ]
+    found = HintTargets(k=50, own=None)(pack(told), told, Scorers(student=Table(), teacher=Table(ids=6)))
+    assert found.topk_ids_NK is not None
+    assert found.topk_logp_NK is not None
+    assert found.topk_ids_NK.shape == found.topk_logp_NK.shape
+    assert found.topk_ids_NK.max() == (5 if given else 0)
+    assert np.exp(found.topk_logp_NK).sum(axis=1) == pytest.approx(0.5)
 
 
 def test_the_tail_is_of_all_ids_outside_the_support(hinted: list[Episode]) -> None:

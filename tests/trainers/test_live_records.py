@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="training needs turngym[train]")
 from turngym.agents.judges.judges import WordJudge
 from turngym.agents.proxy.app import prometheus
 from turngym.agents.proxy.sessions import Feedback
-from turngym.agents.proxy.turn_records import Recorder
+from turngym.agents.proxy.turn_records import TurnRecorder
 from turngym.core.episode import Turn
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judgment, Question, joined
@@ -198,7 +198,7 @@ def test_the_report_says_what_became_of_every_turn() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TurngymError, match=r"has no records\.jsonl"):
         records(Records(folder=tmp_path))
-    recorder = Recorder(tmp_path)
+    recorder = TurnRecorder(tmp_path)
     for record in STORY:
         recorder.write(record)
     recorder.close()

@@ -77,7 +77,10 @@ class FakeTracker:
         return [row for rows in self.shown.values() for row in rows]
 
 
-@pytest.fixture(params=["wandb", "wandb offline", "trackio", "trackio remote"])
+RARE = [pytest.param(kind, marks=pytest.mark.long) for kind in ("wandb offline", "trackio remote")]
+
+
+@pytest.fixture(params=["wandb", "trackio", *RARE])
 def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     name, _, kind = request.param.partition(" ")
     fake = FakeTracker(name, offline=kind == "offline")

@@ -10,7 +10,7 @@ from tiny_runs import command, save_tiny
 
 from turngym.agents import load_world
 from turngym.scripts import train
-from turngym.trainers.optimizer_step import lr_that_suits, unmoved_loss, unsuited_lr
+from turngym.trainers.learning_rate import lr_that_suits, unmoved_loss, unsuited_lr
 from turngym.trainers.run_config import OptimizerConfig
 
 torch.set_num_threads(1)

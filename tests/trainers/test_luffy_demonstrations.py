@@ -114,11 +114,11 @@ def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None
     assert at(config, "method.luffy.prefix.unit") == "tokens"
     assert at(config, "method.demonstrations.demonstrator.folder") == str(TEACHER)
     more = ["--resume", "--steps", "2"]
-    with pytest.raises(TurngymError, match=r"algorithm\.prefix\.unit: checkpoint 'tokens', now 'turns'"):
+    with pytest.raises(TurngymError, match=r"method\.luffy\.prefix\.unit: checkpoint 'tokens', now 'turns'"):
         train.main([*command(tmp_path / "run", "luffy", *HALF, *shown), *more])
-    with pytest.raises(TurngymError, match=r"collect\.weights: checkpoint '\w+', now '\(absent\)'"):
+    with pytest.raises(TurngymError, match=r"demonstrator\.kind: checkpoint 'model', now 'player'"):
         train.main([*words, *more, "--demonstrations", "expert"])
-    with pytest.raises(TurngymError, match=r"collect\.temperature"):
+    with pytest.raises(TurngymError, match=r"demonstrator\.temperature"):
         train.main([*command(tmp_path / "run", "luffy", *TOKENS, *shown, "demonstrator.temperature = 0.1"), *more])
     with pytest.raises(TurngymError, match=r"collect\.demonstration_success"):
         train.main([*words, *more, "--demonstration-success"])
@@ -241,7 +241,7 @@ def test_what_is_longer_than_the_context_is_left_out(
     asked = ("--demonstrations", str(recorded), "--max-context", "90")
     trainer = build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked)))
     assert "longer than the context" in capsys.readouterr().err
-    assert trainer.identity["collect.demonstration_fits"] is True
+    assert at(trainer.spec, "method.demonstrations.demonstration_fits") is True
     build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked, "demonstration_fits = false")))
     assert "16 of 16 demonstrations are used, for 8 of" in capsys.readouterr().err
 

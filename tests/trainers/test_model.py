@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents import models
@@ -22,6 +22,7 @@ from turngym.trainers.models import (
     hidden_states,
     length_batches,
     pad,
+    recomputing,
     tiny_qwen3,
     vocabulary_size,
 )
@@ -91,6 +92,10 @@ def family(name: str) -> torch.nn.Module:
         ),
         "hyperclovax": lambda: hf.HyperCLOVAXForCausalLM(hf.HyperCLOVAXConfig(**sizes, **more, logits_scaling=0.125)),
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **more)),
+        # its base model bears another name than transformers looks under
+        "llama4": lambda: hf.Llama4ForCausalLM(
+            hf.Llama4TextConfig(**sizes, **more, head_dim=8, num_local_experts=2, intermediate_size_mlp=48)
+        ),
         "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4)),
         "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**sizes, intermediate_size=48)),
     }
@@ -98,7 +103,10 @@ def family(name: str) -> torch.nn.Module:
     return made[name]().eval()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "falcon-h1", "hyperclovax", "llama", "gpt2", "phi"])
+FAMILIES = ["gemma2", "cohere", "granite", "falcon-h1", "hyperclovax", "llama", "llama4", "gpt2", "phi"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_backbone_and_head_give_the_model_s_own_logits(name: str) -> None:
     model = family(name)
@@ -107,6 +115,12 @@ def test_backbone_and_head_give_the_model_s_own_logits(name: str) -> None:
     for row, ids in enumerate(ROWS):
         whole = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
         assert torch.allclose(split[row, : len(ids)], whole, atol=1e-5)
+
+
+def test_ids_without_an_embedding_are_named() -> None:
+    """Those of tokens that were added to the tokenizer alone."""
+    with pytest.raises(ModelError, match=r"id 41 is read, and Qwen3ForCausalLM knows ids 0 to 39"):
+        hidden_states(tiny_qwen3(40, width=16), np.array([[3, 41, 40]]))
 
 
 def test_a_family_whose_logits_are_not_its_heads_is_not_trained(tmp_path: Path, monkeypatch: Any) -> None:
@@ -125,6 +139,24 @@ def test_a_family_whose_logits_are_not_its_heads_is_not_trained(tmp_path: Path, 
         load_student(tmp_path, "float32", "cpu")
 
 
+def test_a_model_that_reads_in_both_directions_is_not_trained() -> None:
+    from transformers import BertGenerationConfig, BertGenerationDecoder
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    encoder = BertGenerationDecoder(BertGenerationConfig(**sizes, intermediate_size=48, initializer_range=0.3)).eval()
+    with pytest.raises(ModelError, match="BertGenerationDecoder predicts an id by those behind it"):
+        check_head(encoder)
+
+
+def test_a_family_that_cannot_recompute_is_named() -> None:
+    from transformers import CTRLConfig, CTRLLMHeadModel
+
+    model = CTRLLMHeadModel(CTRLConfig(vocab_size=40, n_embd=32, dff=48, n_layer=2, n_head=4))
+    with pytest.raises(ModelError, match="--gradient-checkpointing: CTRLLMHeadModel"), recomputing(model, True):
+        pass
+
+
 def test_a_family_without_fast_attention_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_model(family("gemma2"), tmp_path)
     assert load_model(tmp_path).config._attn_implementation == "eager"
@@ -132,7 +164,6 @@ def test_a_family_without_fast_attention_is_loaded(tmp_path: Path, capsys: pytes
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 100))
-@settings(max_examples=60, deadline=None)
 def test_length_batches_hold_every_row_once_within_the_limit(lengths: list[int], limit: int) -> None:
     batches = length_batches(lengths, limit)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))

@@ -43,7 +43,7 @@ from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
 from turngym.trainers.recorded_source import check_tokenizer
-from turngym.trainers.run_config import CriticConfig, OptimizerConfig, fingerprint
+from turngym.trainers.run_config import CriticConfig, OptimizerConfig, checked_table
 
 torch.set_num_threads(1)
 
@@ -114,7 +114,7 @@ def test_zero_clips_nothing_for_the_critic_too() -> None:
     np.testing.assert_array_equal(found[0.0], found[1e6])
     for kind in (CriticConfig, OptimizerConfig):
         with pytest.raises(SettingsError, match="max_grad_norm"):
-            fingerprint(kind(max_grad_norm=-1.0))
+            checked_table(kind(max_grad_norm=-1.0))
 
 
 def gemma(vocab: int = 61) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, Told
+from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, PrivilegedText
 from turngym.trainers.algorithms import (
     gigpo,
     grpo,
@@ -51,11 +51,8 @@ from turngym.trainers.contrib.sage_opd import Intervention
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
-    ClippedAdvantage,
     JensenShannon,
     MixedKL,
-    PolicyGradient,
-    SupportKL,
     bin_forward_kl,
     bin_reverse_kl,
     clipped_surrogate,
@@ -69,6 +66,7 @@ from turngym.trainers.losses import (
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
+from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
 from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
 from turngym.trainers.train_config import train_config
 
@@ -336,9 +334,9 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM, "exclude", "openclaw", "select.exclude", ITSELF),
     # opd-hints
     (HINTS, "n", 4, "group", ITSELF),
-    (HINTS, "reader", "live", "target_fn", HintTargets(own=None, told=Told(reader="live"))),
+    (HINTS, "reader", "live", "target_fn", HintTargets(own=None, privileged=PrivilegedText(reader="live"))),
     (HINTS, "reader", "live", "needs_reference", True),
-    (HINTS, "position", "opening", "told.position", ITSELF),
+    (HINTS, "position", "opening", "privileged.position", ITSELF),
     (HINTS, "form", "sampled", "target_fn", HintTargets(own=None)),
     (HINTS, "form", "topk", "target_fn", HintTargets(k=9, own=None)),
     (HINTS, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
@@ -360,8 +358,8 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
             (build, "kl_coef", 0.3, "token_loss.kl_coef", ITSELF),
             (build, "kl_coef", 0.0, "needs_reference", False),
             (build, "reader", "initial", "target_fn.reader", ITSELF),
-            (build, "reader", "initial", "told.reader", ITSELF),
-            (build, "position", "last_message", "told.position", ITSELF),
+            (build, "reader", "initial", "privileged.reader", ITSELF),
+            (build, "position", "last_message", "privileged.position", ITSELF),
         )
     ),
     (SDAR, "coef", 0.3, "token_loss.coef", ITSELF),
@@ -396,7 +394,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (PRM_OPD, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM_OPD, "entropy_coef", 0.07, "entropy_gradient", True),
     (PRM_OPD, "mask_neutral", True, "select", ScoredOrHinted(scored=ScoredTurns(mask_neutral=True))),
-    (PRM_OPD, "position", "last_message", "told", Told(position="last_message")),
+    (PRM_OPD, "position", "last_message", "privileged", PrivilegedText(position="last_message")),
     (PRM_OPD, "weight", "token_mean", "weight", WEIGHTS["token_mean"]),
     (PRM_OPD, "w_hint", 1.0, "judge", "both"),
     # sft
@@ -407,8 +405,8 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
 SEVERAL = {
     "kl_coef": {"target_fn", "token_loss", "needs_reference"},
     "entropy_coef": {"token_loss", "entropy_gradient"},
-    "position": {"told", "target_fn"},
-    "reader": {"told", "target_fn"},
+    "position": {"privileged", "target_fn"},
+    "reader": {"privileged", "target_fn"},
     "reward": {"target_fn", "select"},
     "teacher_mix": {"target_fn", "teacher_mix"},
     "weight": {"weight"},
@@ -534,10 +532,10 @@ def test_the_dual_clip_is_on_where_episodes_may_be_stale(more: dict[str, Any], b
     config = train_config("grpo", {"student": "s", "out": "o", **more}, "test")
     loss: Any = build_algorithm(config).token_loss
     assert (loss.loss if "staleness" in more else loss).dual_clip == bound
-    with pytest.raises(ConfigError, match=r"dual_clip is 0\.5"):
-        RunConfig(dual_clip=0.5)
-    with pytest.raises(ConfigError, match=r"dual_clip is 1"):
-        RunConfig(dual_clip=1.0)
+    for refused in (0.5, 1.0):
+        config = train_config("grpo", {"student": "s", "out": "o", "dual_clip": refused}, "test")
+        with pytest.raises(ConfigError, match=f"dual_clip is {refused}"):
+            build_algorithm(config)
 
 
 @pytest.mark.parametrize(("device", "given", "tokens"), [("cpu", None, 2048), ("meta", None, 8192), ("cpu", 300, 300)])

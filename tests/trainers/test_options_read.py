@@ -1,6 +1,6 @@
 """Every option that an algorithm accepts is read: each algorithm trains a step, and who asks its settings is recorded.
 
-A read is an access from the code of the project. What copies, compares, checks, writes or fingerprints a whole group of
+A read is an access from the code of the project. What copies, compares, checks or writes a whole group of
 settings reads nothing of it.
 """
 
@@ -28,9 +28,8 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ("__post_init__", "__eq__", "__hash__", "__repr__")
 WHOLE = {
-    "fingerprint": "trainers/run_config.py",
-    "of_adapters": "trainers/identity.py",
-    "of_rollouts": "trainers/identity.py",
+    "checked_table": "trainers/run_config.py",
+    "spec_of_run": "trainers/run_spec.py",
     "unread": "trainers/train_config.py",
     "part": "trainers/train_config.py",
     "loop": "trainers/train_config.py",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import untimed
 
@@ -112,7 +112,6 @@ def test_a_teacher_reads_the_history_once() -> None:
     assert sum(len(row) for row in rows) > 9 * part.ids_RL.size
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12), st.integers(1, 200))
 def test_every_position_is_computed_once_and_predicts_its_label(count: int, budget: int) -> None:
     batch = batch_of(count)
@@ -227,7 +226,7 @@ def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path) -> N
         begun(folder, "on", resume=True)
     assert begun(folder, "auto", resume=True) == whole
     state = json.loads((folder / "checkpoints/step_000003/state.json").read_text())
-    assert state["fingerprint"]["run.packing"] == "off"
+    assert state["spec"]["run"]["packing"] == "off"
 
 
 def test_what_a_run_goes_on_with(tmp_path: Path) -> None:

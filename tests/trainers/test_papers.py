@@ -1,4 +1,7 @@
-"""What docs/algorithms.md says to type is what `turngym train` takes; names are checked in project/test_sources.py."""
+"""What docs/algorithms.md and docs/contrib_algorithms.md say to type is what `turngym train` takes.
+
+Names are checked in project/test_sources.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
 from turngym.trainers.train_config import has_setting, train_config
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.long
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("algorithms.md", "contrib_algorithms.md"))
 OPTIONS = sorted(set(re.findall(r"`(--[^`]+)`", " ".join(PAGE.split()))))
 LINES = sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)* = [^`]+)`", PAGE)))
 GIVEN = """
@@ -38,7 +43,6 @@ def command(option: str) -> list[str]:
     return [name, *given]
 
 
-@pytest.mark.long
 def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of the page, given to an algorithm that has it: an unknown one ends the process."""
     given: dict[str, list[list[str]]] = defaultdict(list)
@@ -64,7 +68,6 @@ def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(given) > 8
 
 
-@pytest.mark.long
 def test_a_file_takes_every_setting_that_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in LINES:
         key = line.partition(" = ")[0]

@@ -130,3 +130,15 @@ def test_the_learning_rate_follows_algorithm_and_adapters(model: Path, tmp_path:
     given = settings(model, tmp_path, "sft", optimizer={"lr": 3e-4, "lr_warmup": 2})
     assert train_config("sft", given, "test").optimizer.lr == 3e-4
     assert "as given" in notes_of_run(given)[0]
+
+
+def test_what_a_plan_does_not_count_is_said(model: Path, tmp_path: Path) -> None:
+    how = {"lora": {"rank": 2, "targets": ["q_proj"]}, "grpo": {"n": 2, "refill": 3}, "optimizer": {"minibatches": 7}}
+    table = settings(model, tmp_path, "grpo", **how)
+    updates, left_out = notes_of_run(table)
+    # a minibatch has an episode at least, and a step two of them
+    assert "Updates: 2 a step" in updates
+    assert of_run(table).work.updates == 2
+    assert "--lora.targets" in left_out
+    assert "3 further rounds" in left_out
+    assert len(notes_of_run(settings(model, tmp_path, "grpo", grpo={"n": 2}))) == 1

@@ -19,7 +19,7 @@ from turngym.trainers.losses import (
     sequence_logp,
 )
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 RATIO = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 1.25])
 ADVANTAGE = torch.tensor([2.0, 2.0, -2.0, 2.0, -2.0, 1.0])

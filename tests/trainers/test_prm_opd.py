@@ -20,8 +20,8 @@ from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
 from turngym.trainers.judge_votes import ScoredTurns
-from turngym.trainers.losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
 from turngym.trainers.run_config import ConfigError
+from turngym.trainers.token_losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
 
 Table: Any = importlib.import_module("test_judge_targets").Table
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,19 @@ def of_loss(make: Callable[[Any], Any]) -> AlgorithmSpec:
     return of_mine(token_loss=lambda tokens: make(tokens.logp_n))
 
 
+@dataclass(frozen=True)
+class Counting:
+    """A filter that keeps every episode and says `found` of them."""
+
+    found: Any
+
+    def __call__(self, episodes: Any) -> Any:
+        return list(episodes)
+
+    def row(self, episodes: Any) -> Any:
+        return self.found
+
+
 def broken(config: Any, context: Any) -> Any:
     raise ZeroDivisionError("division by zero")
 
@@ -223,9 +236,13 @@ def broken(config: Any, context: Any) -> Any:
         (of_log(step=3), "loo: its log has the name 'step'"),
         (of_log(**{"turn/mine": 1.0}), "its log has the name 'turn/mine'"),
         (of_log(**{"a\nb": 1.0}), "its log has the name"),
-        (of_log(mine="many"), "in its log, mine is 'many'; it must be a finite number"),
-        (of_log(mine=[1.0]), "in its log, mine is"),
+        (of_log(mine="many"), "its log: mine is 'many'; it must be a finite number"),
+        (of_log(mine=[1.0]), "its log: mine is"),
         (of_log(loss=1.0), "its log has 'loss', a column of every run"),
+        (of_mine(select=lambda episodes: None), "loo: its select gave None; valid: a list of episodes"),
+        (of_mine(select=iter), "its select gave .*iterator.*; valid: a list of episodes"),
+        (of_mine(select=Counting({"kept": "many"})), "the row of its select: kept is 'many'"),
+        (of_mine(select=Counting({"loss": 1.0})), "the row of its select has 'loss', a column of every run"),
         (of_weight(lambda n: np.ones(n)), "loo: its weights sum to"),
         (of_weight(lambda n: np.full(n, np.nan)), "its weights sum to nan"),
         (of_weight(lambda n: np.full((n, 1), 1 / n)), r"its weight gave shape \[\d+, 1\]"),

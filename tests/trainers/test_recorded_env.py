@@ -25,7 +25,7 @@ from turngym.scripts import train
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import build_trainer, run_training
 from turngym.trainers.run_config import ConfigError
-from turngym.trainers.several import ENVIRONMENT
+from turngym.trainers.several_envs import ENVIRONMENT
 
 torch.set_num_threads(1)
 SHOP, HOUSE, LAMPS = "turngym/WebShop-v0", "turngym/ALFWorld-v0", "tests/Lamps-v0"

@@ -23,7 +23,7 @@ from turngym.trainers.losses import (
     topk_reverse_kl,
 )
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 # student (1/2, 1/4 | 1/4), teacher (1/4, 1/4 | 1/2); a second token where the student is the teacher
 STUDENT = torch.tensor([[0.5, 0.25], [0.25, 0.25]]).log()

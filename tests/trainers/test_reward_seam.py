@@ -133,8 +133,8 @@ def test_the_name_is_in_the_configuration_and_a_resumed_run_must_share_it(studen
     train.main([*words, *THRIFT])
     assert read_toml(out / "config.toml")["method"]["reward"] == "own_rewards:thrift"
     state = json.loads(next(out.glob("checkpoints/step_*/state.json")).read_text())
-    assert state["fingerprint"]["run.reward"] == "own_rewards:thrift"
-    with pytest.raises(TurngymError, match=r"run\.reward: checkpoint 'own_rewards:thrift', now None"):
+    assert state["spec"]["method"]["reward"] == "own_rewards:thrift"
+    with pytest.raises(TurngymError, match=r"method\.reward: checkpoint 'own_rewards:thrift', now None"):
         train.main([*words, "--resume", "--steps", "2"])
 
 

@@ -24,7 +24,7 @@ from turngym.trainers.distributed import SharedEvaluation
 from turngym.trainers.run import build_trainer
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import load_student
-from turngym.trainers.several import (
+from turngym.trainers.several_envs import (
     ENVIRONMENT,
     EachPanel,
     FurtherEnv,

@@ -13,7 +13,7 @@ import pytest
 from turngym.core.episode import Episode, Status
 from turngym.core.task import Verdict
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
+from turngym.trainers.algorithm import DepthPlan, DepthState, Targets, selection_row
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
@@ -84,9 +84,9 @@ def test_demonstrations_count_apart(episodes: list[Episode], batch: RolloutBatch
 
 
 def test_a_filter_may_say_what_it_left_out(episodes: list[Episode]) -> None:
-    assert step_metrics.selection_row(None, episodes) == {}
-    assert step_metrics.selection_row(lambda found: list(found), episodes) == {}
-    found = step_metrics.selection_row(ComparableGroups(spread=False), episodes)
+    assert selection_row(None, episodes, "grpo") == {}
+    assert selection_row(lambda found: list(found), episodes, "grpo") == {}
+    found = selection_row(ComparableGroups(spread=False), episodes, "grpo")
     assert found == {"groups/kept": 1, "groups/lost": 0}  # all in group 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from turngym.agents.models import file_hashes, load_model, load_policy
 from turngym.agents.saved_model import save_model
 from turngym.core import files as folder_sums
 from turngym.core.errors import ModelError, TurngymError
-from turngym.core.files import FILE, ChangedFileError, check_sums
+from turngym.core.files import SUMS_FILE, ChangedFileError, check_sums
 from turngym.scripts.main import main
 from turngym.trainers.checkpoint import CheckpointError, latest_checkpoint, read_state
 
@@ -64,13 +65,13 @@ def test_a_changed_state_is_refused(run: Path) -> None:
 def test_a_changed_byte_of_a_model_is_refused_by_both_loaders(run: Path) -> None:
     model = latest_checkpoint(run) / "model"
     names = file_hashes(model)
-    assert FILE not in names
+    assert SUMS_FILE not in names
     flip(model / "model.safetensors", -1)
     words = r"model is damaged: model\.safetensors was changed.*delete .*turngym\.sums"
     for load in (load_model, load_policy):
         with pytest.raises(ChangedFileError, match=words):
             load(model)
-    (model / FILE).unlink()
+    (model / SUMS_FILE).unlink()
     load_model(model)
 
 
@@ -88,17 +89,17 @@ def test_only_sizes_are_compared_where_reading_all_would_cost(run: Path, monkeyp
 def test_damaged_checksums_say_so_and_a_model_that_is_saved_again_drops_them(run: Path) -> None:
     model = latest_checkpoint(run) / "model"
     loaded = load_model(model)
-    flip(model / FILE, 20)
+    flip(model / SUMS_FILE, 20)
     with pytest.raises(ChangedFileError, match=r"turngym\.sums is damaged"):
         check_sums(model)
     save_model(loaded, model)
-    assert not (model / FILE).exists()
+    assert not (model / SUMS_FILE).exists()
     load_model(model)
 
 
 def test_damaged_weights_without_checksums_are_one_line(run: Path) -> None:
     model = latest_checkpoint(run) / "model"
-    (model / FILE).unlink()
+    (model / SUMS_FILE).unlink()
     weights = model / "model.safetensors"
     weights.write_bytes(b"\xff" * 100 + weights.read_bytes()[100:])
     with pytest.raises(ModelError, match="cannot load the model in"):
@@ -109,7 +110,7 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model = latest_checkpoint(run) / "model"
-    (model / FILE).unlink()
+    (model / SUMS_FILE).unlink()
     whole = load_file(model / "model.safetensors")
     assert "lm_head.weight" not in whole  # tied to the embedding, and so not missing
     load_model(model)
@@ -121,6 +122,11 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
         said = rf"its files lack the weights {min(gone)}.*; they would be random"
         with pytest.raises(ModelError, match=said):
             load_model(model)
+    save_file(whole, model / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 7}))
+    with pytest.raises(ModelError, match=r"have \S+embed_tokens\.weight as \[\d+, \d+\], its config.json says \["):
+        load_model(model)
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,26 @@ from turngym.trainers.contrib import guided_opd
 from turngym.trainers.losses import (
     SEQUENCE,
     TAILS,
-    ClippedAdvantage,
     JensenShannon,
     MixedKL,
+    bin_forward_kl,
+    bin_reverse_kl,
+    clipped_objective,
+    clipped_weight,
+    kl_k1,
+    raw_reverse_kl,
+)
+from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.token_losses import (
+    ClippedAdvantage,
     NegativeLogLikelihood,
     PolicyGradient,
     Regularized,
     SupportKL,
     TruncatedImportance,
-    bin_forward_kl,
-    bin_reverse_kl,
     bounded,
-    clipped_objective,
-    clipped_weight,
-    kl_k1,
-    raw_reverse_kl,
     with_dual_clip,
 )
-from turngym.trainers.run_config import ConfigError, DistillConfig
 
 LN2 = log(2)
 # student (1/2, 1/4 | 1/4) against teacher (1/4, 1/4 | 1/2): 1/4 ln 2 with the bin, 1/2 ln 2 without

@@ -25,7 +25,7 @@ from turngym.trainers.token_weights import (
     turn_weights,
 )
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 
 def test_trajectory_weights_by_hand(ragged):

@@ -8,9 +8,9 @@ import pytest
 
 from turngym.agents import load_world, play_episodes
 from turngym.trainers.model_shapes import SHAPES
-from turngym.trainers.training_costs import EPISODE_TOKEN, Workload, traffic
+from turngym.trainers.training_costs import EPISODE_TOKEN, StepWorkload, traffic
 
-WORK = Workload(episodes=64, turns=30, observation=150, response=100, micro_tokens=8192)
+WORK = StepWorkload(episodes=64, turns=30, observation=150, response=100, micro_tokens=8192)
 
 
 def test_one_process_receives_nothing() -> None:
@@ -21,7 +21,7 @@ def test_one_process_receives_nothing() -> None:
 
 def test_by_hand_on_eight() -> None:
     """8 episodes of 7,500 tokens a process: 8 passes of one episode (7.3 micro-batches of 8,192 tokens)."""
-    parameters, work = SHAPES["1.7B"].parameters, Workload(shard_teacher=True, teacher_dtype="bfloat16")
+    parameters, work = SHAPES["1.7B"].parameters, StepWorkload(shard_teacher=True, teacher_dtype="bfloat16")
     found = traffic(SHAPES["1.7B"], SHAPES["8B"], 8, work, top_k=20)
     assert found.to_play == pytest.approx(4 * parameters * 7 / 8)
     assert found.update == pytest.approx(3 * 8 * found.to_play)
@@ -31,7 +31,7 @@ def test_by_hand_on_eight() -> None:
     assert found.all == found.to_play + found.update + found.teacher + found.top_k + found.episodes
     assert traffic(SHAPES["1.7B"], None, 8, WORK).top_k == 0.0
     assert traffic(SHAPES["1.7B"], SHAPES["8B"], 8, WORK).teacher == 0.0
-    assert traffic(SHAPES["1.7B"], None, 8, Workload(rollout_dtype="bfloat16")).to_server == 2 * parameters
+    assert traffic(SHAPES["1.7B"], None, 8, StepWorkload(rollout_dtype="bfloat16")).to_server == 2 * parameters
 
 
 def test_an_episode_takes_about_so_many_bytes_a_token() -> None:

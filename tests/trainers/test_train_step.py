@@ -17,13 +17,13 @@ from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
 from turngym.trainers.batch import EmptyBatchError, pack
+from turngym.trainers.learning_rate import learning_rate
 from turngym.trainers.optimizer_step import (
     Epochs,
     Forward,
-    Schedule,
+    RunStep,
     UpdateResult,
     drawn_temperatures,
-    learning_rate,
     minibatches,
     run_epochs,
 )
@@ -176,12 +176,12 @@ def test_a_step_hands_on_what_was_kept(ragged: list[Episode], monkeypatch: pytes
     student: Any = scorers.student
     assert (student.model, student.vocab_size, student.temperature) == ("student", 60, 1.5)
     assert (student.max_tokens, student.chunk, student.packing) == (77, 33, "on")
-    model, _, batch, episodes, targets, algorithm, schedule, forward, critic = bench.asked[1]
+    model, _, batch, episodes, targets, algorithm, run_step, forward, critic = bench.asked[1]
     assert (model, batch.label_N.tolist(), episodes) == ("student", labels, kept)
     assert critic is bench.loop.critic
     assert targets.advantage_N is ONES
     assert algorithm is bench.trainer.algorithm
-    assert schedule == Schedule(config=OptimizerConfig(lr=0.5), step=4, total_steps=9)
+    assert run_step == RunStep(config=OptimizerConfig(lr=0.5), step=4, total_steps=9)
     assert forward == bench.loop._forward()
     assert bench.updated == [4]
     assert bench.loop.state.step == 4
@@ -396,7 +396,7 @@ def test_epochs_and_minibatches_by_hand(ragged: list[Episode], monkeypatch: pyte
     algorithm: Any = SimpleNamespace(name="mine", weight=weight, token_loss="loss", origins=("policy",), terms=(term,))
     config = OptimizerConfig(lr=1.0, ppo_epochs=2, minibatches=2, max_grad_norm=0.3, schedule="linear")
     given: Any = ("model", "optimizer", batch, ragged, targets, algorithm)
-    done = run_epochs(*given, Schedule(config=config, step=2, total_steps=4), Forward(micro_tokens=7), critic)  # type: ignore[arg-type]
+    done = run_epochs(*given, RunStep(config=config, step=2, total_steps=4), Forward(micro_tokens=7), critic)  # type: ignore[arg-type]
     assert [call["labels"] for call in calls] == [[10, 11, 12], [20, 21]] * 2
     first = calls[0]
     assert (first["model"], first["optimizer"], first["token_loss"]) == ("model", "optimizer", "loss")
@@ -426,10 +426,10 @@ def test_a_critic_learns_only_from_returns(ragged: list[Episode], monkeypatch: p
         origins=("policy",),
         terms=(),
     )
-    schedule = Schedule(config=OptimizerConfig(), step=1, total_steps=1)
+    run_step = RunStep(config=OptimizerConfig(), step=1, total_steps=1)
     for targets in (Targets(return_N=np.arange(5, dtype=np.float32)), Targets(value_N=ONES), Targets()):
         critic: Any = Critic()
-        done = run_epochs(None, None, pack(ragged), ragged, targets, algorithm, schedule, Forward(), critic)  # type: ignore[arg-type]
+        done = run_epochs(None, None, pack(ragged), ragged, targets, algorithm, run_step, Forward(), critic)  # type: ignore[arg-type]
         assert (critic.taught, list(done.critic_losses), done.critic_explained) == ([], [], None)
         assert done.fresh_N.all()
 

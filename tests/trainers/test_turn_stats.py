@@ -22,7 +22,7 @@ from turngym.trainers.turn_stats import (
     turn_stats,
 )
 
-repeatable = settings(max_examples=40, deadline=None, derandomize=True)
+repeatable = settings(derandomize=True)
 
 # A (failed): turn 0 has tokens 0.2, 0.4, turn 1 has 1.5; B (succeeded): turn 0 has 0.1, 0.1
 KL = np.array([0.2, 0.4, 1.5, 0.1, 0.1])

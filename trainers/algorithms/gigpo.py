@@ -1,6 +1,6 @@
 """GiGPO: a GRPO whose turns are compared too, with what other attempts at the task did in the same situation.
 
-Read next: trainers/group_advantage.py, trainers/losses.py, agents/playing/rollout.py.
+Read next: trainers/group_advantage.py, trainers/token_losses.py, agents/playing/rollout.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
-from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
+from turngym.trainers.losses import KL_ESTIMATORS
 from turngym.trainers.rewards import Reward, turn_rewards
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import TargetError, WithReference
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 FloatT = NDArray[np.float64]
@@ -267,7 +268,7 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -1,6 +1,6 @@
 """GRPO: policy gradients whose baseline is the mean reward of other attempts at the same task.
 
-Read next: trainers/group_advantage.py, trainers/losses.py.
+Read next: trainers/group_advantage.py, trainers/token_losses.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from turngym.core.numbers import Group, NotNegative, Number
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
-from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient, clipped_surrogate, clipped_weight
+from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import WithReference, WithSequences
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -97,7 +98,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

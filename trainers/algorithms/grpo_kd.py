@@ -14,9 +14,10 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, F
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
-from turngym.trainers.losses import KL_ESTIMATORS, PolicyGradient
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.losses import KL_ESTIMATORS
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -84,7 +85,7 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
         terms=terms,
         needs_reference=bool(config.kl_coef),
         teacher_mix=config.teacher_mix,
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

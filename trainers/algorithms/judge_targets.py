@@ -10,11 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, TopK
-from turngym.trainers.algorithm import Scorers, Targets, Told
+from turngym.trainers.algorithm import PrivilegedText, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.judge_votes import majority
+from turngym.trainers.privileged import (
+    Located,
+    batch_turns,
+    privileged_logprobs,
+    privileged_turns,
+    reader_of,
+    score_turns,
+)
 from turngym.trainers.targets import combined_advantage
-from turngym.trainers.told import Located, batch_turns, reader_of, score_turns, told_logprobs, told_turns
 
 
 def turn_scores(batch: RolloutBatch, episodes: Sequence[Episode]) -> NDArray[np.float32]:
@@ -56,23 +63,23 @@ class HintTargets:
     """s_t on each token: the judge's scores; None: 0."""
     w_reward: float = 1.0
     w_hint: float = 1.0
-    told: Told = field(default_factory=Told)
+    privileged: PrivilegedText = field(default_factory=PrivilegedText)
     """Who reads the hints: the live student teaches itself ([sdpo])."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         score_N = np.zeros(batch.tokens, np.float32) if self.own is None else self.own(batch, episodes)
-        hinted = told_turns(batch, episodes)
+        hinted = privileged_turns(batch, episodes)
         if self.k is not None:
             found = self._support(self.k, batch, episodes, hinted, scorers)
             return found if self.own is None else replace(found, advantage_N=score_N)
         if not hinted:
             return Targets(advantage_N=np.float32(self.w_reward) * score_N)
-        both = told_logprobs(batch, episodes, scorers, self.told)
+        both = privileged_logprobs(batch, episodes, scorers, self.privileged)
         ratio_N = both.gap_N
         if self.reject_below:
-            ratio_N[~up_to_rejection(batch, episodes, both.told_N, self.reject_below) & both.where_N] = 0.0
+            ratio_N[~up_to_rejection(batch, episodes, both.privileged_N, self.reject_below) & both.where_N] = 0.0
         advantage_N = combined_advantage(score_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_hint)
-        return Targets(advantage_N=advantage_N, label_logp_N=both.told_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=both.privileged_N)
 
     def _support(
         self,
@@ -82,25 +89,25 @@ class HintTargets:
         hinted: Sequence[Located],
         scorers: Scorers,
     ) -> Targets:
-        """The hinted teacher's top-K; elsewhere a placeholder that the mask takes out."""
+        """The hinted teacher's top-K, fewer in a small vocabulary; elsewhere a placeholder that the mask takes out."""
         where_N = np.zeros(batch.tokens, np.bool_)
         for _, _, tokens in hinted:
             where_N[tokens] = True
-        # half of the mass on K ids, so that every form of the KL is finite there
-        ids_NK = np.tile(np.arange(k, dtype=np.int64), (batch.tokens, 1))
-        logp_NK = np.full((batch.tokens, k), -np.log(2 * k), np.float32)
         if not hinted:
+            ids_NK, logp_NK = _placeholder(batch.tokens, 1)
             return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=where_N)
         # an id with a probability of 1 / n or more is among the n most likely ones
         asked = max(k, int(1 / self.reject_below)) if self.reject_below else k
         likely: list[TopK] = []
 
         def ask(rows: list[NDArray[np.int32]], positions: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-            likely.extend(reader_of(self.told, scorers).topk(rows, positions, asked))
+            likely.extend(reader_of(self.privileged, scorers).topk(rows, positions, asked))
             return [item.logp for item in likely]
 
         logp_HK = score_turns(hinted, ask)
         ids_HK = np.concatenate([item.ids for item in likely]).astype(np.int64)
+        # a vocabulary may have fewer ids than were asked for
+        ids_NK, logp_NK = _placeholder(batch.tokens, min(k, ids_HK.shape[1]))
         ids_NK[where_N], logp_NK[where_N] = ids_HK[:, :k], logp_HK[:, :k]
         tails, tail_N = [item.tail for item in likely if item.tail is not None], None
         if len(tails) == len(likely):
@@ -113,6 +120,13 @@ class HintTargets:
             label_N[where_N] = np.where(ids_HK == batch.label_N[where_N][:, None], logp_HK, -np.inf).max(axis=1)
             where_N = where_N & up_to_rejection(batch, episodes, label_N, self.reject_below)
         return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, topk_tail_N=tail_N, kl_mask_N=where_N)
+
+
+def _placeholder(tokens: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The ids and log-probabilities [tokens, width] of a support that says nothing: half of the mass is on it, so that
+    every form of the KL is finite."""
+    ids_NK = np.tile(np.arange(width, dtype=np.int64), (tokens, 1))
+    return ids_NK, np.full((tokens, width), -np.log(2 * width), np.float32)
 
 
 def up_to_rejection(

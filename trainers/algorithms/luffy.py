@@ -17,10 +17,11 @@ from turngym.core.numbers import Count, NotNegative, Number, Positive, Share, Si
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
-from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3, known_behavior, regularized
+from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_losses import known_behavior, regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 Shape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_a"]
@@ -339,7 +340,7 @@ def build(config: LuffyConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef or config.kl_reward_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

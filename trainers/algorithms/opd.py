@@ -1,6 +1,6 @@
 """Vanilla on-policy distillation: the student imitates the teacher on the states that the student itself reaches.
 
-Read next: trainers/targets.py, trainers/losses.py, trainers/lm_head.py, trainers/token_weights.py.
+Read next: trainers/targets.py, trainers/token_losses.py, trainers/lm_head.py, trainers/token_weights.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -38,7 +38,7 @@ def build(config: OpdConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

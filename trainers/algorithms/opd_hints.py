@@ -1,6 +1,6 @@
 """OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
 
-Read next: trainers/judge_votes.py, agents/judges/hints.py, trainers/algorithms/judge_targets.py.
+Read next: trainers/judge_votes.py, agents/judges/hinted_prompts.py, trainers/algorithms/judge_targets.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from typing import Literal
 from turngym.core.numbers import BelowOne, Million, NotNegative
 from turngym.core.protocols import Position
 from turngym.core.spec import Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Reader, TokenLoss, Told
+from turngym.trainers.algorithm import (
+    Algorithm,
+    AlgorithmSpec,
+    BuildContext,
+    FixedDepth,
+    PrivilegedText,
+    Reader,
+    TokenLoss,
+)
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns
-from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference, support_kl
+from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -71,12 +79,12 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         raise ConfigError("reader is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
     topk = config.form == "topk"
-    told = Told(position=config.position, reader=config.reader)
+    privileged = PrivilegedText(position=config.position, reader=config.reader)
     signal = HintTargets(
         k=context.distill.top_k if topk else None,
         reject_below=config.reject_below,
         own=None,
-        told=told,
+        privileged=privileged,
     )
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
@@ -94,11 +102,11 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         group=config.n,
         needs_teacher=context.has_teacher,
         judge="hint",
-        told=told,
-        needs_reference=bool(config.kl_coef) or told.needs_reference(has_teacher=context.has_teacher),
+        privileged=privileged,
+        needs_reference=bool(config.kl_coef) or privileged.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

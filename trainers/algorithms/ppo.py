@@ -16,11 +16,12 @@ from turngym.core.episode import Episode
 from turngym.core.numbers import NotNegative, Share
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.losses import PolicyGradient, kl_k3
+from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import against_critic, at_last_token
 from turngym.trainers.rewards import Reward, rewards, turn_rewards
-from turngym.trainers.run_config import CriticConfig, fingerprint
+from turngym.trainers.run_config import CriticConfig, checked_table
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -133,7 +134,7 @@ def build(config: PpoConfig, context: BuildContext) -> Algorithm:
         needs_reference=bool(config.kl_coef),
         critic=config.critic,
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

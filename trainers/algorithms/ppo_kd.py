@@ -15,10 +15,11 @@ from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
-from turngym.trainers.losses import PolicyGradient, kl_k3
+from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import Whitening
-from turngym.trainers.run_config import ConfigError, CriticConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, CriticConfig, checked_table
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -122,7 +123,7 @@ def build(
         needs_reference=bool(config.kl_coef),
         critic=None if minillm else config.critic,
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -17,16 +17,16 @@ from turngym.trainers.algorithm import (
     AlgorithmSpec,
     BuildContext,
     FixedDepth,
+    PrivilegedText,
     TokenLoss,
     TokenLosses,
     Tokens,
-    Told,
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, without
-from turngym.trainers.losses import PolicyGradient, Regularized
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference, support_kl
+from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -122,13 +122,13 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
     """
     low, high = config.clip
     topk = config.form == "topk"
-    told = Told(position=config.position)
+    privileged = PrivilegedText(position=config.position)
     signal = HintTargets(
         k=context.distill.top_k if topk else None,
         reject_below=config.reject_below,
         w_reward=config.w_reward,
         w_hint=config.w_hint,
-        told=told,
+        privileged=privileged,
     )
     loss: TokenLoss = PolicyGradient(
         eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
@@ -150,11 +150,11 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
         select=ScoredOrHinted(scored=ScoredTurns(mask_neutral=config.mask_neutral)),
         needs_teacher=context.has_teacher,
         judge="both",
-        told=told,
-        needs_reference=bool(config.kl_coef) or told.needs_reference(has_teacher=context.has_teacher),
+        privileged=privileged,
+        needs_reference=bool(config.kl_coef) or privileged.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

@@ -1,6 +1,6 @@
 """Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
 
-Read next: trainers/judge_votes.py, trainers/algorithms/judge_targets.py, trainers/losses.py.
+Read next: trainers/judge_votes.py, trainers/algorithms/judge_targets.py, trainers/token_losses.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from turngym.core.numbers import NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judge_votes import ScoredTurns
-from turngym.trainers.losses import PolicyGradient
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import WithReference
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -57,7 +57,7 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
         judge="score",
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

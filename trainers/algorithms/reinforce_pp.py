@@ -1,6 +1,6 @@
 """REINFORCE++: PPO without a critic, whose advantages are normalized over the whole batch.
 
-Read next: trainers/returns.py, trainers/losses.py.
+Read next: trainers/returns.py, trainers/token_losses.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from turngym.core.numbers import Million, NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
-from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.returns import at_last_token, rewards_to_go, whiten
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import initial_kl
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -87,7 +87,7 @@ def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:
         select=ComparableGroups(spread=False) if grouped else None,
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -1,6 +1,6 @@
 """RLOO: policy gradients whose baseline is the mean reward of the other attempts at the same task.
 
-Read next: trainers/group_advantage.py, trainers/losses.py.
+Read next: trainers/group_advantage.py, trainers/token_losses.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from turngym.core.numbers import Group, NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, episode_kl
-from turngym.trainers.losses import PolicyGradient
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import fingerprint
+from turngym.trainers.run_config import checked_table
+from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -92,7 +92,7 @@ def build(config: RlooConfig, context: BuildContext) -> Algorithm:
         select=ComparableGroups(spread=False),
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on demonstrations: makes the teachers and weak students of the embedded default.
 
-Read next: trainers/losses.py, trainers/token_weights.py, trainers/batch.py, trainers/optimizer_step.py.
+Read next: trainers/token_losses.py, trainers/token_weights.py, trainers/batch.py, trainers/optimizer_step.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from turngym.core.episode import Origin
 from turngym.core.numbers import NotNegative, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
-from turngym.trainers.losses import NegativeLogLikelihood
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import NoTargets
+from turngym.trainers.token_losses import NegativeLogLikelihood
 from turngym.trainers.token_weights import WEIGHTS
 
 
@@ -100,7 +100,7 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
             told=config.told,
         ),
         cut_recorded=False,  # a demonstration is imitated to its end
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

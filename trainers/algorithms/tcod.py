@@ -11,7 +11,7 @@ from typing import Literal
 
 from turngym.core.numbers import Count
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
-from turngym.trainers.run_config import ConfigError, fingerprint
+from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
 
@@ -121,7 +121,7 @@ def build(config: TcodConfig, context: BuildContext) -> Algorithm:
         weight=Static(trajectory_weights),
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(replace(config, schedule=schedule)), **fingerprint(context.distill)},
+        settings=checked_table(replace(config, schedule=schedule), context.distill),
     )
 
 

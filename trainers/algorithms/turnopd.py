@@ -32,7 +32,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.run_config import ConfigError, RunConfig, fingerprint
+from turngym.trainers.run_config import ConfigError, RunConfig, checked_table
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors
@@ -262,7 +262,7 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
         weight=token_weight(config),
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

@@ -1,6 +1,6 @@
 """AgentOPSD: GRPO whose advantage is larger in turns that move a belief in success the way the episode went.
 
-Read next: trainers/told.py, trainers/contrib/rlsd.py, trainers/algorithms/grpo.py.
+Read next: trainers/privileged.py, trainers/contrib/rlsd.py, trainers/algorithms/grpo.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    PrivilegedLogprobs,
     RolloutBatch,
-    ToldLogprobs,
 )
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
+from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
 
 Float64N = NDArray[np.float64]
 PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6
@@ -30,7 +30,7 @@ def belief_moves(gap_T: Float64N, prior: float) -> Float64N:
 
     logit V_t = logit V_{t-1} + gap_t, V_{-1} = `prior`; the move is V_t - V_{t-1}. `gap_T` is the sum of log q - log p
     over a turn's tokens, nats. A belief near 0 or 1 hardly moves.
-    Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+    Source: [agent-opsd]; docs/contrib_algorithms.md#belief-moves.
     """
     prior = min(max(prior, PRIOR_LEAST), 1.0 - PRIOR_LEAST)
     logit_T = np.log(prior / (1.0 - prior)) + np.cumsum(gap_T)
@@ -43,7 +43,7 @@ def turn_factors(move_T: Float64N, sign: float, *, lam: float, eps: float) -> Fl
     """1 - lam + lam clip(1 + eps sign z_t, 1 - eps, 1 + eps), z the moves as z-scores in their episode: float64 [T].
 
     z_t = (move_t - mean) / (std + 1e-6), the deviation that of the population; a single turn has 0.
-    Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+    Source: [agent-opsd]; docs/contrib_algorithms.md#belief-moves.
 
     Args:
         move_T: how far each turn [T] of one episode moved the belief in success.
@@ -59,13 +59,13 @@ def turn_factors(move_T: Float64N, sign: float, *, lam: float, eps: float) -> Fl
 class Believed:
     """A_i = A_j times the `turn_factors` of its turn; the prior of a group is its share of successes.
 
-    Source: [agent-opsd]; docs/algorithms.md#belief-moves.
+    Source: [agent-opsd]; docs/contrib_algorithms.md#belief-moves.
     """
 
     lam: float
     eps: float
 
-    def __call__(self, advantage_N: Float64N, logp: ToldLogprobs, batch: RolloutBatch, step: int) -> Float64N:
+    def __call__(self, advantage_N: Float64N, logp: PrivilegedLogprobs, batch: RolloutBatch, step: int) -> Float64N:
         changed_N, gap_N = advantage_N.copy(), logp.gap_N.astype(np.float64)
         for episode in np.unique(batch.episode_N):
             mine_N = np.flatnonzero(batch.episode_N == episode)
@@ -78,7 +78,7 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOpsdConfig(ToldGroupConfig):
+class AgentOpsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to turns by how they move a belief in success."""
 
     lam: Share = 0.5
@@ -92,19 +92,19 @@ def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
 
     A_j is the group-relative advantage, z_t the z-score, among the turns of the episode, of how far turn t moves the
     belief V: logit V_t = logit V_{t-1} + sum_i (log q - log p) over its tokens, from the group's share of successes on.
-    Source: [agent-opsd]; docs/algorithms.md#agent-opsd.
+    Source: [agent-opsd]; docs/contrib_algorithms.md#agent-opsd.
     Differs from the paper: its code was read, not its text. There the prior is the group's mean return, cut to below 1,
     which with 10 for a success is the cut in nearly every group; here it is the share of successes that its comments
     mean. Its scripts for WebShop and Search move a belief token by token within a turn; here it is always turn by turn,
     as in its script for ALFWorld and as its page describes it. What the harness of all five does otherwise:
-    `ToldGroupConfig`.
+    `PrivilegedGroupConfig`.
     """
     change = Believed(lam=config.lam, eps=config.eps)
-    return told_group(
+    return privileged_group(
         config,
         context,
         name="agent-opsd",
-        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
+        target_fn=PrivilegedAdvantage(target_fn=config.compared(), privileged=config.privileged, change=change),
         token_loss=config.surrogate,
     )
 

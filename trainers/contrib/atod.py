@@ -25,7 +25,7 @@ from turngym.trainers import (
     Reward,
     RolloutBatch,
     blend_alpha,
-    fingerprint,
+    checked_table,
 )
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
@@ -38,7 +38,7 @@ def turn_factors(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     For each turn of each episode: D = max(0, mean_i (log p - log q)), the sampled reverse KL, and U = mean_i -log p,
     the student's sampled entropy, both nats per token. u = 1 + strength (D / max D + U / max U) / 2, divided by its
     mean over the batch's tokens, so that the loss keeps its scale. A maximum of 0 leaves its term out.
-    Source: [atod]; docs/algorithms.md#turn-reweighting.
+    Source: [atod]; docs/contrib_algorithms.md#turn-reweighting.
 
     Args:
         batch: whose turns are weighed.
@@ -64,7 +64,7 @@ def _of_largest(values_t: FloatN) -> FloatN:
 class Annealing:
     """w_reward = floor + (1 - floor) alpha_k and w_teacher = 1 - alpha_k; alpha_k runs from 0 to 1 over [start, end].
 
-    Source: [atod]; docs/algorithms.md#annealed-combination.
+    Source: [atod]; docs/contrib_algorithms.md#annealed-combination.
     """
 
     total: int
@@ -116,7 +116,7 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
     A_i = w_reward A^reward_j + w_teacher u_t (log q - log p), w_teacher = 1 - alpha_k, w_reward = floor + (1 - floor)
     alpha_k, alpha_k = clip((k / K - start) / (end - start), 0, 1); u_t grows with the turn's disagreement (sampled
     reverse KL) and the student's uncertainty there (sampled entropy), with mean 1.
-    Source: [atod]; docs/algorithms.md#atod.
+    Source: [atod]; docs/contrib_algorithms.md#atod.
     Differs from the paper: only its abstract could be had. That distillation dominates at first and reinforcement is
     strengthened, and that turns are softly weighted by disagreement and uncertainty, is the paper's; the linear
     schedule, the formula of the weights, whose uncertainty it is and all defaults are our reading.
@@ -138,7 +138,7 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
         group=config.n,
         select=ComparableGroups(spread=False),
         to_the_end=True,
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

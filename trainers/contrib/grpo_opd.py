@@ -27,8 +27,8 @@ from turngym.trainers import (
     RolloutBatch,
     Scorers,
     Targets,
+    checked_table,
     combined_advantage,
-    fingerprint,
     label_logprobs,
 )
 
@@ -40,7 +40,7 @@ class CombinedAdvantage:
     """`combined_advantage` of the group-relative advantage of the episode and the teacher's log-ratio at the label.
 
     The student is taken before the update.
-    Source: [openclaw-rl], [slime]; docs/algorithms.md#combined-advantage.
+    Source: [openclaw-rl], [slime]; docs/contrib_algorithms.md#combined-advantage.
     """
 
     reward: Reward = "return"
@@ -103,7 +103,7 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
     eps_low, 1 + eps_high)), r_i the probability ratio to the behavior policy. p is the student before the update.
     Groups whose rewards do not differ stay: the teacher's part still teaches there. Groups of which failed episodes
     leave less than two go.
-    Source: [openclaw-rl], [slime]; docs/algorithms.md#grpo-opd.
+    Source: [openclaw-rl], [slime]; docs/contrib_algorithms.md#grpo-opd.
     Differs from the paper: every token gets both parts. OpenClaw-RL's code gives a turn's judged score without a group
     and the log-ratio of a teacher that has read a hint, each mostly on samples of its own; slime subtracts the k1
     estimate of the KL, which is the same sum. No KL to the initial policy.
@@ -119,7 +119,7 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
         token_loss=PolicyGradient(eps_low=low, eps_high=high),
         group=config.n,
         select=ComparableGroups(spread=False),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -23,9 +23,9 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     bin_forward_kl,
+    checked_table,
     distillation,
-    fingerprint,
-    refused,
+    was_refused,
 )
 
 ORIGINS: tuple[Origin, ...] = ("policy", "demonstration")
@@ -38,7 +38,7 @@ class GuidedLoss:
 
     Without a support (`form=sampled`) that is its sampled form, -log p(label): imitation of what the teacher said. The
     teacher's tokens have no importance ratio: nobody corrects for a label that stands for its own distribution.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns. Diagnostics: those of `loss`, and `guided` (0 or 1).
+    Source: [guided-opd]; docs/contrib_algorithms.md#guided-turns. Diagnostics: those of `loss`, and `guided` (0 or 1).
     """
 
     loss: TokenLoss
@@ -60,7 +60,7 @@ class CosineGuide:
     """The teacher's share of the turns at `step` (1-based) of a run of `total` steps, in [0, start].
 
     share = start (1 + cos(pi min(k / (ratio K), 1))) / 2: near `start` at first, 0 from the `ratio` of training on.
-    Source: [guided-opd]; docs/algorithms.md#guided-turns.
+    Source: [guided-opd]; docs/contrib_algorithms.md#guided-turns.
     """
 
     total: int
@@ -81,7 +81,7 @@ def supervised(episodes: Sequence[Episode]) -> list[Episode]:
         for episode in episodes
         if not episode.status.is_error
         and any(
-            turn.origin in ORIGINS and turn.excluded is None and turn.response_length and not refused(turn)
+            turn.origin in ORIGINS and turn.excluded is None and turn.response_length and not was_refused(turn)
             for turn in episode.turns
         )
     ]
@@ -104,7 +104,7 @@ def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:
 
     share_k = start (1 + cos(pi min(k / (ratio K), 1))) / 2. Turns of the student: the loss of opd; turns of the
     teacher, which are not on-policy: forward KL to the teacher, without an importance ratio. One mean over both.
-    Source: [guided-opd]; docs/algorithms.md#guided-opd.
+    Source: [guided-opd]; docs/contrib_algorithms.md#guided-opd.
     Differs from the paper: its abstract was read, and its method in two descriptions by others (a share for each turn,
     the cosine, ratio 0.8, forward KL on the teacher's turns; one of them imitates what the teacher said, which is
     `form=sampled` here). The tail bin in both KLs, the mean over both kinds of turns, and that what the environment
@@ -122,7 +122,7 @@ def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:
         guide=CosineGuide(total=context.run.steps, start=config.start, ratio=config.ratio),
         to_the_end=True,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

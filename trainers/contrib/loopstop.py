@@ -26,8 +26,8 @@ from turngym.trainers import (
     DepthPlan,
     DepthState,
     RolloutBatch,
+    checked_table,
     distillation,
-    fingerprint,
 )
 
 
@@ -59,7 +59,7 @@ def loop_stats(batch: RolloutBatch, episodes: Sequence[Episode], kl_N: NDArray[n
     """What a step says about loops: a token is in a loop if its turn comes after `loop_end`.
 
     The turn that closes the loop is still outside: an episode that is ended there has it, too. `kl_N` [N] nats;
-    `episodes[batch.source_E[e]]` is the batch's episode e. Source: docs/algorithms.md#leaving-loops.
+    `episodes[batch.source_E[e]]` is the batch's episode e. Source: docs/contrib_algorithms.md#leaving-loops.
     """
     ends = [loop_end(episodes[source].turns) for source in batch.source_E]
     end_E = np.array([np.iinfo(np.int64).max if end is None else end for end in ends], dtype=np.int64)
@@ -77,7 +77,7 @@ class LoopDepth:
     r_k = rho r_{k-1} + (1 - rho) KL_loop / KL_rest, the mean KL per token of turns after `loop_end` over that of all
     others (r_1 is the first ratio). Episodes leave loops at step k where r_{k-1} < 1: the marginal value of going on is
     then below the mean, so that the same turns teach more in a new episode. Where they do not, all of them measure.
-    That is Charnov's marginal value theorem (1976). Source: docs/algorithms.md#leaving-loops.
+    That is Charnov's marginal value theorem (1976). Source: docs/contrib_algorithms.md#leaving-loops.
     """
 
     h_max: int
@@ -129,7 +129,7 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
     """Vanilla OPD whose episodes end where they loop (`LoopDepth`).
 
     loss = sum_i w_i l_i as in `opd.build`: where loops teach as much as other turns it is OPD itself.
-    Source: docs/algorithms.md#loopstop.
+    Source: docs/contrib_algorithms.md#loopstop.
     Differs from the paper: there is none, the algorithm is ours.
     """
     signal, token_loss = distillation(context.distill)
@@ -140,7 +140,7 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings={**fingerprint(config), **fingerprint(context.distill)},
+        settings=checked_table(config, context.distill),
     )
 
 

@@ -54,11 +54,11 @@ Ends = tuple[tuple[int, ...], tuple[int, ...]]
 """`token_ends` of the student's and of the teacher's tokens of a span, from where it begins; below 0 if unknown."""
 LIKELY = 50
 """How many of the teacher's likeliest ids are read where only the probability of what was said is asked for."""
-MOST = 64
+MOST_PIECES = 64
 """Most ids among which a piece of text is divided."""
-SMALL = math.log(0.01)
+LEAST_DIVIDED = math.log(0.01)
 """Pieces less likely than this are not divided but left to the tail: they are not worth reading the student for."""
-UNKNOWN = math.log(1e-7)
+UNKNOWN_TAIL = math.log(1e-7)
 """Stands for a tail of which nothing is known but that it is small."""
 CACHE = 1 << 14
 """Most responses whose alignment is kept, and most pieces of text: the same few are said again and again."""
@@ -137,7 +137,7 @@ def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
     """The smallest spans whose ends both sides share, from the `token_ends` of each.
 
     Tokens behind the last shared end are in none.
-    Source: [gold]; docs/algorithms.md#other-vocabularies.
+    Source: [gold]; docs/contrib_algorithms.md#other-vocabularies.
     """
     # the last token with an end: tokens without text belong to what they follow
     mine = {end: count for count, end in enumerate(student, 1)}
@@ -185,7 +185,7 @@ class Beginnings:
         it would have said these at once."""
         later = islice(self.sorted, bisect_left(self.sorted, piece), None)
         found = [self.texts[text] for text in sorted(takewhile(lambda text: text.startswith(piece), later), key=len)]
-        return tuple(number for number in found if not own or number not in self.shared)[:MOST]
+        return tuple(number for number in found if not own or number not in self.shared)[:MOST_PIECES]
 
     def _ids(self, piece: str, own: bool) -> tuple[int, ...]:
         """Ids whose text begins with `piece`; if there are none, the longest id with which `piece` begins."""
@@ -296,7 +296,7 @@ class Pieces:
         # within a token of the teacher only what begins as the text does is possible; how likely others than its
         # likeliest ids do is not known
         known = float(np.logaddexp.reduce([piece.logq for piece in pieces]))
-        return [replace(piece, logq=piece.logq - known) for piece in pieces], UNKNOWN
+        return [replace(piece, logq=piece.logq - known) for piece in pieces], UNKNOWN_TAIL
 
     def _left(self, span: _Span, start: int, here: int, other: int, logq: float) -> Piece | None:
         """What the student says at `start` of the span where the teacher leaves its text at `here`, with id `other`."""
@@ -342,7 +342,7 @@ def divided(pieces: Sequence[Piece], logp: dict[int, float]) -> dict[int, float]
 
     Each piece is divided among its ids as the student divides them: q~(a) = sum_u q(u) p(a) / sum_{a' in A(u)} p(a').
     With these q~, any divergence of the two, and its gradient, is that over the pieces.
-    Source: docs/algorithms.md#other-vocabularies.
+    Source: docs/contrib_algorithms.md#other-vocabularies.
     """
     found: dict[int, float] = {}
     for piece in pieces:
@@ -435,7 +435,7 @@ class _Reading:
                     found[token] = self.pieces.merged(span, token - span.first, label, there)
         kept: dict[int, tuple[list[Piece], float]] = {}
         for token, (pieces, rest) in found.items():
-            divisible = [len(piece.ids) == 1 or piece.logq > SMALL for piece in pieces]
+            divisible = [len(piece.ids) == 1 or piece.logq > LEAST_DIVIDED for piece in pieces]
             if any(divisible):
                 lost = [piece.logq for piece, stays in zip(pieces, divisible, strict=True) if not stays]
                 kept[token] = [*compress(pieces, divisible)], _total([rest, *lost])
@@ -662,7 +662,7 @@ def of_other_vocabulary(
         reader: writes episodes as the teacher's ids.
         sizes: rows of the LM heads (student's, teacher's).
     """
-    if algorithm.teacher_mix or algorithm.guide is not None or algorithm.told is not None:
+    if algorithm.teacher_mix or algorithm.guide is not None or algorithm.privileged is not None:
         raise ConfigError(
             f"distill vocabulary is other, but the teacher of {algorithm.name} plays or reads hints, in the student's "
             "ids; valid: same"

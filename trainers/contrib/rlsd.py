@@ -1,6 +1,6 @@
 """RLSD: GRPO whose advantage is larger on tokens that the policy, told a skill, finds in line with the outcome.
 
-Read next: trainers/told.py, trainers/algorithms/grpo.py.
+Read next: trainers/privileged.py, trainers/algorithms/grpo.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from turngym.trainers import (
     Algorithm,
     AlgorithmSpec,
     BuildContext,
+    PrivilegedLogprobs,
     RolloutBatch,
-    ToldLogprobs,
 )
-from turngym.trainers.contrib.told_group import ToldAdvantage, ToldGroupConfig, told_group
+from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
 
 Float64N = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, ep
 
     `gap_N` = log q - log p of the label, nats. After a success tokens that the told policy finds likelier count more,
     after a failure those that it finds less likely. The sign stays, and no token changes by more than lam eps.
-    Source: [rlsd]; docs/algorithms.md#directed-advantage.
+    Source: [rlsd]; docs/contrib_algorithms.md#directed-advantage.
 
     Args:
         advantage_N: the group-relative advantage [N].
@@ -45,20 +45,20 @@ def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, ep
 class Directed:
     """`directed_advantage` with lam falling linearly to 0: lam max(1 - step / fade, 0); always lam where `fade` is 0.
 
-    Source: [rlsd]; docs/algorithms.md#directed-advantage.
+    Source: [rlsd]; docs/contrib_algorithms.md#directed-advantage.
     """
 
     lam: float
     eps: float
     fade: int
 
-    def __call__(self, advantage_N: Float64N, logp: ToldLogprobs, batch: RolloutBatch, step: int) -> Float64N:
+    def __call__(self, advantage_N: Float64N, logp: PrivilegedLogprobs, batch: RolloutBatch, step: int) -> Float64N:
         lam = self.lam * max(1.0 - step / self.fade, 0.0) if self.fade else self.lam
         return directed_advantage(advantage_N, logp.gap_N.astype(np.float64), lam=lam, eps=self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RlsdConfig(ToldGroupConfig):
+class RlsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to tokens by a policy that was told something."""
 
     lam: Share = 0.5
@@ -74,17 +74,17 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
 
     A_j is the group-relative advantage, gap_i = log q - log p of the label, q the policy with the text in its prompt;
     where nothing was told the gap is 0 and A_i = A_j.
-    Source: [rlsd]; docs/algorithms.md#rlsd.
+    Source: [rlsd]; docs/contrib_algorithms.md#rlsd.
     Differs from the paper: read in SDAR's code and in a reimplementation by others, which agree on lam and eps. Both
     let lam fall to 0 over 50 steps by default, SDAR's scripts over 100, the default here; `fade` 0 is a constant lam.
-    What the harness of all five does otherwise: `ToldGroupConfig`.
+    What the harness of all five does otherwise: `PrivilegedGroupConfig`.
     """
     change = Directed(lam=config.lam, eps=config.eps, fade=config.fade)
-    return told_group(
+    return privileged_group(
         config,
         context,
         name="rlsd",
-        target_fn=ToldAdvantage(target_fn=config.compared(), told=config.told, change=change),
+        target_fn=PrivilegedAdvantage(target_fn=config.compared(), privileged=config.privileged, change=change),
         token_loss=config.surrogate,
     )
 

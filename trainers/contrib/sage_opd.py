@@ -27,7 +27,7 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     batch_turns,
-    fingerprint,
+    checked_table,
     majority,
     support_kl,
 )
@@ -40,7 +40,7 @@ def gate(turn: Turn, weak: float) -> float:
     """How much the teacher intervenes in a turn: 0 where the judge found it good, `weak` where neither, 1 where bad.
 
     1 too where nobody could judge: without a verdict it is plain distillation.
-    Source: [sage-opd]; docs/algorithms.md#intervention-weights.
+    Source: [sage-opd]; docs/contrib_algorithms.md#intervention-weights.
     """
     if not turn.judge_scores:
         return 1.0
@@ -54,7 +54,7 @@ class Intervention:
 
     f_i = g_t c_i / mean(g c), g_t the turn's `gate`, c_i the probability of the teacher's most likely id (1 without
     `confidence`).
-    Source: [sage-opd]; docs/algorithms.md#intervention-weights.
+    Source: [sage-opd]; docs/contrib_algorithms.md#intervention-weights.
     """
 
     k: int = 50
@@ -104,7 +104,7 @@ def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
 
     l_i = f_i KL_S(p || q), f_i = g_t c_i / mean(g c): g_t is 0 for a turn judged good, `weak` for one judged neither,
     1 for one judged bad, or not at all; c_i = max_v q_v.
-    Source: [sage-opd]; docs/algorithms.md#sage-opd.
+    Source: [sage-opd]; docs/contrib_algorithms.md#sage-opd.
     Differs from the paper: only its abstract and a summary by others could be had, which have the judgment from what
     the environment said (skip, weak, strong), the teacher's top-1 probability, and a mean weight of 1 over the batch.
     The paper's judge is the teacher itself with a prompt; here it is any judge of scores (rules by default, `--judge
@@ -124,7 +124,7 @@ def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
         token_loss=Reweighted(loss=support_kl(distill)),
         judge="score",
         distill_temperature=distill.temperature,
-        settings={**fingerprint(config), **fingerprint(distill)},
+        settings=checked_table(config, distill),
     )
 
 

@@ -1,6 +1,6 @@
 """SDAR: GRPO, and beside it the likelihood of tokens that the policy finds better once it is told a skill.
 
-Read next: trainers/told.py, trainers/algorithms/grpo.py.
+Read next: trainers/privileged.py, trainers/algorithms/grpo.py.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
 )
-from turngym.trainers.contrib.told_group import LOGP, WHERE, ToldGroupConfig, WithTold, told_group
+from turngym.trainers.contrib.privileged_group import (
+    LOGP,
+    WHERE,
+    PrivilegedGroupConfig,
+    WithPrivileged,
+    privileged_group,
+)
 
 
-def gated_likelihood(logp_N: Tensor, told_logp_N: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def gated_likelihood(logp_N: Tensor, privileged_logp_N: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """l_i = g_i (log q - log p), g_i = sigmoid(beta (log q - log p)) detached: loss [N], nats, and the gate [N].
 
     `logp_N` has the gradient, which is that of -g_i log p: likelier becomes what the told policy finds likelier, and a
     token that it finds less likely is left alone rather than pushed down.
-    Source: [sdar]; docs/algorithms.md#gated-likelihood.
+    Source: [sdar]; docs/contrib_algorithms.md#gated-likelihood.
     """
-    gap_N = told_logp_N.detach() - logp_N
+    gap_N = privileged_logp_N.detach() - logp_N
     gate_N = torch.sigmoid(beta * gap_N.detach())
     return gate_N * gap_N, gate_N
 
@@ -38,7 +44,7 @@ def gated_likelihood(logp_N: Tensor, told_logp_N: Tensor, beta: float) -> tuple[
 class Gated:
     """l_i = loss_i + coef `gated_likelihood`_i where the turn was told something.
 
-    Source: [sdar]; docs/algorithms.md#gated-likelihood.
+    Source: [sdar]; docs/contrib_algorithms.md#gated-likelihood.
     Diagnostics: those of `loss`; `gate` and `told_gap` (nats), NaN where nothing was told.
     """
 
@@ -47,17 +53,20 @@ class Gated:
     beta: float
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        inner, told_n = self.loss(tokens), tokens.extra[WHERE]
+        inner, privileged_n = self.loss(tokens), tokens.extra[WHERE]
         own_n, gate_n = gated_likelihood(tokens.logp_n, tokens.extra[LOGP], self.beta)
         gap_n = tokens.extra[LOGP] - tokens.logp_n.detach()
         shown = {
-            name: torch.where(told_n > 0, value, torch.nan) for name, value in (("gate", gate_n), ("told_gap", gap_n))
+            name: torch.where(privileged_n > 0, value, torch.nan)
+            for name, value in (("gate", gate_n), ("told_gap", gap_n))
         }
-        return TokenLosses(loss_n=inner.loss_n + self.coef * told_n * own_n, diagnostics={**inner.diagnostics, **shown})
+        return TokenLosses(
+            loss_n=inner.loss_n + self.coef * privileged_n * own_n, diagnostics={**inner.diagnostics, **shown}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SdarConfig(ToldGroupConfig):
+class SdarConfig(PrivilegedGroupConfig):
     """GRPO with gated self-distillation of a policy that was told something."""
 
     coef: NotNegative = 0.01
@@ -71,16 +80,16 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
 
     q is the policy with the text in its prompt, before the update; g_i = sigmoid(beta (log q - log p)), detached, p the
     student as it is in the update.
-    Source: [sdar]; docs/algorithms.md#sdar.
+    Source: [sdar]; docs/contrib_algorithms.md#sdar.
     Differs from the paper: its code was read, not its text. Its functions' own default of coef is 0.1; 0.01 is what all
     its scripts run. An invalid action costs what the environment says, there 0.1. Turns without a text have no second
-    term. What the harness of all five does otherwise: `ToldGroupConfig`.
+    term. What the harness of all five does otherwise: `PrivilegedGroupConfig`.
     """
-    return told_group(
+    return privileged_group(
         config,
         context,
         name="sdar",
-        target_fn=WithTold(target_fn=config.compared(), told=config.told),
+        target_fn=WithPrivileged(target_fn=config.compared(), privileged=config.privileged),
         token_loss=Gated(loss=config.surrogate, coef=config.coef, beta=config.beta),
     )
 

@@ -23,7 +23,7 @@ from turngym.trainers import (
     PolicyGradient,
     Reward,
     RolloutBatch,
-    fingerprint,
+    checked_table,
 )
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
@@ -37,7 +37,7 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
 
     d_k = mean_i |log p - log q| over turn k, nats per token; w_k = min((d_1 + 1e-6) / (d_k + 1e-6), 1 + delta), so that
     w_1 = 1. The first turn is the episode's first that has tokens to train on.
-    Source: [sod]; docs/algorithms.md#distance-weights.
+    Source: [sod]; docs/contrib_algorithms.md#distance-weights.
 
     Args:
         batch: whose turns are weighed.
@@ -79,7 +79,7 @@ def build(config: SodConfig, context: BuildContext) -> Algorithm:
     A_i = (r_j - mean_g) / (std_g + 1e-6) + coef w_k (log q - log p), w_k = min(d_1 / d_k, 1 + delta), d_k the mean
     |log p - log q| of turn k; l_i = max(-A r_i, -A clip(r_i, 1 - eps_low, 1 + eps_high)), r_i the probability ratio to
     the behavior policy. p is the student before the update.
-    Source: [sod]; docs/algorithms.md#sod.
+    Source: [sod]; docs/contrib_algorithms.md#sod.
     Differs from the paper: groups of 8 where its script has 16; no penalty for long responses in the reward. A turn is
     a response, as in its code a run of tokens that are not the tool's; a teacher's or an expert's turn before the
     first of the student's is none.
@@ -98,7 +98,7 @@ def build(config: SodConfig, context: BuildContext) -> Algorithm:
         token_loss=PolicyGradient(eps_low=low, eps_high=high),
         group=config.n,
         select=ComparableGroups(spread=False),
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.errors import TurngymError
-from turngym.core.provenance import FILE
+from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import read_toml
 from turngym.trainers.algorithm import Blended, DepthPlan
 from turngym.trainers.algorithms.turnopd import (
@@ -56,7 +56,7 @@ def probe_stats_of(row: Row) -> DepthStats | None:
     )
 
 
-class Replay:
+class ControllerReplay:
     """A controller led along the rows of a run; a probe without statistics measures nothing.
 
     `compared` steps were recorded; in `differing` ones cap, probe, H_eff or H_cov differ, or Hbar by more than
@@ -139,13 +139,13 @@ class Controlled:
 
 def run_controls(folder: Path) -> Controlled:
     """The controller and the blend of the run in `folder`, from its `config.toml`; never an error."""
-    if not (folder / FILE).is_file():
-        return Controlled(note=f"no {FILE} in {folder}")
+    if not (folder / CONFIG_FILE).is_file():
+        return Controlled(note=f"no {CONFIG_FILE} in {folder}")
     try:
-        table = read_toml(folder / FILE)
+        table = read_toml(folder / CONFIG_FILE)
         if table.get("algorithm") != "turnopd":
             return Controlled()
-        config = train_config("turnopd", table, str(folder / FILE))
+        config = train_config("turnopd", table, str(folder / CONFIG_FILE))
         own, steps = cast(TurnOpdConfig, config.own), config.run.steps
         controller, weight = depth_controller(own, config.loop), token_weight(own)
     except (TurngymError, ValueError) as error:

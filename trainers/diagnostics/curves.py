@@ -180,7 +180,7 @@ SECONDS = ("time/rollout_s", "time/teacher_s", "time/update_s", "time/step_s")
 SCALARS: tuple[str, ...] = (*SECONDS, "depth/cap", "depth/hbar", "depth/h_eff", "depth/h_cov", "gap_mean", "gap_max")
 SCALARS += ("success", "turns_mean", "tokens", "kl_raw", "staleness_mean")
 DERIVED = ("alpha", "deep_weight")
-MOST = ("gap_max",)
+GREATEST_OF_BIN = ("gap_max",)
 """Statistics of which a bin keeps the greatest value; of all others it keeps the mean."""
 
 
@@ -214,7 +214,7 @@ class StepSums:
         names = (*SCALARS, *DERIVED)
         self.sums = {name: np.zeros((2, len(self.ends))) for name in names}
         self.parts = {name: np.zeros((2, len(self.phases))) for name in names}
-        self.most = {name: np.full(len(self.ends), np.nan) for name in MOST}
+        self.most = {name: np.full(len(self.ends), np.nan) for name in GREATEST_OF_BIN}
         self.total = dict.fromkeys((*SECONDS, "time/eval_s", "tokens", "turns"), 0.0)
         self.steps, self.episodes = 0, 0.0
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.trainers.algorithms.turnopd import DepthConfig, divergence_mass
-from turngym.trainers.diagnostics.controller_replay import NEEDED, Replay, variants
+from turngym.trainers.diagnostics.controller_replay import NEEDED, ControllerReplay, variants
 from turngym.trainers.diagnostics.curves import (
     Alpha,
     ByTurn,
@@ -159,7 +159,7 @@ class Diagnosis:
     horizon: Horizon | None
     variants: tuple[Variant, ...]
     """Empty where no probe can be measured again; the first is the run's own setting."""
-    replay: Replay | None
+    replay: ControllerReplay | None
     """Replay with the run's own settings, against what it recorded; None for a run without a depth controller."""
 
 
@@ -184,7 +184,7 @@ def diagnose(
     settings = variants(depth or DepthConfig(h_max=full, h_min=min(2, full)), "defaults" if depth is None else "as set")
     turns, steps, time = CurveSums(shape), StepSums(shape, alpha), StepTimeSums()
     replays = (
-        {name: Replay(config, bins) for name, config in settings.items()}
+        {name: ControllerReplay(config, bins) for name, config in settings.items()}
         if replayable(shape, depth, controlled)
         else {}
     )
@@ -195,15 +195,17 @@ def diagnose(
         for item in replays.values():
             item.add(row)
     # ends: they compute
-    found, line, over = turns.result(), time.result(), steps.result()
+    by_turn, line, over = turns.result(), time.result(), steps.result()
     return Diagnosis(
         shape=shape,
-        by_turn=found,
-        regimes={phase: made for phase, curves in found.curves.items() if (made := regime_of(curves)) is not None},
+        by_turn=by_turn,
+        regimes={
+            phase: regime for phase, curves in by_turn.curves.items() if (regime := regime_of(curves)) is not None
+        },
         over_steps=over,
         time=line,
-        horizon=horizon(found.curves[ALL], line, over.episodes),
-        variants=tuple(_variant(name, item, found) for name, item in replays.items()),
+        horizon=horizon(by_turn.curves[ALL], line, over.episodes),
+        variants=tuple(_variant(name, item, by_turn) for name, item in replays.items()),
         replay=next(iter(replays.values()), None) if controlled else None,
     )
 
@@ -219,7 +221,7 @@ def replayable(shape: RunShape, depth: DepthConfig | None, controlled: bool) -> 
     return set(NEEDED) <= shape.columns and (controlled or always_full)
 
 
-def _variant(name: str, item: Replay, found: ByTurn) -> Variant:
+def _variant(name: str, item: ControllerReplay, found: ByTurn) -> Variant:
     return Variant(
         name=name,
         hbar_B=item.hbar_B,

@@ -17,16 +17,16 @@ from typing import Any
 
 from turngym.agents.judges.judge_settings import UrlJudge
 from turngym.agents.judges.judges import WORDS, is_plain, make_judge
-from turngym.agents.proxy.conversation import ChatListRenderer
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
 from turngym.agents.proxy.turn_records import ToolCall, Tools, messages_from_json
 from turngym.agents.rendering.conversation import Message
 from turngym.agents.rendering.skills import HINT_HEAD
+from turngym.core.background_threads import SupervisedThread
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, judgments, separate
-from turngym.core.supervised import SupervisedThread
-from turngym.trainers.algorithm import Algorithm, Told
+from turngym.trainers.algorithm import Algorithm, PrivilegedText
 from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
 from turngym.trainers.live.proxy_options import LearningProxy
 from turngym.trainers.live.sessions import BACKLOG
@@ -135,7 +135,7 @@ def make_session_judge(
     hints = SessionHints(
         renderer=renderer,
         max_context=max_context,
-        position=(algorithm.told or Told()).position,
+        position=(algorithm.privileged or PrivilegedText()).position,
     )
     # a turn costs two questions there
     questions = 2 if kind == "both" else 1

@@ -25,7 +25,7 @@ from turngym.trainers.train_config import Learns, Method, usual_lr, with_method
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
 """Algorithms that can learn from sessions."""
 DEFAULT = "prm-rl"
-PARTS = frozenset({"teacher", "frozen", "reference", "distill", "judge", "dual_clip"})
+READ_TABLES = frozenset({"teacher", "frozen", "reference", "distill", "judge", "dual_clip"})
 """What they read besides their own settings; an environment, its expert and its rewards a proxy has not."""
 
 
@@ -106,8 +106,8 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        more = {**asdict(self.part("reference")), "dual_clip": self.part("dual_clip"), "seed": self.seed}
-        return RunConfig(**{**asdict(self.run), **more, "eval_every": 0})
+        own = {"reference": self.part("reference"), "seed": self.seed, "eval_every": 0}
+        return RunConfig(**{**asdict(self.run), **own})
 
 
 AnyProxy = RecordingProxy | LearningProxy
@@ -120,7 +120,7 @@ def proxy_class(algorithm: str | None) -> type[Any]:
     if algorithm not in ALGORITHMS:
         hint = did_you_mean(algorithm, ALGORITHMS)
         raise ConfigError(f"algorithm is {algorithm}; valid for a proxy: {', '.join(ALGORITHMS)}.{hint}")
-    return with_method(LearningProxy, algorithm, PARTS)
+    return with_method(LearningProxy, algorithm, READ_TABLES)
 
 
 def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> AnyProxy:

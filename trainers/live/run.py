@@ -19,31 +19,30 @@ import torch
 from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
-from turngym.agents.proxy.conversation import ChatListRenderer
-from turngym.agents.proxy.restore import votes_record
 from turngym.agents.proxy.service import ProxyService
+from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
+from turngym.agents.proxy.turn_records import votes_record
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
+from turngym.core.background_threads import say
+from turngym.core.disk_space import RoomToWrite
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
-from turngym.core.files import weights_hash
 from turngym.core.protocols import Scorer
 from turngym.core.redaction import redacted_traceback
-from turngym.core.room import RoomToWrite
-from turngym.core.supervised import say
+from turngym.core.spec import to_table
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
+from turngym.trainers import contents
 from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
-from turngym.trainers.identity import of_adapters
 from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
 from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
-from turngym.trainers.losses import bounded
 from turngym.trainers.progress import Progress
-from turngym.trainers.schedule import truncated
+from turngym.trainers.rollout_schedule import truncated
 from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,
@@ -53,6 +52,7 @@ from turngym.trainers.teacher import (
     scoring_of,
     teachers_length,
 )
+from turngym.trainers.token_losses import bounded
 from turngym.trainers.train_loop import Trainer
 
 SESSIONS = "sessions.jsonl"
@@ -99,8 +99,8 @@ class Training:
             self.room(lambda: service.recorder.write(one))
 
         path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
-        found = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
-        before = {one.task.task_id: one for one in found if one.task.task_id in unused}
+        episodes = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
+        before = {one.task.task_id: one for one in episodes if one.task.task_id in unused}
         self._trace = TraceWriter(path)
         self.source = SessionBuffer(
             engine=service.engine,
@@ -245,7 +245,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)
     # who scores comes first: no id is drawn and no session grows that they could not score
-    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else Scores()
+    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else LiveScorers()
     room = no_longer_than(scores.longest, chat, model).max_context
     serving = open_engine(config, model, tokenizer, room, settings.max_batch, scores.vocab_size)
     engine = serving.engine
@@ -275,6 +275,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         tokenizer.save_pretrained(str(library_path(folder)))
         chat.save(folder)
 
+    spec = {name: value for name, value in to_table(config).items() if name in SHARED} | {"chat": chat.identity}
     training.trainer = Trainer(
         model=model,
         algorithm=algorithm,
@@ -287,7 +288,8 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         on_update=training.updated,
         save_extra=save_extra,
         vocab_size=scores.vocab_size,
-        identity=_identity(config, chat),
+        spec=spec,
+        contents=contents.of_run(spec, scores.teacher),
         progress=LineProgress(),
         writing=training.room,
     )
@@ -295,7 +297,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class LiveScorers:
     """What is learned, and the frozen models that score for it; nothing where a proxy only records."""
 
     algorithm: Algorithm | None = None
@@ -307,7 +309,7 @@ class Scores:
     """Most ids of a row that they read; None: they do not say."""
 
 
-def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
+def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> LiveScorers:
     algorithm = _algorithm(config, tokenizer)
     scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
     if config.distill.vocabulary != "same":
@@ -321,12 +323,12 @@ def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
         model,
         config.student,
         adapters=config.lora is not None,
-        renewed=bool(config.loop.reference_every),
+        renewed=config.loop.reference is not None,
         own_dtype=config.dtype,
         vocab_size=vocab_size,
         **scoring,
     )
-    return Scores(
+    return LiveScorers(
         algorithm=algorithm,
         teacher=teacher,
         reference=reference,
@@ -335,14 +337,8 @@ def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> Scores:
     )
 
 
-def _identity(config: LearningProxy, chat: ChatSettings) -> dict[str, Any]:
-    """Settings that must not change when a run goes on."""
-    identity = {"env": "proxy", "chat": chat.identity, "batch_turns": config.batch_turns}
-    if config.teacher is not None:
-        identity["teacher"] = weights_hash(config.teacher)
-    elif config.served_teacher is not None:
-        identity["teacher"] = config.served_teacher.teacher_server
-    return identity | of_adapters(config.lora, config.student)
+SHARED = ("algorithm", "method", "student", "dtype", "batch_turns", "staleness", "run", "optimizer", "lora")
+"""Settings that a proxy must share with the run that it goes on with."""
 
 
 def _algorithm(config: LearningProxy, tokenizer: Any) -> Algorithm:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turngym.agents.proxy.engine_queue import EngineQueue
-from turngym.agents.proxy.restore import usage_record
+from turngym.agents.proxy.turn_records import usage_record
 from turngym.core.episode import Episode
 from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import EpisodeFilter, TurnFilter

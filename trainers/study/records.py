@@ -21,14 +21,14 @@ from msgspec import Meta
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.agents.evaluation.statistics import alike
-from turngym.agents.play_spec import EvalSpec
+from turngym.agents.meaning import meaning
 from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.resolve import merged
 from turngym.core.rows import read_whole
-from turngym.core.spec import at, differing, flat, put, to_table
+from turngym.core.spec import at, differing, flat, put
 from turngym.core.tables import write_json
 from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes
@@ -138,7 +138,7 @@ class Record:
     contents: Mapping[str, str] = field(default_factory=dict)
     """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.contents`)."""
     game: Mapping[str, Any] = field(default_factory=dict)
-    """What its evaluations played (`game_of`)."""
+    """What its evaluations played (`play_spec.game_of`)."""
     schema: Literal[3]
     """Of this form of a record; one that does not say it is not read."""
 
@@ -210,16 +210,6 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         game=json.loads(json.dumps(cell.game)),
         schema=3,
     )
-
-
-def game_of(spec: EvalSpec | None) -> dict[str, Any]:
-    """What an evaluation plays, whoever plays it: what all numbers of a table share. Empty where there is none."""
-    if spec is None:
-        return {}
-    game = {name: value for name, value in to_table(spec.play).items() if name not in ("seed", "scoring")}
-    # a panel is known by its hash, wherever its manifest lies
-    game["tasks"] = {**game["tasks"], "panel": Path(str(game["tasks"].get("panel"))).name}
-    return {**game, "temperature": getattr(spec.agent, "temperature", None)}
 
 
 def with_paths(settings: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
@@ -481,10 +471,12 @@ def read_records(path: Path) -> Records:
 
 PATHS = ("models.student", "method.teacher.teacher", "method.lm_loss.files", "agent.folder")
 """Settings that name models and texts."""
-FREE = ("run.seed", "run.checkpoint_every", "run.keep_checkpoints", "play.seed", "compute")
-"""Settings in which the cells of one row may differ; what is kept of a run changes no training."""
-SHARED = ("play.env", "play.split", "play.env_kwargs", "play.preset", "run.eval_every", "run.steps")
-"""Settings that all trainings of a world must share, for else their numbers are not about the same thing."""
+
+
+def counts(path: str) -> bool:
+    """Whether cells that differ in a setting are no seeds of one method."""
+    # a record knows a model by its folder alone
+    return path in PATHS or meaning(path) != "cost"
 
 
 def merge_records(files: Mapping[str, Records]) -> Records:
@@ -536,9 +528,12 @@ def _names(studies: Iterable[Records]) -> list[str]:
 
 def shared_settings(record: Record) -> dict[str, Any]:
     """What all trainings of a world share, and all agents of it: what they learn from, and when they are evaluated."""
-    found: dict[str, Any] = {name: at(record.settings, name) for name in SHARED}
+    kinds = ("game", "amount") if record.trained else ("game",)
+    every = flat(record.settings).items()
+    # at which temperature agents play is compared by itself
+    found = {path: value for path, value in every if meaning(path) in kinds and path != "agent.temperature"}
     found["evaluations after steps"] = [point.step for point in record.evaluations]
-    return {**found, "content of env": record.contents.get("env")}
+    return found | {f"content of {path}": record.contents.get(path) for path in contents.CODE if path != "algorithm"}
 
 
 def game_settings(record: Record) -> dict[str, Any]:
@@ -548,9 +543,9 @@ def game_settings(record: Record) -> dict[str, Any]:
 
 
 def row_settings(record: Record) -> dict[str, Any]:
-    """What all seeds of a method share: every setting."""
+    """What all seeds of a method share: every setting that changes a number."""
     found = flat(with_paths(record.settings, last_names))
-    kept = {name: value for name, value in found.items() if not any(f"{name}.".startswith(f"{one}.") for one in FREE)}
+    kept = {path: value for path, value in found.items() if counts(path) and meaning(path) != "seed"}
     return kept | {f"content of {name}": content for name, content in record.contents.items()}
 
 

@@ -21,7 +21,7 @@ Rows = Mapping[str, Mapping[int, Record]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class AccuracyEstimate:
     """Accuracy over the last evaluations, or at a cost."""
 
     value: Interval
@@ -32,7 +32,7 @@ class Estimate:
     """The same difference, with an interval for new scenes, worlds or products, where tasks share some."""
 
 
-def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, Estimate]]:
+def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, AccuracyEstimate]]:
     """The greatest step at which all runs were evaluated, and each method's accuracy there: the mean of the last four
     evaluations that all have. An agent that was only evaluated counts as it is, at every step.
 
@@ -113,7 +113,9 @@ WINDOW = 0.3
 """The last part of the budget over which Least-Time is averaged, too."""
 
 
-def least_time(rows: Rows, baseline: str, measure: Measure = "seconds", window: float = 0.0) -> dict[str, Estimate]:
+def least_time(
+    rows: Rows, baseline: str, measure: Measure = "seconds", window: float = 0.0
+) -> dict[str, AccuracyEstimate]:
     """Accuracy at the least wall clock (or other measure) that any main method needed, seed by seed; with `window`, its
     mean over this last part of it.
 
@@ -235,7 +237,7 @@ def times_less(base: Mapping[int, Record], seeds: Mapping[int, Record], measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
+class MethodPoint:
     """A method's success at a step, and what it had cost, means over its seeds."""
 
     step: int
@@ -244,7 +246,7 @@ class CurvePoint:
     value: Interval
 
 
-def curve(seeds: Mapping[int, Record]) -> list[CurvePoint]:
+def curve(seeds: Mapping[int, Record]) -> list[MethodPoint]:
     """The evaluations that all seeds have."""
     columns = [{point.step: point for point in record.evaluations} for record in seeds.values()]
     found = []
@@ -252,7 +254,7 @@ def curve(seeds: Mapping[int, Record]) -> list[CurvePoint]:
         points = [column[step] for column in columns]
         cost = mean_cost([point.cost for point in points])
         value = over_seeds([point.tasks for point in points])
-        found.append(CurvePoint(step=step, seconds=cost.seconds, cpu=cost.cpu, value=value))
+        found.append(MethodPoint(step=step, seconds=cost.seconds, cpu=cost.cpu, value=value))
     return found
 
 
@@ -261,7 +263,7 @@ def _estimates(
     rows: Rows,
     baseline: str,
     clusters: Mapping[str, str] | None = None,
-) -> dict[str, Estimate]:
+) -> dict[str, AccuracyEstimate]:
     """The differences from the baseline are one family."""
     base = maps.get(baseline, {})
     shared = clusters is not None and len(set(clusters.values())) < len(clusters)
@@ -274,7 +276,7 @@ def _estimates(
     found = {name: one for name in maps if (one := minus(name)) is not None}
     family = in_family(found)
     return {
-        name: Estimate(
+        name: AccuracyEstimate(
             value=over_seeds(list(seeds.values())),
             minus_base=family.get(name),
             in_new_clusters=minus(name, clusters) if shared and name in found else None,

@@ -27,7 +27,7 @@ from turngym.trainers.study.results import (
     EVALUATED,
     MEASURES,
     WINDOW,
-    Estimate,
+    AccuracyEstimate,
     Rows,
     at_category,
     averaged_evaluations,
@@ -58,7 +58,7 @@ SHARED_CPU = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class StudyWorld:
     """One world of a study: what a table is made of."""
 
     world: str
@@ -74,7 +74,7 @@ class View:
 class NamedTable:
     """A table that studies may ask for."""
 
-    make: Callable[[View], Table]
+    make: Callable[[StudyWorld], Table]
     about: str
     """What its columns say."""
 
@@ -113,7 +113,7 @@ def tables_of(study: Records) -> dict[str, Table]:
     found: dict[str, Table] = {}
     for world, rows in study.worlds.items():
         base = study.baseline if study.baseline in rows else None
-        view = View(world=world, rows=rows, baseline=base or "", against=study.against)
+        view = StudyWorld(world=world, rows=rows, baseline=base or "", against=study.against)
         for name in study.tables:
             table = TABLES[name].make(view)
             if table[1]:
@@ -224,7 +224,7 @@ def starts(rows: Rows) -> dict[str, TaskMeans]:
 # The tables, from the question that is asked first.
 
 
-def overview(view: View) -> Table:
+def overview(view: StudyWorld) -> Table:
     """Better by how much, how sure, at what cost: 80 columns. Intervals of success itself are in `accuracy`."""
     base = view.baseline
     steps, cpus = same_step(view.rows, base)[1], least_time(view.rows, base, "cpu")
@@ -241,7 +241,7 @@ def overview(view: View) -> Table:
     return header, lines
 
 
-def rises(view: View) -> Table:
+def rises(view: StudyWorld) -> Table:
     """How far each method rises from its start, and beyond whom it is compared with, at their last evaluations."""
     header = [
         "method",
@@ -273,7 +273,7 @@ def rises(view: View) -> Table:
     return header, lines
 
 
-def accuracy(view: View) -> Table:
+def accuracy(view: StudyWorld) -> Table:
     """Same-Step and Least-Time with intervals over seeds and tasks, and what each differs from the baseline by."""
     rows, base = view.rows, view.baseline
     step, steps = same_step(rows, base)
@@ -300,12 +300,12 @@ def accuracy(view: View) -> Table:
     return header, lines
 
 
-def family_size(found: Mapping[str, Estimate]) -> int:
-    """Comparisons with the baseline that are made together."""
+def family_size(found: Mapping[str, AccuracyEstimate]) -> int:
+    """Number of comparisons with the baseline, the family that Holm's p-values are for."""
     return max((one.minus_base.family for one in found.values() if one.minus_base is not None), default=0)
 
 
-def parts(view: View) -> Table:
+def parts(view: StudyWorld) -> Table:
     """What the differences from the baseline rest on, after the same steps: their interval for new scenes, worlds or
     products where tasks share some, seeds and tasks of both, standard errors, and how often a run of the method does
     better in a task."""
@@ -322,7 +322,7 @@ def parts(view: View) -> Table:
     return header, lines
 
 
-def p_values(view: View) -> Table:
+def p_values(view: StudyWorld) -> Table:
     """p-values of the differences from the baseline, alone and among all of the family (Holm)."""
     rows, base = view.rows, view.baseline
     ways = {
@@ -345,7 +345,7 @@ def _p(value: float | None) -> str:
     return "-" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
-def averages(view: View) -> Table:
+def averages(view: StudyWorld) -> Table:
     """What averaging does to how high a method ends, and how far apart its seeds: mean ± standard deviation of seeds,
     less what chance alone gives."""
     rows = view.rows
@@ -366,7 +366,7 @@ def averages(view: View) -> Table:
     return ["method", "seeds", *columns], [*lines, ["mean of methods", "", *total]]
 
 
-def cost(view: View) -> Table:
+def cost(view: StudyWorld) -> Table:
     """What all steps cost, mean over seeds, and how many times less than the baseline's that is, with its range over
     seeds."""
     header = ["method", *(NAMES[name] + (" s" if name in ("seconds", "cpu") else "") for name in MEASURES)]
@@ -381,7 +381,7 @@ def cost(view: View) -> Table:
     return header, lines
 
 
-def to_target(view: View) -> Table:
+def to_target(view: StudyWorld) -> Table:
     """Share of the baseline's turns, tokens and time in which a method reaches its Same-Step accuracy (`reached`)."""
     rows, name_of_base = view.rows, view.baseline
     header = ["method", *(f"{NAMES[name]}, % of {name_of_base}'s" for name in MEASURES)]
@@ -397,7 +397,7 @@ def to_target(view: View) -> Table:
     return header, lines
 
 
-def categories(view: View) -> Table:
+def categories(view: StudyWorld) -> Table:
     """Accuracy by category at Least-Time (Tables 3 and 4)."""
     rows = view.rows
     every = [record.categories.values() for seeds in rows.values() for record in seeds.values()]
@@ -413,7 +413,7 @@ def categories(view: View) -> Table:
     return ["method", *names], lines
 
 
-def phases(view: View) -> Table:
+def phases(view: StudyWorld) -> Table:
     """Wall clock and CPU seconds by phase, mean over seeds."""
     header = ["method", *(f"{phase}, {clock}" for phase in PHASES for clock in ("wall s", "CPU s"))]
     lines = []
@@ -427,7 +427,7 @@ def phases(view: View) -> Table:
     return header, lines
 
 
-def depth(view: View) -> Table:
+def depth(view: StudyWorld) -> Table:
     """What the controller chose: caps off probes, horizons at the end, and where weights and loss went (Table 6)."""
     header = ["method", "mean cap", "turns / episode", "last H_eff", "last H_cov", "last Hbar", "mean alpha"]
     header += ["deep third of weights", "deep third of loss", "deep third of KL (eq. 11)"]
@@ -447,7 +447,7 @@ def depth(view: View) -> Table:
     return header, lines
 
 
-def critic(view: View) -> Table:
+def critic(view: StudyWorld) -> Table:
     """Share of the returns' variance that a critic explains before it learns from them, second half of the steps."""
     lines = []
     for name, seeds in view.rows.items():
@@ -464,7 +464,7 @@ def critic(view: View) -> Table:
     return ["method", "seeds", "variance explained", "seed by seed"], lines
 
 
-def heldout(view: View) -> Table:
+def heldout(view: StudyWorld) -> Table:
     """Nats per token of held-out passages before and after, and how much more than whom it is compared with."""
     found = {
         name: {seed: record.text for seed, record in seeds.items() if record.text is not None}
@@ -501,18 +501,18 @@ def _nats(runs: Sequence[Mapping[str, float]], sign: str = "", half: float | Non
     return said + (", one run each" if alone else "")
 
 
-def regime(view: View) -> Table:
+def regime(view: StudyWorld) -> Table:
     """The regime of every method whose steps of full depth were measured, pooled over seeds: early, late, all."""
     # brings torch, which the other tables do without
     from turngym.trainers.diagnostics.depth_regime import measure_regime
-    from turngym.trainers.study.regime import Measured, regime_table
+    from turngym.trainers.study.regime_table import MeasuredRegime, regime_table
 
-    found: dict[str, dict[str, Measured]] = {}
+    found: dict[str, dict[str, MeasuredRegime]] = {}
     for name, seeds in view.rows.items():
         parts = [record.regime for record in seeds.values() if record.regime]
         if parts and (name == view.baseline or view.baseline not in view.rows):
             sums = {window: pooled_sums([part[window] for part in parts]) for window in WINDOWS}
-            found[name] = {window: Measured(regime=measure_regime(one)) for window, one in sums.items()}
+            found[name] = {window: MeasuredRegime(regime=measure_regime(one)) for window, one in sums.items()}
     return regime_table(found)
 
 

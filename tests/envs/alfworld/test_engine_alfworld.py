@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from alfworld_house import house
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.alfworld.engine import NOTHING, NativeEngine
@@ -213,7 +213,6 @@ def test_shuffled_numbers_change_names_only() -> None:
 
 
 @given(st.lists(st.one_of(st.text(max_size=30), st.integers(0, 60)), max_size=25))
-@settings(max_examples=60, deadline=None)
 def test_any_text_is_a_command_and_snapshots_are_exact(script: list[str | int]) -> None:
     engine = NativeEngine(load_game(house("heat")))
     engine.reset()

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, game_texts, load_game
 from turngym.envs.alfworld.generate import House, Receptacle, Thing, generate, problem_text, task_sentence
-from turngym.envs.alfworld.players import ReadingPlayer, SearchingPlayer, next_action, search_order
+from turngym.envs.alfworld.players import ReadingHouseholdPlayer, SearchingPlayer, next_action, search_order
 from turngym.envs.alfworld.priors import PRESETS, SMALL, TaskRow, load_priors
 
 KITCHEN = (  # (type, opens, location); numbers count down: the first cabinet is cabinet 2
@@ -148,7 +148,7 @@ def test_the_searching_expert_looks_into_open_places_beside_it() -> None:
 
 def first_places(text: str | None) -> list[str]:
     engine = kitchen("pick_and_place_simple", "Mug", "Fridge", [("Mug", "sidetable 1")])
-    player = ReadingPlayer(engine)
+    player = ReadingHouseholdPlayer(engine)
     if text is not None:
         player.read(text)
     played = searching(engine, player)
@@ -200,7 +200,6 @@ def wander(engine: NativeEngine, seed: int, steps: int, expert: SearchingPlayer)
     steps=st.integers(0, 40),
     observed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_both_win_from_any_state(config: str, number: int, seed: int, steps: int, observed: bool) -> None:
     engine = NativeEngine(Game(generate(PRESETS[config], "train", number)))
     expert = SearchingPlayer(engine)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turngym.envs.webshop.catalog import MemoryCatalog, read_products
-from turngym.envs.webshop.products import Profile
+from turngym.envs.webshop.products import ShopProfile
 from turngym.envs.webshop.shop import Shop
 
 MUG = {
@@ -65,7 +65,7 @@ INS: dict[str, Any] = {item["asin"]: {"attributes": ["bright"]} for item in ITEM
 
 
 def make_tiny_shop(items: list[dict[str, Any]] = ITEMS, ins: dict[str, Any] = INS) -> Shop:
-    profile = Profile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
+    profile = ShopProfile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
     catalog = MemoryCatalog(read_products(items, ins, None), "synthetic")
     return Shop(catalog, profile, price_seed=0, tagger="all-words")
 

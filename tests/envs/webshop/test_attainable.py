@@ -11,7 +11,7 @@ import pytest
 from turngym.envs.registration import make_env
 from turngym.envs.webshop.actions import COMPAT, parse_action, pressable
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.session import State, play
+from turngym.envs.webshop.session import SessionState, play
 from turngym.envs.webshop.shop import Shop
 from turngym.envs.webshop.views import views_of
 
@@ -59,11 +59,11 @@ def best_by_clicking(shop: Shop, goal: Any, compat: str) -> float:
     quirks, session = COMPAT[compat], str(goal.index)
     views = views_of(shop, quirks)
 
-    def after(state: State, action: str) -> State | None:
+    def after(state: SessionState, action: str) -> SessionState | None:
         labels = views.view(shop, goal, state, session, "text").clickables
         return play(shop, goal, quirks, state, parse_action(action), labels, session)
 
-    start = State()
+    start = SessionState()
     for action in (shop.way_to(goal, "title") or "search[-]", f"click[{goal.asin.lower()}]"):
         start = after(start, action) or start
     seen, waiting, best = {start}, [start], 0.0

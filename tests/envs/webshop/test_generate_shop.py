@@ -17,8 +17,8 @@ from turngym.envs.testing import expect
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.generate import (
     FULL,
-    KINDS,
     LOOKS,
+    PRODUCT_KINDS,
     SMALL,
     CatalogConfig,
     find_config,
@@ -196,7 +196,7 @@ def test_words_that_goals_ask_for_cannot_be_taken_for_each_other():
         assert not matches(left, right), (left, right)
         assert left not in right, (left, right)
         assert right not in left, (left, right)
-    terse = [*LOOKS, *itertools.chain.from_iterable(KINDS.values())]
+    terse = [*LOOKS, *itertools.chain.from_iterable(PRODUCT_KINDS.values())]
     assert len(terse) == len(set(terse)) == 40
     assert not [pair for pair in itertools.permutations(terse, 2) if pair[0] in pair[1] or matches(*pair)]
 

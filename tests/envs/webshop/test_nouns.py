@@ -85,8 +85,7 @@ def test_scores_are_the_real_taggers_without_spacy(webshop_data: Path, monkeypat
     builtin.close()
 
 
-@pytest.mark.parametrize("profile", ["1k-synthetic", "1k-human"])
-@pytest.mark.parametrize("storage", ["memory", "mapped"])
+@pytest.mark.parametrize(("profile", "storage"), [("1k-synthetic", "memory"), ("1k-human", "mapped")])
 def test_every_title_is_recorded(webshop_data: Path, tmp_path: Path, profile: str, storage: Any) -> None:
     shop = open_shop(profile, webshop_data, storage=storage, cache=tmp_path)
     assert shop.tagger.exact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.webshop.goals import Goal
@@ -196,7 +196,6 @@ def test_how_texts_are_compared() -> None:
 VALUES = st.sampled_from(["red", "dark red", "10", "10 wide", "large", "x-large", "graywash", "queen size", "a b", "b"])
 
 
-@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from(["color", "size", "fit"]), st.lists(VALUES, max_size=4).map(tuple), max_size=3),
     st.lists(VALUES, max_size=4).map(tuple) | st.lists(st.tuples(st.just("color"), VALUES), max_size=3).map(tuple),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import web_tools as tools
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.episode import Episode, Status
@@ -281,7 +281,6 @@ def test_huge_forms_are_refused(open_web: Callable[..., Any]) -> None:
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60))
-@settings(max_examples=60, deadline=None)
 def test_any_text_can_be_searched_and_clicked(any_web: Any, text: str | bytes) -> None:
     person = Person(any_web).begin(1)
     value = text.encode("utf-8", "replace") if isinstance(text, str) else text

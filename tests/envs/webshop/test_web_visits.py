@@ -23,7 +23,7 @@ from turngym.scripts.main import main
 
 pytest.importorskip("flask", reason="the web pages need turngym[serve]")
 
-from turngym.envs.visitors import Recorder
+from turngym.envs.visitors import EpisodeRecorder
 from turngym.envs.webshop.web import VisitLimits, Visits
 
 
@@ -126,7 +126,7 @@ def test_many_visitors_at_once(visits: Visits, episodes: list[Episode]) -> None:
 def test_samples_go_on_in_the_same_file(tmp_path: Path, visits: Visits, episodes: list[Episode]) -> None:
     path = tmp_path / "sessions.jsonl"
     for expected in ([0, 1], [0, 1, 2, 3]):
-        recorder = Recorder(path)
+        recorder = EpisodeRecorder(path)
         visits.record = recorder
         for name in (f"{len(expected)}a", f"{len(expected)}b"):
             visit = visits.visit(name)
@@ -142,7 +142,7 @@ def test_samples_go_on_in_the_same_file(tmp_path: Path, visits: Visits, episodes
 def test_a_full_disk_does_not_stop_the_shop(
     tmp_path: Path, visits: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = Recorder(tmp_path / "sessions.jsonl")
+    recorder = EpisodeRecorder(tmp_path / "sessions.jsonl")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

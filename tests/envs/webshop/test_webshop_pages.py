@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.envs.webshop.env import ShopSession
@@ -160,7 +160,6 @@ def test_all_renderers_agree_on_every_page(tiny_shop: Shop, show_attrs: bool) ->
 TEXTS = st.text(alphabet="ab &<>\"'\n\t\r\f\xa0é漢\u2028/[]", max_size=8)
 
 
-@settings(max_examples=60)
 @given(texts=st.lists(TEXTS, min_size=6, max_size=6), values=st.lists(TEXTS, max_size=4))
 def test_all_renderers_agree_on_any_product_text(
     make_shop: Callable[..., Shop], texts: list[str], values: list[str]

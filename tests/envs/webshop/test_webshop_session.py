@@ -14,7 +14,7 @@ from turngym.envs.webshop.actions import COMPAT, Quirks, canonical, parse_action
 from turngym.envs.webshop.actions import click_action as click
 from turngym.envs.webshop.actions import search_action as search
 from turngym.envs.webshop.env import History, ShopSession, WebShopEnv
-from turngym.envs.webshop.session import Kind, State, route, url
+from turngym.envs.webshop.session import Kind, SessionState, route, url
 from turngym.envs.webshop.shop import Shop
 
 
@@ -228,7 +228,7 @@ WORDS = st.sampled_from(["mug", "search_results", "item_page", "xitem_sub_pagex"
     session=WORDS,
 )
 def test_routes_are_what_the_url_says(kind: Kind, keywords: list[str], options: dict[str, str], session: str) -> None:
-    state = State(
+    state = SessionState(
         kind=kind,
         keywords=tuple(keywords),
         page=1,

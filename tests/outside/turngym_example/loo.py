@@ -21,7 +21,7 @@ from turngym.trainers import (
     Targets,
     TokenLosses,
     Tokens,
-    fingerprint,
+    checked_table,
 )
 
 
@@ -82,7 +82,7 @@ def build(config: LooConfig, context: BuildContext) -> Algorithm:
         token_loss=ClippedImportance(cap=config.cap),
         group=config.n,
         needs_teacher=False,
-        settings=fingerprint(config),
+        settings=checked_table(config),
     )
 
 

@@ -1,0 +1,82 @@
+"""Is a folder that somebody sent a model's, before any library opens a file of it?
+
+A pipe would be waited for without an end, a device has none, an index of shards may name the weights of another folder,
+of which no fingerprint says anything, and a few kilobytes of JSON can take gigabytes.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turngym.core.errors import ModelError
+from turngym.core.redaction import brief
+from turngym.core.user_files import json_file
+
+SMALL_JSON = 1 << 24
+"""Bytes of JSON that no reader needs to fear, whatever they hold."""
+INDEX = "*.index.json"
+TOKENIZER = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+"""It names what ends an answer, and transformers takes one that it cannot read for none at all."""
+_TOKEN = (str, dict, type(None))
+TOKENIZER_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    **{f"{name}_token": (_TOKEN, "a text") for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")},
+    "chat_template": ((str, list, dict, type(None)), "a text"),
+    "model_max_length": ((int, float, type(None)), "a number"),
+    "tokenizer_class": ((str, type(None)), "a text"),
+    "added_tokens_decoder": ((dict, type(None)), "a table"),
+    "additional_special_tokens": ((list, type(None)), "a list"),
+    "extra_special_tokens": ((dict, list, type(None)), "a table"),
+    "clean_up_tokenization_spaces": ((bool, type(None)), "true or false"),
+    "add_bos_token": ((bool, type(None)), "true or false"),
+    "add_eos_token": ((bool, type(None)), "true or false"),
+}
+"""Fields of a tokenizer's configuration that are read, and what they may be."""
+
+
+def check_model_files(folder: Path) -> None:
+    """Raises ModelError for a folder in which something is no file, or no model's file."""
+    for path in sorted(folder.iterdir()):
+        try:
+            mode = path.stat().st_mode
+        except OSError:
+            # a link to nothing; who needs the file says that it is not there
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ModelError(f"{folder} holds {path.name}, which is no file (a pipe, or a device): it is no model")
+        if path.suffix == ".json" and stat.S_ISREG(mode):
+            _check_json(folder, path)
+
+
+def _check_json(folder: Path, path: Path) -> None:
+    small = path.stat().st_size <= SMALL_JSON
+    if small and path.name not in (TOKENIZER, GENERATION) and not path.match(INDEX):
+        return
+    try:
+        found: Any = json_file(path, ModelError)
+    except ValueError as error:
+        raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
+    if path.match(INDEX):
+        shards = found.get("weight_map") if isinstance(found, dict) else None
+        for name in shards.values() if isinstance(shards, dict) else [shards]:
+            if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+                raise ModelError(
+                    f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
+                    "valid: the name of a file in this folder"
+                )
+    if path.name == GENERATION and not isinstance(found, dict):
+        raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(found, 80)}; valid: a table")
+    if path.name == TOKENIZER:
+        if not isinstance(found, dict):
+            raise ModelError(
+                f"cannot load the tokenizer in {folder}: {path.name} is {brief(found, 80)}; valid: a table"
+            )
+        for name, (kinds, valid) in TOKENIZER_FIELDS.items():
+            if not isinstance(found.get(name), kinds):
+                raise ModelError(
+                    f"cannot load the tokenizer in {folder}: {name} in {path.name} is {brief(found[name], 80)}; valid: "
+                    f"{valid}"
+                )

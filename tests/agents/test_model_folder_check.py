@@ -1,0 +1,115 @@
+"""Folders of models that somebody sent are checked before a library opens a file of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents.model_folder_check import check_model_files
+from turngym.agents.models import hub_folder
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.files import ChangedFileError, locked_folder, read_sums
+from turngym.core.line_file import LineFile
+from turngym.core.trace import TraceError, TraceWriter, add_checksum
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "extra.json", "generation_config.json", "merges.txt"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_in_no_model(name: str, kind: str, tmp_path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=f"holds {name}, which is no file"):
+        hub_folder(tmp_path)
+
+
+@pytest.mark.parametrize("shard", ["../w.safetensors", "/w.safetensors", "more/w.safetensors", "..", "", 3, None])
+def test_weights_lie_in_the_folder(shard: object, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    check_model_files(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": shard}}))
+    with pytest.raises(ModelError, match=r"index\.json names .* as a file of weights"):
+        check_model_files(tmp_path)
+
+
+def test_json_that_takes_gigabytes_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"x": [' + "[]," * 9_000_000 + "0]}")
+    with pytest.raises(ModelError, match=r"config\.json: it has more than .* values"):
+        check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("chat_template", 3), ("eos_token", ["a"]), ("model_max_length", "x"), ("added_tokens_decoder", [1])],
+)
+def test_a_field_of_a_wrong_kind_is_named(field: str, value: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({field: value}))
+    with pytest.raises(ModelError, match=f"{field} in tokenizer_config.json is"):
+        check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "5"])
+def test_what_ends_an_answer_is_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../dev/zero", "/dev/zero"])
+def test_checksums_are_of_files_of_the_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "turngym.sums").write_text(add_checksum(json.dumps({"files": {name: [0, 0]}})) + "\n")
+    with pytest.raises(ChangedFileError, match="outside of the folder"):
+        read_sums(tmp_path)
+
+
+def test_what_is_written_in_a_folder_follows_no_link(tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("mine")
+    folder.mkdir()
+    for name in (".turngym.lock", "trace.jsonl"):
+        (folder / name).symlink_to(mine)
+    with pytest.raises(TurngymError, match="a link"), locked_folder(folder):
+        pass
+    with pytest.raises(TraceError, match="a link"):
+        TraceWriter(folder / "trace.jsonl")
+    assert mine.read_text() == "mine"
+
+
+def test_half_a_line_that_a_disk_kept_goes_with_the_next_line(tmp_path: Path) -> None:
+    class Failing:
+        """A disk that takes half of a line and then nothing, not even a shorter file."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.fails = file, False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def write(self, data: Any) -> int:
+            if self.fails:
+                self.file.write(bytes(data)[:3])
+                raise OSError(5, "Input/output error")
+            return int(self.file.write(data))
+
+        def truncate(self, size: int) -> int:
+            if self.fails:
+                raise OSError(5, "Input/output error")
+            return int(self.file.truncate(size))
+
+    lines = LineFile(tmp_path / "x.jsonl")
+    lines.file = disk = Failing(lines.file)
+    for number, fails in enumerate([False, True, True, False, False]):
+        disk.fails = fails
+        if fails:
+            with pytest.raises(OSError, match="Input/output"):
+                lines.append(f"line {number}\n".encode())
+        else:
+            lines.append(f"line {number}\n".encode())
+    lines.close()
+    assert (tmp_path / "x.jsonl").read_text() == "line 0\nline 3\nline 4\n"

@@ -1,0 +1,62 @@
+"""A run's settings as they are resolved: what its checkpoints hold, and what a run that goes on must share.
+
+`RunFolder` compares them: what a setting names by its content (`contents.of_run`), and all by what a difference means
+(`turngym.agents.meaning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turngym.agents.evaluation.training_evaluation import PanelEvaluation
+from turngym.agents.play_spec import game_of
+from turngym.core.spec import to_table
+from turngym.trainers.several_envs import FurtherEnv
+from turngym.trainers.student_player import RunEnv
+from turngym.trainers.train_config import TrainConfig
+
+
+def spec_of_run(
+    config: TrainConfig,
+    envs: Mapping[str, RunEnv],
+    further: Sequence[FurtherEnv],
+    panels: Mapping[str, PanelEvaluation],
+) -> dict[str, Any]:
+    """The settings of a run as a table, with what its environments, its student's folder and its panels say.
+
+    Args:
+        config: the settings of the run.
+        envs: the run's environments by name; its own is "".
+        further: those of --also.
+        panels: the evaluations by the name of their environment.
+    """
+
+    def resolved(name: str) -> dict[str, Any]:
+        student, panel = envs[name].student, panels.get(name)
+        evaluation = None if panel is None else _evaluation(panel)
+        return {"chat": student.settings.identity, "scoring": student.scoring, "evaluation": evaluation}
+
+    also = {
+        item.name: {
+            "env": item.env,
+            "share": item.share,
+            "split": item.split,
+            "env_kwargs": dict(item.make),
+            "teacher": None if item.teacher is None else str(item.teacher),
+            **resolved(item.name),
+        }
+        for item in further
+    }
+    spec = to_table(config)
+    return {**spec, **resolved(""), "play": {**spec["play"], "env": config.play.env_id, "also": also}}
+
+
+def _evaluation(panel: PanelEvaluation) -> dict[str, Any]:
+    """What evaluations play: those that differ in it are no points of one curve."""
+    spec = panel.evaluation.spec
+    game = game_of(spec)
+    # a name and no file: its hash says what is in it
+    tasks = {**game["tasks"], "panel": Path(game["tasks"]["panel"]).stem}
+    return {**game, "tasks": tasks, "scoring": spec.play.scoring}
