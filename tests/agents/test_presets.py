@@ -310,7 +310,6 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["turnopd", "search-r1", "verl-agent", "react"])
 def test_an_endpoint_plays_every_preset(name: str) -> None:
-    pytest.importorskip("httpx")
     asked = {"env": SEARCH, "preset": name, "agent": "openai:m", "base_url": "http://127.0.0.1:1/v1"}
     spec = resolve_play([("test", asked)], usual=ROLLOUT).spec
     opened = open_agent(spec.agent, lambda: probe(SEARCH, make_arguments(spec.play)))

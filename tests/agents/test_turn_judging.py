@@ -12,8 +12,6 @@ from typing import Any
 import proxy_tools as tools
 import pytest
 
-pytest.importorskip("torch", reason="judging is part of training")
-
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import votes_record
 from turngym.core.episode import Episode

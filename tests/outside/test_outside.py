@@ -20,7 +20,6 @@ ENV = "turngym_example:example/Guess-v0"
 @pytest.fixture(scope="module")
 def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
     """Runs the installed command and returns what it printed."""
-    pytest.importorskip("setuptools")
     return installed_with(HERE, tmp_path_factory.mktemp("outside"))
 
 
@@ -79,8 +78,6 @@ def test_eval_scores_an_agent_on_the_package_s_panel(turngym: Turngym, tmp_path:
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model that can say every action of the game."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from turngym.agents import ChatSettings
     from turngym.agents.saved_model import save_model
     from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer

@@ -21,11 +21,7 @@ from turngym.core.http_connection import address_problem
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_format import FINGERPRINT_HEADER, WireError, normalize, read_reply
-from turngym.retrieval.http_retriever import Breaker
-
-pytest.importorskip("httpx", reason="the client needs turngym[serve]")
-
-from turngym.retrieval.http_retriever import HttpRetriever
+from turngym.retrieval.http_retriever import Breaker, HttpRetriever
 
 Canned = Callable[[Callable[[str, bytes], Any]], Any]
 JSON = "application/json"
@@ -286,6 +282,11 @@ def test_what_a_retry_cannot_help_is_not_retried(canned: Canned, client: Any) ->
     assert len(server.asked) == 2
 
 
+def test_one_query_is_not_taken_for_its_letters(client: Any) -> None:
+    with pytest.raises(RetrievalError, match="give a sequence of strings"):
+        client("http://127.0.0.1:1").search("lake", 1)
+
+
 def test_waits_between_attempts_grow_with_jitter(canned: Canned) -> None:
     def waits(seed: int) -> list[float]:
         slept: list[float] = []
@@ -392,7 +393,7 @@ def test_any_text_can_be_asked(canned: Canned, client: Any) -> None:
 
 @pytest.mark.parametrize("k", [0, -1, True, 2.0, None])
 def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
-    with pytest.raises(RetrievalError, match=r"k is .*at least 1"):
+    with pytest.raises(RetrievalError, match=r"k=.*at least 1"):
         client("http://127.0.0.1:1").search(["a"], k)
 
 

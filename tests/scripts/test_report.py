@@ -33,7 +33,6 @@ from turngym.scripts.report_data import load_run
 from turngym.scripts.report_figures import COLORS, Plot, _draw, plotting
 from turngym.scripts.report_training import draw_summary
 
-pytest.importorskip("matplotlib")
 NUMBERS = ("kl_by_turn", "kl_map", "survivors", "outcome_separation", "kl_share", "controller", "counterfactual_depth")
 NUMBERS += ("deep_budget", "horizon", "seconds", "train_rollout_gap", "accuracy")
 

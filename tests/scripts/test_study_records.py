@@ -24,7 +24,6 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.portable import portable
 from turngym.trainers.study.records import make_record, pooled_sums, read_record
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
 FILE = """
 world = "search"

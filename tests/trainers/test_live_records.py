@@ -10,8 +10,6 @@ from typing import Any
 import judged as tools
 import pytest
 
-pytest.importorskip("torch", reason="training needs turngym[train]")
-
 from turngym.agents.judges.judges import WordJudge
 from turngym.agents.proxy.app import prometheus
 from turngym.agents.proxy.sessions import Feedback

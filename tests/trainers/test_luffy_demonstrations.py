@@ -127,7 +127,6 @@ def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None
 
 @contextmanager
 def endpoint(**faults: Any) -> Iterator[Any]:
-    pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
     from openai_fake import FakeOpenAI, served
 
     thought = {"content": "<action>look</action>", "reasoning_content": "where am I"}

@@ -136,7 +136,8 @@ class Record:
     """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.contents`)."""
     game: Mapping[str, Any] = field(default_factory=dict)
     """What its evaluations played (`play_spec.game_of`)."""
-    schema: Literal[3] = 3
+    schema: Literal[3]
+    """Of this form of a record; one that does not say it is not read."""
 
     @property
     def trained(self) -> bool:
@@ -204,6 +205,7 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         clusters=clusters,
         contents=named,
         game=json.loads(json.dumps(cell.game)),
+        schema=3,
     )
 
 

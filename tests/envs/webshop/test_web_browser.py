@@ -11,13 +11,10 @@ import pytest
 import web_browser
 from servers import running
 
+from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
-
-pytest.importorskip("flask", reason="the web pages need turngym[serve]")
-
-from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.webshop.web import WebSettings, create_app
 
 WIDTH, HEIGHT = 1000, 800
