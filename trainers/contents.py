@@ -81,7 +81,7 @@ def of_models(settings: Mapping[str, Any]) -> dict[str, str]:
     folders = {
         path: user_path(value)
         for path, value in flat(settings).items()
-        if path.rpartition(".")[2] in MODELS and isinstance(value, str)
+        if path.rpartition(".")[2] in MODELS and isinstance(value, str) and value
     }
     return {path: weights_hash(folder) for path, folder in folders.items() if holds_weights(folder)}
 
@@ -118,9 +118,11 @@ def _module_of_algorithm(name: str) -> ModuleType | None:
 
 def _of_file(text: str) -> str | None:
     """What is in the file, or the folder of skills, that `text` names; None for other texts and what comes along."""
-    if "\0" in text:
+    named = text.removeprefix(SKILLS_PREFIX)
+    # an empty text names nothing
+    if "\0" in text or not named:
         return None
-    path = user_path(text.removeprefix(SKILLS_PREFIX))
+    path = user_path(named)
     if text.startswith(SKILLS_PREFIX):
         return read_skills(str(path)).identity if path.exists() else None
     # the name of a method or a split may be a file's in somebody's folder; `Path.is_file` raises for texts too long

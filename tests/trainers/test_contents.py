@@ -102,7 +102,7 @@ def test_texts_that_name_no_file_of_ones_own_have_no_content(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").write_text("a file of this name says nothing of the split")
     settings = {"split": "train", "panel": "alfworld-quickstart", "judge": "skills:webshop/swapped.toml"}
-    assert contents.of_files({**settings, "system": "a/" * 5000, "out": str(tmp_path), "x": "\0/"}) == {}
+    assert contents.of_files({**settings, "system": "a/" * 5000, "out": str(tmp_path), "x": "\0/", "y": ""}) == {}
     assert contents.of_code({"algorithm": "grpo", "env": "turngym/WebShop-v0"}) == {}
 
 
