@@ -11,32 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 BOX = "\\boxed"
-
-
 HINT = ("[HINT_START]", "[HINT_END]")
-
-
 MEANT = {
     BOX: re.compile(r"\\boxed|[b\b]oxed\s*(?=\{)|\\fbox", re.IGNORECASE),
     HINT[0]: re.compile(r"\[\s*HINT[\s_-]*START\s*\]", re.IGNORECASE),
 }
 r"""What is meant as a mark: one in other letters, or without its backslash, which JSON reads as a part of `\b`."""
-
-
 FACES = re.compile(r"\\(?:text|math)(?:bf|it|normal|rm|sf|tt|up)?(?![a-z])|[{}$\s]")
 r"""What TeX writes around a number and reads past, such as the `\text{}` of `\text{-1}`; `\textminus` is none of it."""
-
-
 MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
 """Hyphens, dashes and minus signs that models write for the one of ASCII."""
-
-
 SCORES = {"1": 1.0, "+1": 1.0, "-1": -1.0, "0": 0.0}
-
-
 HINT_SCORES = {"1": 1.0, "+1": 1.0, "-1": -1.0}
-
-
 MORE_THAN = 10
 """A hint must have more characters than this."""
 
