@@ -19,6 +19,8 @@ SMALL_JSON = 1 << 24
 """Bytes of JSON that no reader needs to fear, whatever they hold."""
 INDEX = "*.index.json"
 TOKENIZER = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+"""Names further ids that end an answer; transformers goes on without one that cannot be read."""
 _TOKEN = (str, dict, type(None))
 TOKENIZER_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **{f"{name}_token": (_TOKEN, "a text") for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")},
@@ -51,7 +53,7 @@ def check_model_files(folder: Path) -> None:
 
 def _check_json(folder: Path, path: Path) -> None:
     small = path.stat().st_size <= SMALL_JSON
-    if small and path.name != TOKENIZER and not path.match(INDEX):
+    if small and path.name not in (TOKENIZER, GENERATION) and not path.match(INDEX):
         return
     try:
         found: Any = json_file(path, ModelError)
@@ -65,11 +67,9 @@ def _check_json(folder: Path, path: Path) -> None:
                     f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
                     "valid: the name of a file in this folder"
                 )
+    if path.name in (TOKENIZER, GENERATION) and not isinstance(found, dict):
+        raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(found, 80)}; valid: a table")
     if path.name == TOKENIZER:
-        if not isinstance(found, dict):
-            raise ModelError(
-                f"cannot load the tokenizer in {folder}: {path.name} is {brief(found, 80)}; valid: a table"
-            )
         for name, (kinds, valid) in TOKENIZER_FIELDS.items():
             if not isinstance(found.get(name), kinds):
                 raise ModelError(

@@ -16,6 +16,7 @@ from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
+from turngym.core.redaction import brief
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at
 from turngym.core.user_files import library_path, user_path
@@ -134,6 +135,8 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         raise ModelError(f"cannot load the model in {folder}: {missing}")
     if quantized:
         _forget_quantization(model)
+    elif (kind := getattr(config, "quantization_config", None)) and getattr(model, "hf_quantizer", None) is None:
+        raise ModelError(f"{folder} is quantized in a way that transformers does not read: {brief(kind, 80)}")
     return model.to(target).eval()
 
 
@@ -161,7 +164,7 @@ def _dequantized(config: Any) -> bool:
     Others are played as they are, where transformers can; they are neither trained nor saved (`require_plain`).
     """
     found = getattr(config, "quantization_config", None)
-    if found is None or found.get("quant_method") not in DEQUANTIZED:
+    if not isinstance(found, dict) or found.get("quant_method") not in DEQUANTIZED:
         return False
     config.quantization_config = {**found, "dequantize": True}
     return True
@@ -310,6 +313,8 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
     too, as base/NAME."""
     kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")
     path = user_path(folder)
+    # which says what is there instead
+    path = path if path.is_dir() else find_model(folder)
     found = {}
     for file in sorted(path.iterdir()):
         # where the base lies is written in the adapter, and is nothing that the model computes

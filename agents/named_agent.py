@@ -104,7 +104,9 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
     if isinstance(spec, Random):
         found = RandomAgent()
     elif isinstance(spec, RecordedAgent):
-        found = ReplayAgent(read_episodes(spec.trace), name=f"replay {Path(spec.trace).name}")
+        if not (episodes := read_episodes(spec.trace)):
+            raise AgentError(f"there is no episode to replay in {spec.trace}; valid: a trace with episodes")
+        found = ReplayAgent(episodes, name=f"replay {Path(spec.trace).name}")
     else:
         name = spec.name
         # `expert` plays in every environment, so that one need not be asked
@@ -153,7 +155,8 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     if spec.name not in installed(AGENTS) and (hint := _meant(spec.name)):
         raise AgentError(f"unknown agent {spec.name!r}. {hint}")
     make: MakeAgent = find(AGENTS, spec.name, {}, known=(*AGENT_KINDS, *env.players))
-    with failures_of(f"--agent {spec.name}", make, AgentError):
+    # one of ours, too, which its user took for a maker of agents
+    with failures_of(f"--agent {spec.name}", None, AgentError):
         made = make(env, spec)
     opened = opened_object(made, spec)
     return replace(opened, spec=msgspec.structs.replace(opened.spec, name=spec.name))

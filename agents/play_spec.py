@@ -24,7 +24,7 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, Spec, to_table
+from turngym.core.spec import KIND, SettingsError, Spec, to_table
 from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
@@ -325,6 +325,9 @@ class AgentSettings(Spec, tag_field=KIND):
         # the name of a file, even where it does not exist
         if text.endswith((".jsonl", ".json")) and not (colon and kind in ("model", "openai", "replay")):
             return {KIND: "replay", "trace": text}
+        if text in ("", "model:", "openai:", "replay:"):
+            valid = "expert, random, model:FOLDER, openai:MODEL, replay:TRACE"
+            raise SettingsError(f"{text!r} names no agent; valid: {valid}")
         if text == "random" or (kind in ("model", "openai", "replay") and rest):
             return super().table_of(text)
         return {KIND: "own" if colon or text in installed(AGENTS) else "player", "name": text}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
@@ -108,8 +109,14 @@ def require_named(preset: Preset | str, agent: Any) -> None:
 @cache
 def presets() -> tuple[Preset, ...]:
     """The set-ups that come along, then those of installed packages (group `turngym.packages`)."""
-    folders = [Path(__file__).parent, *installed_folders().values()]
-    return tuple(preset for folder in folders for preset in in_file(folder / "presets.toml"))
+    found = in_file(Path(__file__).with_name("presets.toml"))
+    for package, folder in installed_folders().items():
+        try:
+            found += in_file(folder / "presets.toml")
+        # the set-ups of all others are none the worse for it
+        except TurngymError as error:
+            print(f"the presets of {package} are left out: {error}", file=sys.stderr)
+    return tuple(found)
 
 
 def in_file(path: Path) -> list[Preset]:

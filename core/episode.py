@@ -186,6 +186,8 @@ class Episode:
         whose = f"episode {self.task.task_id} sample {self.sample}"
         checked_number(f"{whose}: its return", self.episode_return, error=EpisodeError)
         checked_number(f"{whose}: its score", self.score, least=0.0, most=1.0, error=EpisodeError)
+        for name, seconds in self.timings.items():
+            checked_number(f"{whose}: its timing {name!r}", seconds, error=EpisodeError)
         segment = 0
         # where the next turn of each segment may begin
         cursor = [0] * len(self.segments)

@@ -6,6 +6,7 @@ what its protocol says is refused here, by name, and never enters a mean. NumPy'
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from turngym.core.task import Task, Verdict
 T = TypeVar("T")
 LARGEST_VALUE = 1e18
 """No number that is measured is larger; squares and sums of larger ones are beyond what a float holds."""
+MOST_TEXT = 1 << 24
+"""Characters of a text, some four million tokens. Tokenizing takes a hundred times their memory."""
 ROUNDING = 1e-9
 """How far sums of shares may lie outside their range; they are put on its border."""
 Refusal = Callable[[str], Exception]
@@ -67,9 +70,11 @@ def checked_flag(what: str, value: object, *, error: Refusal = EnvBackendError) 
 
 
 def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) -> str:
-    """`value`, a str; NumPy's becomes a plain one. Raises `error` for other types."""
+    """`value`, a str; NumPy's becomes a plain one. Raises `error` for other types, and for what no model can read."""
     if not isinstance(value, str):
         raise error(f"{what} is {brief(value, 80)}; it must be text")
+    if len(value) > MOST_TEXT:
+        raise error(f"{what} has {len(value):,} characters; it must be text of at most {MOST_TEXT:,}")
     return str.__str__(value)
 
 
@@ -150,7 +155,10 @@ def checked_task(task: object) -> Task:
 
 
 def unique(what: str, ids: Collection[str]) -> None:
-    """Raises TaskError for an id that comes twice: it would be played twice with one seed, and count twice."""
+    """Raises TaskError for an id that is no text, and for one that comes twice: it would be played twice with one
+    seed, and count twice."""
+    if (odd := next((one for one in ids if not isinstance(one, str)), None)) is not None:
+        raise TaskError(f"{what} lists {brief(odd, 80)}; valid: texts")
     # a set is quick, and nearly always enough
     if len(set(ids)) < len(ids):
         [(twice, _)] = Counter(ids).most_common(1)
@@ -170,7 +178,13 @@ def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
         module = getattr(code, "__module__", "") or ""
         if module.partition(".")[0] == "turngym":
             raise
-        raise error(f"{whose} failed: {type(reason).__name__}: {said_by(reason)}") from reason
+        raise error(f"{whose} failed: {failure_of(reason)}") from reason
+
+
+def failure_of(error: BaseException) -> str:
+    """What other people's code raised, and where, in a line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {said_by(error)} ({frame.filename}, line {frame.lineno})"
 
 
 def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:

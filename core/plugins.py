@@ -62,9 +62,15 @@ def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[
     what = group.rpartition(".")[2].removesuffix("s")
     if is_path(name):
         return _load(what, name, EntryPoint(name=name, value=name, group=group))
-    points = {point.name: point for point in entry_points(group=group)}
+    points: dict[str, set[str]] = {}
+    for point in entry_points(group=group):
+        points.setdefault(point.name, set()).add(point.value)
     if name in points:
-        return _load(what, name, points[name])
+        first, *others = sorted(points[name])
+        if others:
+            said = f"{what} {name!r} is the name of several installed ones"
+            raise PluginError(f"{said}; valid: {', '.join((first, *others))}")
+        return _load(what, name, EntryPoint(name=name, value=first, group=group))
     names = [*built_in, *known, *(other for other in sorted(points) if other not in built_in)]
     valid = ", ".join([*names, "package.module:name"])
     raise PluginError(f"unknown {what} {name!r}; {what}s are: {valid}.{did_you_mean(name, names)}")

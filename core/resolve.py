@@ -14,6 +14,7 @@ from turngym.core.spec import (
     SettingsError,
     T,
     at,
+    by_name,
     fields_of,
     kind_of,
     members_of,
@@ -61,6 +62,15 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
             said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
             raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
     return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
+
+
+def checked(value: T) -> T:
+    """Settings that were made in Python, as those of a file are read.
+
+    Raises SettingsError for what a field cannot hold, and for a setting that nothing reads.
+    """
+    layer = Layer(name=type(value).__name__, table=by_name(value), asked=True)
+    return resolve(type(value), [layer]).spec
 
 
 def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:

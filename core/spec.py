@@ -46,7 +46,8 @@ from turngym.core.attribute_docs import docs_of
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import FINITE
 from turngym.core.redaction import brief
-from turngym.core.user_files import json_of, user_path
+from turngym.core.strict_json import json_object
+from turngym.core.user_files import user_path
 
 T = TypeVar("T")
 KIND = "kind"
@@ -371,9 +372,9 @@ def _free(value: Any, where: str) -> Any:
         return dict(value) if isinstance(value, Mapping) else value
     try:
         # not msgspec's: a path may hold bytes that are no UTF-8
-        return json_of(value)
-    except ValueError as error:
-        raise SettingsError(f"{where} is {brief(value, 80)}; valid: a table, or a JSON object ({error})") from None
+        return json_object(where, value)
+    except TurngymError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _table_of(setting: Setting, value: Any, where: str) -> Any:
@@ -553,12 +554,30 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         origins: who gave each setting; None: all of it comes from `where`.
     """
     try:
-        table = _without_none(cls, table)
+        table = _without_none(cls, _scalar(table))
         return msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         raise SettingsError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+def by_name(value: Any) -> Any:
+    """Settings that were made in Python as a nested table of the objects that they hold, for `read`: Python itself
+    asks no field for its type."""
+    if not isinstance(value, Spec) and not dataclasses.is_dataclass(value):
+        return value
+    table = {field.name: by_name(getattr(value, field.name)) for field in fields_of(type(value))}
+    return table if kind_of(type(value)) is None else {KIND: kind_of(type(value)), **table}
+
+
+def _scalar(value: Any) -> Any:
+    """What NumPy's scalars in `value` hold; no number of theirs is one of JSON's."""
+    if isinstance(value, Mapping):
+        return {name: _scalar(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_scalar, value)) if isinstance(value, tuple) else list(map(_scalar, value))
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -573,10 +592,6 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
         # no type of a float without a range knows that
         if _any_float(kind) and not all(math.isfinite(one) for one in _many(value) if isinstance(one, float)):
             raise msgspec.ValidationError(f"Expected `float` <= {FINITE} - at `$.{above}{name}`")
-        # NumPy's float64 is a float, which msgspec alone does not take for one
-        if any(isinstance(one, float) and type(one) is not float for one in _many(value)):
-            plain_ones = [float(one) if isinstance(one, float) else one for one in _many(value)]
-            found[name] = plain_ones if isinstance(value, list | tuple) else plain_ones[0]
         if isinstance(value, str) and value == NONE and type(None) in members_of(kind):
             found[name] = None
         elif isinstance(value, list | tuple) and _holds_none(kind):
@@ -680,7 +695,8 @@ def _valid_for(setting: Setting, value: Any, said: str) -> str:
     # of a number or a word, a number out of its range
     if not choices or re.search(" [<>]=? ", said):
         return _valid(said)
-    return f"{', '.join(choices)}.{did_you_mean(str(value), choices)}"
+    numbers = [_NAMES[one.__name__] for one in (int, float) if one in members_of(setting.type)]
+    return f"{', '.join([*numbers, *choices])}.{did_you_mean(str(value), choices)}"
 
 
 def _valid(said: str) -> str:
@@ -718,8 +734,8 @@ def _path_of(kind: type[Any], value: Any) -> Any:
     """The path that a text of a table or a command line stands for: `~` is the home folder."""
     if kind is not Path:
         raise NotImplementedError(kind)
-    # the one character that no file system allows
-    if not isinstance(value, str | Path) or "\0" in str(value):
+    # what `user_path` refuses
+    if not isinstance(value, str | Path) or "\0" in str(value) or value == "":
         raise ValueError("Expected `path`")
     return user_path(value)
 
@@ -729,14 +745,16 @@ def plain(value: Any) -> Any:
     return None if value is NODEFAULT else msgspec.to_builtins(value, enc_hook=plain_name)
 
 
-def plain_name(value: Any) -> str | float:
-    """How a record writes an object that msgspec does not know: a path as its text, NumPy's float64 as a number,
-    another one as the place of its class."""
-    if isinstance(value, float):
-        return float(value)
+def plain_name(value: Any) -> Any:
+    """How a record writes an object that msgspec does not know: a path as its text, NumPy's scalar as what it holds, a
+    function or class as its place, another one as that of its class."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
     if isinstance(value, Path):
         return str(value)
-    return f"{type(value).__module__}:{type(value).__qualname__}"
+    # two functions are not one setting
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:

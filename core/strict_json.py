@@ -30,7 +30,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
     """Parses the JSON object that was given as the option `flag`. Raises TurngymError."""
     try:
         # half surrogate pairs may be: so Python writes the bytes of a path that are no UTF-8
-        value = json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise TurngymError(f"{flag} {excerpt(text, 200)!r} is not JSON: {error}") from None
     except JsonError as error:
@@ -40,6 +40,16 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
             f'{flag} {excerpt(text, 200)!r} must be a JSON object, for example \'{{"split": "valid_seen"}}\''
         )
     return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a name that is given twice Python takes the last value, and other readers the first."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise JsonError(f"the body gives {excerpt(twice, 80)} twice")
+    return table
 
 
 def strict_json(body: bytes) -> Any:

@@ -31,8 +31,11 @@ OTHER = {
 def user_path(text: str | os.PathLike[str]) -> Path:
     """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here.
 
-    Raises TurngymError for a text with the one character that no file system allows.
+    Raises TurngymError for a text with the one character that no file system allows, and for none at all, which is what
+    a shell makes of a variable that is not set: it would mean the working directory.
     """
+    if not os.fspath(text):
+        raise TurngymError("the text of a path is empty; valid: a path, and . for the working directory")
     if "\0" in os.fspath(text):
         raise TurngymError(f"{os.fspath(text)!r} holds a null character; valid: a path")
     return Path(text) if os.path.lexists(text) else Path(os.path.expanduser(text))
@@ -53,8 +56,13 @@ def named_path(text: str) -> tuple[str, Path]:
 
 def must_be_new(out: Path, error: type[Exception]) -> None:
     """Raises `error` where something is at `out`, a link without a goal, too: no file is replaced without a word."""
-    if os.path.lexists(out):
+    if os.path.lexists(out) or goal_of(out).exists():
         raise error(f"{out} exists already and is kept as it is; choose another --out")
+
+
+def goal_of(out: Path) -> Path:
+    """Where a file is written whose missing folders are made first: `new/../x` is `x`, although no `new` is there."""
+    return Path(os.path.realpath(out))
 
 
 def keep_inputs(out: Path, inputs: Iterable[str | os.PathLike[str]], error: type[Exception]) -> None:
@@ -63,12 +71,15 @@ def keep_inputs(out: Path, inputs: Iterable[str | os.PathLike[str]], error: type
     That is where both are one file or folder, by whatever names (links of both kinds, letter case where the file system
     knows none), or where `out` is a folder that holds the input.
     """
-    if not out.exists():
+    goal = goal_of(out)
+    if not goal.exists():
         return
     for text in inputs:
         path = Path(os.path.expanduser(text))
         # unlike Path.exists, it says no to a text that is too long for a name, or holds a null character
-        if os.path.exists(path) and any(out.samefile(part) for part in (path, path.resolve(), *path.resolve().parents)):
+        if os.path.exists(path) and any(
+            goal.samefile(part) for part in (path, path.resolve(), *path.resolve().parents)
+        ):
             raise error(f"{out} is kept as it is: it is, or holds, the input {path}; choose another --out")
 
 

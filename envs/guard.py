@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 from gymnasium.utils import RecordConstructorArgs
 
-from turngym.core.errors import TurngymError, checked_choice, checked_int, finite
-from turngym.core.plugin_values import checked_number
-from turngym.core.redaction import said_by
+from turngym.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
+from turngym.core.plugin_values import checked_number, checked_text
+from turngym.core.redaction import brief, said_by
 from turngym.core.task import MAX_TURNS, Task, Verdict
 from turngym.core.tools import Tools
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote, tasks_of
@@ -105,10 +105,13 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begins an episode; `options={"task": id}` chooses the task."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        begun: Any = self.env.reset(seed=seed, options=options)
+        if not isinstance(begun, tuple) or len(begun) != 2:
+            raise EnvBackendError(f"a reset gave {brief(begun, 80)}; it must be (observation, info)")
+        observation = checked_text("the first observation", begun[0])
         self._turn = 0
         self._over = False
-        return observation + self._shown(), self._noted(info, None)
+        return observation + self._shown(), self._noted(begun[1], None)
 
     def step(self, action: str) -> Step:
         """Judges one response and plays its action if that is valid. Raises ResetNeeded outside an episode."""
@@ -142,7 +145,10 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._over = True
         try:
             self.env.close()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        # a panic of Rust is no Exception
+        except BaseException as error:
             said = f"{type(error).__name__}: {said_by(error)}"
             warnings.warn(f"{type(self.base).__name__} failed as it was closed: {said}", stacklevel=2)
 

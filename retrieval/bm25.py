@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Hit, Passage, check_request
+from turngym.retrieval.core import Hit, Passage, check_request, checked_passage
 from turngym.retrieval.lucene_build import build_index
 from turngym.retrieval.lucene_postings import IndexArrays, IndexSearcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze
@@ -161,6 +161,8 @@ class BM25Retriever:
     def from_passages(cls, passages: Iterable[Passage], *, k1: float = 0.9, b: float = 0.4) -> BM25Retriever:
         """Indexes passages in memory. Raises RetrievalError if an id repeats."""
         kept = passages if isinstance(passages, Sequence) else tuple(passages)
+        for passage in kept:
+            checked_passage(passage, "a passage of the corpus")
         return cls(LuceneIndex.build(indexed_documents(kept), k1=k1, b=b), kept)
 
     @classmethod

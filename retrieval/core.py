@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import LOCK, locked_folder
-from turngym.core.plugin_values import answers, checked_number, checked_text
+from turngym.core.plugin_values import Refusal, answers, checked_number, checked_text
 from turngym.core.redaction import brief, excerpt
 
 
@@ -129,18 +130,30 @@ def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
 def _checked_hit(hit: object) -> Hit:
     if not isinstance(hit, Hit) or not isinstance(hit.passage, Passage):
         raise RetrieverUnavailable(f"the retriever gave {brief(hit, 80)}; it must be a list of Hit for each query")
-    for name in ("id", "title", "text"):
-        checked_text(f"the {name} of a passage that was found", getattr(hit.passage, name), error=RetrieverUnavailable)
+    checked_passage(hit.passage, "a passage that was found", RetrieverUnavailable)
     score = checked_number(f"the score of passage {hit.passage.id!r}", hit.score, error=RetrieverUnavailable)
     return hit if type(hit.score) is float else replace(hit, score=score)
 
 
+def checked_passage(passage: Passage, what: str, error: Refusal = RetrievalError) -> Passage:
+    """`passage` itself. Raises `error` for one that is none, or has a field that is no text."""
+    if not isinstance(passage, Passage):
+        raise error(f"{what} is {brief(passage, 80)}; it must be a Passage")
+    for name in ("id", "title", "text"):
+        checked_text(f"the {name} of {what}", getattr(passage, name), error=error)
+    return passage
+
+
 def check_request(queries: Sequence[str], k: int) -> None:
-    """Raises RetrievalError for one string in place of a sequence of them, and for k below 1."""
+    """Raises RetrievalError for one string in place of a sequence of them, for what is no string, and for a k that is
+    no whole number from 1."""
     if isinstance(queries, str):
         raise RetrievalError(f"queries is the string {excerpt(queries, 40)!r}; give a sequence of strings")
-    if k < 1:
-        raise RetrievalError(f"k={k}: at least one passage must be asked for")
+    for query in queries:
+        checked_text("a query", query, error=RetrievalError)
+    # NumPy's whole numbers too
+    if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+        raise RetrievalError(f"k={k!r}: a whole number of passages must be asked for, at least 1")
 
 
 def build_folder(out: Path) -> Path:

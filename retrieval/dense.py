@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Encoder, Hit, Passage, RetrieverUnavailable, check_request, checked_vectors
+from turngym.retrieval.core import (
+    Encoder,
+    Hit,
+    Passage,
+    RetrieverUnavailable,
+    check_request,
+    checked_passage,
+    checked_vectors,
+)
 from turngym.retrieval.corpus import corpus_sha256
 from turngym.retrieval.faiss_index import (
     add_to_index,
@@ -103,6 +111,8 @@ class DenseRetriever:
         Raises:
             RetrievalError: a factory string that faiss does not know, or too few passages to train it.
         """
+        for passage in passages:
+            checked_passage(passage, "a passage of the corpus")
         parts = (passages[start : start + _BLOCK] for start in range(0, len(passages), _BLOCK))
         blocks = (checked_vectors(encoder.encode_passages(part), len(part), encoder.dim) for part in parts)
         # the empty block gives the shape where there are no passages

@@ -28,7 +28,7 @@ from turngym.core.http_client import (
 )
 from turngym.core.redaction import redacted
 from turngym.retrieval.answer_cache import Answers
-from turngym.retrieval.core import Hit, RetrieverUnavailable, renew_in_children
+from turngym.retrieval.core import Hit, RetrieverUnavailable, check_request, renew_in_children
 from turngym.retrieval.http_format import (
     FINGERPRINT_HEADER,
     WireError,
@@ -185,8 +185,7 @@ class HttpRetriever:
         Raises:
             RetrieverUnavailable: no readable answer within the deadline; the cause is chained.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise RetrievalError(f"k is {k!r}; it must be a whole number, at least 1")
+        check_request(queries, k)
         until = self._clock() + self.settings.deadline
         keys = [(normalize(query[: self.settings.max_query_chars]), k) for query in queries]
         with self._lock:

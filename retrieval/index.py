@@ -68,7 +68,7 @@ class EncoderRecord:
     kind: Literal["hashing", "hf", "other"]
     """`other` is an encoder of another package; `model` is its name for `find_encoder`."""
     fingerprint: str
-    dim: int
+    dim: Number
     model: str | None = None
     passage_model: str | None = None
     style: Mapping[str, Any] | None = None
@@ -89,7 +89,7 @@ class IndexManifest:
     """Everything that an index depends on; `files` lists every other file of the folder."""
 
     kind: Kind
-    passages: int
+    passages: Number
     corpus_sha256: str
     encoder: EncoderRecord | None = None
     faiss: FaissRecord | None = None

@@ -73,6 +73,7 @@ def open_retriever(
         return RerankingRetriever(inner, reranker, depth=rerank_depth)
     text = str(spec)
     if text.startswith(("http://", "https://")):
+        _refuse(text, "its server has these", encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters)
         return HttpRetriever(text)
     kind, colon, path = text.partition(":")
     # a folder may have a colon in its name
@@ -83,8 +84,8 @@ def open_retriever(
             user_path(text), encoder=encoder, corpus_sha256=corpus_sha256, parameters=parameters, device=device
         )
     # a corpus, which is indexed in memory
-    if kind == "bm25" and encoder is not None:
-        raise RetrievalError(f"bm25:{path} takes no encoder; write dense: or hybrid:")
+    if kind == "bm25":
+        _refuse(text, "write dense: or hybrid:", encoder=encoder, parameters=parameters)
     passages = list(read_corpus(user_path(path)))
     if corpus_sha256 is not None:
         _same_corpus(Path(path), hash_of(passages), corpus_sha256)
@@ -101,6 +102,12 @@ def open_retriever(
             )
         parts.append(DenseRetriever.from_passages(passages, encoder, parameters=parameters))
     return parts[0] if len(parts) == 1 else HybridRetriever(parts)
+
+
+def _refuse(spec: str, advice: str, **given: object) -> None:
+    """Raises RetrievalError for an argument that `spec` does not read."""
+    if names := [name for name, value in given.items() if value is not None]:
+        raise RetrievalError(f"{spec} takes no {names[0]}; {advice}")
 
 
 def spec_stamp(spec: str) -> Stamp:

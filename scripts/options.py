@@ -41,7 +41,7 @@ from turngym.core.spec import (
     to_table,
 )
 from turngym.core.tables import table_text
-from turngym.core.user_files import keep_inputs, user_path
+from turngym.core.user_files import goal_of, keep_inputs, user_path
 
 T = TypeVar("T")
 CONFIG, PRINT, HELP, HELP_ALL = "--config", "--print", ("--help", "-h"), "--help-all"
@@ -345,7 +345,7 @@ def _keep_inputs(own: Any, config: str | None, others: Sequence[Mapping[str, Any
     """
     out = getattr(own, "out", None)
     # every verb writes into a folder beside what is there, or one file
-    if out is None or not (out := user_path(out)).is_file():
+    if out is None or not goal_of(out := user_path(out)).is_file():
         return
     values = [value for path, value in flat(to_table(own)).items() if path != "out"]
     values += [config, *(value for table in others for value in flat(table).values())]

@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -239,10 +240,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list(command: List) -> int:
+    damaged = 0
     for name in [*list_panels(), *installed_panels()]:
-        panel = find_panel(name)
+        try:
+            panel = find_panel(name)
+        # one package's file; the others' panels are none the worse for it
+        except TurngymError as error:
+            damaged += 1
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
         print(f"{name:<32} {len(panel.tasks):>5} tasks  {panel.env_id}  {panel.sha256[:12]}")
-    return 0
+    return 1 if damaged else 0
 
 
 def _show(command: Show) -> int:

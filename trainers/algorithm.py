@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -18,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.core.episode import Episode, Origin
-from turngym.core.errors import TurngymError
-from turngym.core.plugin_values import checked_number
+from turngym.core.plugin_values import checked_number, failures_of
 from turngym.core.plugins import find
 from turngym.core.protocols import Position, Question, Scorer
 from turngym.core.redaction import brief
@@ -90,6 +90,10 @@ def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
             )
         if column.dtype.kind not in "fiub":
             raise ConfigError(f"algorithm {algorithm}: its {name} holds {column.dtype}; valid: numbers")
+    reward = targets.reward
+    if reward is not None and not (isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"):
+        valid = "an array of numbers, one for each episode or token"
+        raise ConfigError(f"algorithm {algorithm}: its reward is {brief(reward, 80)}; valid: {valid}")
     ids, logp = targets.topk_ids_NK, targets.topk_logp_NK
     if (None if ids is None else ids.shape) != (None if logp is None else logp.shape):
         raise ConfigError(f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one")
@@ -583,23 +587,42 @@ def find_algorithm(name: str) -> AlgorithmSpec:
     return found
 
 
+PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "depth": ("DepthController", ("start", "plan", "learn")),
+    "target_fn": ("TargetFn", ("__call__",)),
+    "weight": ("Weight", ("__call__", "to_the_end")),
+    "token_loss": ("TokenLoss", ("__call__",)),
+}
+"""The four parts: the protocol of each, and what its objects have."""
+
+
+def calling(algorithm: Algorithm, name: str) -> AbstractContextManager[None]:
+    """Inside, what a part raises that another package wrote is a line that names it, and ConfigError."""
+    return failures_of(f"algorithm {algorithm.name}: its {name}", getattr(algorithm, name), ConfigError)
+
+
 def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
     """The algorithm that `spec` builds from its settings.
 
     Raises ConfigError where its function fails, or gives what cannot be trained with; each of them is named.
     """
-    try:
+    with failures_of(f"algorithm {spec.name}: its build", spec.build, ConfigError):
         made = spec.build(config, context)
-    except TurngymError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"algorithm {spec.name}: its build raised {type(error).__name__}: {error}") from error
     if not isinstance(made, Algorithm):
         raise ConfigError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
+    if not isinstance(made.name, str) or not made.name.isprintable():
+        raise ConfigError(f"algorithm {spec.name}: its name is {brief(made.name, 80)}; valid: a printable text")
     if not isinstance(made.group, int) or made.group < 1:
         raise ConfigError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
+    for name, (kind, members) in PARTS.items():
+        part = getattr(made, name)
+        if isinstance(part, type) or not all(hasattr(part, member) for member in members):
+            valid = f"a {kind}, which has {', '.join(members)}"
+            raise ConfigError(f"algorithm {spec.name}: its {name} is {brief(part, 80)}; valid: {valid}")
     try:
         json.dumps(dict(made.settings))
+        if any(isinstance(value, float) and math.isnan(value) for value in made.settings.values()):
+            raise ValueError("a resumed run compares them, and NaN equals nothing")
     except (TypeError, ValueError) as error:
         said = f"its settings are no JSON ({error}); valid: checked_table(config)"
         raise ConfigError(f"algorithm {spec.name}: {said}") from error

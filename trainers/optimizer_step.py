@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.core.episode import Episode
+from turngym.core.plugin_values import failures_of
 from turngym.trainers.algorithm import (
     Algorithm,
     Targets,
@@ -22,6 +23,7 @@ from turngym.trainers.algorithm import (
     TokenLoss,
     TokenLosses,
     Tokens,
+    calling,
     checked_losses,
     checked_weights,
 )
@@ -32,7 +34,7 @@ from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
 from turngym.trainers.models import autocast, clipped_norm, head, recomputing, rows_apart
 from turngym.trainers.ranks import SINGLE, Ranks
-from turngym.trainers.run_config import OptimizerConfig, Packing
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +212,9 @@ def _forward(
         entropy_n=entropy_n,
     )
     numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
-    return checked_losses(token_loss(tokens), len(micro.tokens)), numbers
+    with failures_of("the token loss", token_loss, ConfigError):
+        losses = token_loss(tokens)
+    return checked_losses(losses, len(micro.tokens)), numbers
 
 
 def _drawn(
@@ -336,7 +340,8 @@ def run_epochs(
     parts = minibatches(batch, episodes, targets, algorithm, config.minibatches)
     for turn in range(config.ppo_epochs):
         for part, chosen, tokens in parts:
-            weight_n = algorithm.weight(part, step=run_step.step, total_steps=run_step.total_steps)
+            with calling(algorithm, "weight"):
+                weight_n = algorithm.weight(part, step=run_step.step, total_steps=run_step.total_steps)
             checked_weights(weight_n, part.tokens, algorithm.name)
             result = update(
                 model,

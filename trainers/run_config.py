@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.spec import KIND, Spec, Unread, fields_of, needing, read, to_table
+from turngym.core.spec import KIND, Spec, Unread, by_name, fields_of, needing, read, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -261,12 +261,8 @@ class RunConfig(LoopConfig):
 def checked_table(*configs: Any) -> dict[str, Any]:
     """The settings of `configs` as tables by the names of their classes.
 
-    Raises SettingsError for a dataclass that holds what its fields may not be: whoever makes one in Python learns it
+    Raises SettingsError for settings that hold what their fields may not be: whoever makes one in Python learns it
     here.
     """
-    found: dict[str, Any] = {}
-    for config in configs:
-        table = to_table(config)
-        read(type(config), table, type(config).__name__)
-        found[type(config).__name__] = table
-    return found
+    names = (type(config).__name__ for config in configs)
+    return {name: to_table(read(type(one), by_name(one), name)) for name, one in zip(names, configs, strict=True)}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.episode import Episode
+from turngym.core.episode import Episode, EpisodeError
+from turngym.core.plugin_values import checked_number
 from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, Targets, Weight
 from turngym.trainers.batch import RolloutBatch, was_refused
@@ -47,7 +48,8 @@ def spent_row(episodes: Sequence[Episode]) -> dict[str, int]:
 def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
     played = [episode for episode in episodes if not episode.status.is_error]
-    paid = [float(episode.meta[PAID]) for episode in played if PAID in episode.meta]
+    noted = [episode for episode in played if PAID in episode.meta]
+    paid = [checked_number(f"{PAID} of {one.task.task_id}", one.meta[PAID], error=EpisodeError) for one in noted]
     policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
     return {
         **_spread("return", np.array([episode.episode_return for episode in played])),

@@ -26,7 +26,7 @@ from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, checked_targets, selected, selection_row
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, calling, checked_targets, selected, selection_row
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
@@ -195,7 +195,9 @@ class Trainer:
             fixed_end=self._fixed_end(),
             writing=self.writing,
         )
-        state = folder.open(resume=resume, depth=self.algorithm.depth.start())
+        with calling(self.algorithm, "depth"):
+            begun = self.algorithm.depth.start()
+        state = folder.open(resume=resume, depth=begun)
         if self.on_start is not None and not self.ranks.rank:
             self.on_start()
         log = None
@@ -319,7 +321,8 @@ class TrainLoop:
     def _planned(self, step: int) -> Planned:
         """Returns what to play for `step`, as far as that is known now."""
         run, algorithm = self.trainer.run, self.trainer.algorithm
-        plan = algorithm.depth.plan(self.state.depth, step)
+        with calling(algorithm, "depth"):
+            plan = algorithm.depth.plan(self.state.depth, step)
         # at least one episode of a probe is measured
         short = min(round(plan.short_share * run.episodes), run.episodes - 1)
         asked = PlayPlan(
@@ -383,7 +386,9 @@ class TrainLoop:
             return
         check_ids(batch, trainer.vocab_size)
         trainer.progress.phase("teacher")
-        targets = checked_targets(algorithm.target_fn(batch, kept, self._scorers()), batch.tokens, algorithm.name)
+        with calling(algorithm, "target_fn"):
+            found = algorithm.target_fn(batch, kept, self._scorers())
+        targets = checked_targets(found, batch.tokens, algorithm.name)
         scored = ClockReading.now()
         trainer.progress.phase("update")
         run_step = RunStep(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
@@ -392,7 +397,8 @@ class TrainLoop:
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
-        depth = algorithm.depth.learn(self.state.depth, plan, batch, kept, kl_N)
+        with calling(algorithm, "depth"):
+            depth = algorithm.depth.learn(self.state.depth, plan, batch, kept, kl_N)
         self._updated(step)
         end = ClockReading.now()
         spent = self.state.train_seconds + end.wall - start.wall

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
+from turngym.core.plugin_values import LARGEST_VALUE
+from turngym.core.spec import read
 from turngym.core.tables import Table
 
 NOTE = "usage"
@@ -16,6 +20,8 @@ PROFILE = "endpoint"
 """The key of the server's profile in an episode's `meta`, and in the settings of results."""
 MOST_NOTICED = 100
 """Different things that are counted in answers; a server that invents a new field for each answer ends there."""
+Counted = Annotated[int, Meta(ge=0, le=1 << 53)]
+Spent = Annotated[float, Meta(ge=0, le=LARGEST_VALUE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,29 +29,29 @@ class Usage:
     """What some answers used. Tokens are counted by the server. Answers that broke off were paid for, too: their tokens
     are included."""
 
-    answers: int = 0
-    unreported: int = 0
+    answers: Counted = 0
+    unreported: Counted = 0
     """Answers whose server did not report their usage, or only a part of it."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: Counted = 0
+    cached_tokens: Counted = 0
     """Prompt tokens that the server had in its cache."""
-    completion_tokens: int = 0
+    completion_tokens: Counted = 0
     """Tokens of the answers, reasoning included."""
-    reasoning_tokens: int = 0
+    reasoning_tokens: Counted = 0
     """Tokens of the reasoning, if the server reports them."""
-    cut_off: int = 0
+    cut_off: Counted = 0
     """Answers that ended at the limit of tokens."""
-    filtered: int = 0
+    filtered: Counted = 0
     """Answers that the service's filter took back or cut, or prompts that it refused."""
-    retries: int = 0
+    retries: Counted = 0
     """Number of requests that were sent again."""
-    refused: int = 0
+    refused: Counted = 0
     """Requests that were refused although others were answered; each ended its episode as an error."""
-    stalled: int = 0
+    stalled: Counted = 0
     """Answers to prompts that the server seems to have cut."""
-    cost: float | None = None
+    cost: Spent | None = None
     """Cost in the currency of the prices; None without prices."""
-    noticed: Mapping[str, int] = field(default_factory=dict)
+    noticed: Mapping[str, Counted] = field(default_factory=dict)
     """Answers by what nobody here knows in them, and by what contradicts itself (`wire.Noticed`)."""
 
     def __add__(self, other: Usage) -> Usage:
@@ -64,11 +70,15 @@ class Usage:
 
     @classmethod
     def noted(cls, episode: Episode) -> Usage | None:
-        """The usage in an episode's record; None if it has none. Fields of later versions are left out."""
+        """The usage in an episode's record; None if it has none. Fields of later versions are left out.
+
+        Raises SettingsError for a number that no server can have counted: anybody may have written the record.
+        """
         note, names = episode.meta.get(NOTE), {field.name for field in fields(cls)}
         if not isinstance(note, Mapping):
             return None
-        return cls(**{name: value for name, value in note.items() if name in names})
+        known = {name: value for name, value in note.items() if name in names}
+        return read(cls, known, f"the usage of task {episode.task.task_id}, sample {episode.sample}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

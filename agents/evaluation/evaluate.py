@@ -18,7 +18,7 @@ from turngym.agents.presets import Preset
 from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
-from turngym.core.resolve import Resolved
+from turngym.core.resolve import Resolved, checked
 from turngym.core.task import Task
 from turngym.envs.panels import Panel, PanelError, assert_disjoint, load_panel, verify_panel
 
@@ -61,7 +61,7 @@ def evaluate(
     if isinstance(panel, EvalSpec):
         if agent is not None or preset is not None or settings:
             raise TurngymError("evaluate(SPEC): the settings are whole; leave out agent, preset and all others")
-        resolved = Resolved(spec=panel, origins={})
+        resolved = Resolved(spec=checked(panel), origins={})
         return play_evaluation(resolved, out=out, verify=verify, progress=progress, command=command)
     given = {} if isinstance(panel, Panel) else {"panel": str(panel)}
     asked = asked_of("evaluate()", {**given, **settings}, agent, preset)

@@ -29,7 +29,7 @@ from turngym.core.files import locked_file
 from turngym.core.plugin_values import unique
 from turngym.core.progress import progress_bar
 from turngym.core.redaction import brief
-from turngym.core.resolve import Resolved
+from turngym.core.resolve import Resolved, checked
 from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, iter_episodes, read_specs
@@ -116,7 +116,9 @@ def play_episodes(
     if isinstance(env, EvalSpec):
         if agent is not None or preset is not None or settings:
             raise TurngymError("play_episodes(SPEC): the settings are whole; leave out agent, preset and all others")
-        return play_rollout(Resolved(spec=env, origins={}), out=out, append=append, progress=progress, command=command)
+        return play_rollout(
+            Resolved(spec=checked(env), origins={}), out=out, append=append, progress=progress, command=command
+        )
     asked = asked_of("play_episodes()", {**({} if env is None else {"env": env}), **settings}, agent, preset)
     found = resolve_play(
         [("play_episodes()", asked)], usual=ROLLOUT_DEFAULTS, preset=preset if isinstance(preset, Preset) else None

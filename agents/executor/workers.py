@@ -15,6 +15,7 @@ from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.episode import Episode
+from turngym.core.resolve import checked
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 @contextmanager
 def open_workers(options: WorkerOptions, workload: PlayWorkload | None = None) -> Iterator[PlayJobs]:
     """Open a function that plays jobs as `rollout` does; its workers end with the context. `auto` uses `workload`."""
+    options = checked(options)
     choice = options.choice(workload or PlayWorkload(episodes=0))
     if not choice.workers:
         yield partial(rollout, step_timeout=options.step_timeout)

@@ -19,7 +19,15 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypedDict, Unpack
 
-from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation, Reply, reset_seed, system_message
+from turngym.agents.playing.agent import (
+    Agent,
+    ConcurrentAgent,
+    Conversation,
+    Reply,
+    ResponseWriter,
+    reset_seed,
+    system_message,
+)
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
@@ -36,7 +44,7 @@ from turngym.core.plugin_values import (
     failures_of,
 )
 from turngym.core.progress import ACTIVITY
-from turngym.core.redaction import excerpt
+from turngym.core.redaction import brief, excerpt
 from turngym.core.task import Task, Verdict
 from turngym.envs.guard import ActionGuard, guard_of
 
@@ -407,8 +415,10 @@ class Rollout:
         self._make_env = make_env
         self._agent = agent
         self._submit = agent.submit if isinstance(agent, ConcurrentAgent) else None
-        with failures_of("an agent's name", agent, AgentError):
+        with failures_of("an agent's name and writer", agent, AgentError):
             name = checked_text("an agent's name", agent.name, error=AgentError)
+            if not isinstance(agent.writer, ResponseWriter):
+                raise AgentError(f"the writer of agent {name!r} is {brief(agent.writer, 80)}; valid: a ResponseWriter")
         self._whose = f"agent {excerpt(name, 80)!r}"
         self._slots = slots
         self._max_turns = max_turns

@@ -11,7 +11,6 @@ import math
 import os
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from turngym.core import running_clock
 from turngym.core.episode import Status
 from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.core.lock_watch import LockWatch
+from turngym.core.plugin_values import failure_of
 from turngym.core.redaction import said_by
 
 STEP_TIMEOUT = 120.0
@@ -55,8 +55,7 @@ class CallResult:
         # a panic of Rust and CancelledError are no Exceptions, and still the environment's own
         if isinstance(error, TurngymError | KeyboardInterrupt):
             raise error
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {said_by(error)} ({frame.filename}, line {frame.lineno})"
+        return failure_of(error)
 
     @property
     def status(self) -> Status:

@@ -42,9 +42,5 @@ class ProxySettings:
     """Most tools in one request."""
 
     def __post_init__(self) -> None:
-        _check("name", self.name is None or (self.name != "" and self.name.isprintable()), self.name, "printable text")
-
-
-def _check(name: str, fine: bool, value: object, valid: str) -> None:
-    if not fine:
-        raise ProxyError(f"proxy setting {name} is {value!r}; it must be {valid}")
+        if self.name is not None and not (self.name and str(self.name).isprintable()):
+            raise ProxyError(f"proxy setting name is {self.name!r}; it must be printable text")

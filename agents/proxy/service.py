@@ -43,6 +43,7 @@ from turngym.core.background_threads import failures_of_threads
 from turngym.core.episode import Episode
 from turngym.core.protocols import GenerateRequest, Generation, Policy, Sampling
 from turngym.core.redaction import first_letters
+from turngym.core.resolve import checked
 from turngym.core.task import task_number
 
 
@@ -271,7 +272,7 @@ class ProxyService:
         share: Callable[[int], int] = lambda limit: limit,
         clock: Callable[[], float] = running_clock.now,
     ) -> None:
-        self.settings = settings or ProxySettings()
+        self.settings = checked(settings or ProxySettings())
         self.renderer, self.max_context, self.temperature = renderer, max_context, temperature
         self.name = self.settings.name or "turngym"
         self.stopping = False

@@ -11,6 +11,7 @@ from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.core.errors import AgentError
 from turngym.core.files import SUMS_FILE
+from turngym.core.numbers import Count
 from turngym.core.spec import read
 from turngym.core.user_files import json_of, read_text
 
@@ -38,9 +39,9 @@ class ChatSettings:
     own."""
     prompts: tuple[str, str, str] | None = None
     """The templates of `verl-agent:N`: `alfworld`, `webshop` or `search`, the first turn's, and that of later ones."""
-    max_new_tokens: int = 512
+    max_new_tokens: Count = 512
     """Most ids of one response."""
-    max_context: int | None = None
+    max_context: Count | None = None
     """Most ids of prompt and response together; by default what the model allows."""
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.template_dialect import with_dialect
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief
+from turngym.core.resolve import checked
 from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel, make_channel
 
@@ -110,7 +111,7 @@ def complete_settings(settings: ChatSettings, tokenizer: Any, tool: Tools) -> Ch
 
     Raises RenderError if the template knows no tools, writes unknown calls, or shows observations in no role.
     """
-    settings = with_dialect(settings, tokenizer, tool)
+    settings = with_dialect(checked(settings), tokenizer, tool)
     if settings.observation_role != "auto":
         return settings
     user, called = (_segments(replace(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))

@@ -107,12 +107,13 @@ def open_source(
     Raises:
         TaskError: an unknown source or split, data that are not there, questions in both training and evaluation.
     """
+    names = MIXTURES.get(source) or tuple(source.split("+"))
+    public = all(name in SETS for name in names)
+    if corpus is not None and (source == "world" or public):
+        raise TaskError(f"source {source!r} has its own corpora; another one is a setting: retriever=...")
     if source == "world":
         return _fiction(_FrozenConfig(config), checked_choice("split", split or "train", SPLITS, TaskError))
-    names = MIXTURES.get(source) or tuple(source.split("+"))
-    if all(name in SETS for name in names):
-        if corpus is not None:
-            raise TaskError(f"source {source!r} has its own corpora; another one is a setting: retriever=...")
+    if public:
         part, folder = checked_choice("split", split or "all", SPLITS, TaskError), _data_folder(data)
         return _public(names, tuple(_set_files(name, folder) for name in names), part)
     path = user_path(source)
@@ -121,11 +122,11 @@ def open_source(
             raise TaskError(f"there is no question file {path}")
         passages = None if corpus is None else _as_it_is(user_path(corpus))
         return _file(_question_files(path), split or "all", passages)
-    known = ["world", *MIXTURES, *SETS]
+    valid = ["world", *MIXTURES, *SETS]
     wrong = next((name for name in names if name not in SETS), source)
     raise TaskError(
-        f"unknown source {wrong!r}; sources are: {', '.join(known)}, or the path of a .parquet, .jsonl or .json."
-        f"{did_you_mean(wrong, known)}"
+        f"unknown source {wrong!r}; sources are: {', '.join(valid)}, or the path of a .parquet, .jsonl or .json."
+        f"{did_you_mean(wrong, valid)}"
     )
 
 

@@ -6,20 +6,36 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import turngym.agents as door
-from turngym.agents import ExpertAgent, ModelAgent, OpenedAgent, evaluate, open_agent, play_episodes
+from turngym.agents import (
+    ChatSettings,
+    ExpertAgent,
+    ModelAgent,
+    OpenedAgent,
+    WorkerOptions,
+    evaluate,
+    open_agent,
+    open_workers,
+    play_episodes,
+)
+from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.named_agent import opened_object
-from turngym.agents.play_spec import ModelChat, Own
-from turngym.agents.playing.env_maker import env_maker, probe
+from turngym.agents.play_spec import EvalSpec, ModelChat, Own
+from turngym.agents.playing.env_maker import env_class, env_maker, probe
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import named_player
-from turngym.agents.resolve_play import resolve_agent
+from turngym.agents.proxy.config import ProxySettings
+from turngym.agents.proxy.service import ProxyService
+from turngym.agents.rendering.open_renderer import complete_settings
+from turngym.agents.resolve_play import resolve_agent, resolve_play
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.plugins import PluginError
@@ -253,6 +269,9 @@ def test_an_agent_that_fails_at_anything_is_named(make_doors: Any) -> None:
         agent.name = name
         with pytest.raises(AgentError, match=said):
             rollout([Job(task_id="doors/2")], make_doors(), agent)
+    agent.name, agent.writer = "expert", None  # type: ignore[assignment]
+    with pytest.raises(AgentError, match="the writer of agent 'expert' is None"):
+        rollout([Job(task_id="doors/2")], make_doors(), agent)
 
 
 def test_play_episodes_gives_and_writes_them(tmp_path: Path) -> None:
@@ -343,3 +362,24 @@ def test_importing_the_door_is_light() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "tyro", "httpx", "ray"} & set(loaded)
+
+
+def no_samples() -> EvalSpec:
+    spec = resolve_play([("test", {"panel": "alfworld-quickstart"})], usual=EVAL_DEFAULTS).spec
+    return msgspec.structs.replace(spec, play=msgspec.structs.replace(spec.play, samples=0))
+
+
+MADE_IN_PYTHON: list[tuple[str, Callable[[], Any]]] = [
+    ("samples", lambda: evaluate(no_samples())),
+    ("samples", lambda: play_episodes(no_samples())),
+    ("step_timeout", lambda: open_workers(WorkerOptions(workers=0, step_timeout=0)).__enter__()),
+    ("retries", lambda: open_workers(WorkerOptions(workers=0, retries=3)).__enter__()),
+    ("max_context", lambda: complete_settings(ChatSettings(max_context=-1), None, env_class("turngym/Search-v0").tool)),
+    ("deadline", lambda: ProxyService(None, None, Path(), ProxySettings(deadline=0), max_context=8)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("name", "use"), MADE_IN_PYTHON)
+def test_settings_made_in_python_are_read_before_anything_is_played(name: str, use: Callable[[], Any]) -> None:
+    with pytest.raises(SettingsError, match=f": {name} is "):
+        use()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
+from small_episodes import build_episode
 
 from turngym.agents.endpoint.client import (
     Address,
@@ -24,11 +25,12 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
-from turngym.agents.endpoint.usage import Prices, Usage
+from turngym.agents.endpoint.usage import NOTE, Prices, Usage
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.http_client import retry_after
+from turngym.core.spec import SettingsError
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
 
@@ -261,6 +263,16 @@ def test_kinds_of_refusals(status: int, text: str, kind: str) -> None:
         assert found.limited == (kind == "limited")
         assert text in found.reason
     assert read_failure(404, "Not Found", None, {}).reason == "status 404: Not Found"
+
+
+@pytest.mark.parametrize(
+    "noted", [{"answers": "5"}, {"prompt_tokens": -1}, {"cost": 1e400}, {"noticed": 5}, {"noticed": {"a": "b"}}]
+)
+def test_the_usage_in_a_record_is_read_by_its_type(noted: Any) -> None:
+    episode = replace(build_episode([([1], [2])]), meta={NOTE: {"answers": 1, "of_a_later_version": 3}})
+    assert Usage.noted(episode) == Usage(answers=1)
+    with pytest.raises(SettingsError, match=f"{next(iter(noted))}.* is "):
+        Usage.noted(replace(episode, meta={NOTE: noted}))
 
 
 def counted(reported: Any) -> Usage:

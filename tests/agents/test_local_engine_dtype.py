@@ -28,7 +28,7 @@ from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.core.rollout_request import RolloutRequest
-from turngym.trainers.lora import LoraConfig, add_adapters, merged
+from turngym.trainers.lora import LoraConfig, add_adapters, merged_weights
 from turngym.trainers.models import autocast, final_states, head
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.student_sources import played_source
@@ -155,7 +155,7 @@ def test_a_copy_has_adapters_merged_and_rounded_once() -> None:
     for seed in (1, 2):
         disturb(model, seed)
         follow(made, model)
-        plain = merged(model, model.state_dict())
+        plain = merged_weights(model, model.state_dict())
         assert set(plain) == set(made.state_dict())
         for name, weight in made.state_dict().items():
             assert torch.equal(weight, plain[name].to(torch.bfloat16)), name
@@ -167,7 +167,7 @@ def test_an_adapted_student_plays_in_bfloat16_as_the_merged_model_does() -> None
     engine = LocalEngine(model, dtype="bfloat16")
     for seed in (1, 2):
         disturb(model, seed)
-        plain.load_state_dict(merged(model, model.state_dict()))
+        plain.load_state_dict(merged_weights(model, model.state_dict()))
         for (_, one), (_, other) in zip(
             play(engine, **SIZE), play(LocalEngine(plain, dtype="bfloat16"), **SIZE), strict=True
         ):

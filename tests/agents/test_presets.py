@@ -255,7 +255,8 @@ def test_the_depth_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     depth = {name: run_of(config(tmp_path, **given)).max_turns for name, given in CASES.items()}
     assert depth == {"nothing": 50, "preset": 80, "given": 7, "shop": 50, "registered": 9, "deeper": 12}
     # TurnOPD's own horizon stays: 80 turns are the environment's limit
-    assert build_algorithm(config(tmp_path, preset="turnopd", teacher=str(tmp_path))).settings["depth.h_max"] == 50
+    own = build_algorithm(config(tmp_path, preset="turnopd", teacher=str(tmp_path))).settings["TurnOpdConfig"]
+    assert own["depth"]["h_max"] == 50
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError, finite
-from turngym.core.plugin_values import StepResult, answers, checked_number, checked_task, failures_of, unique
+from turngym.core.plugin_values import (
+    MOST_TEXT,
+    StepResult,
+    answers,
+    checked_number,
+    checked_task,
+    failures_of,
+    unique,
+)
 from turngym.core.protocols import Judgment, judgments
 from turngym.core.task import Task
 
@@ -50,7 +58,7 @@ def test_what_rounding_adds_is_taken_off() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"observation": b"Here."}, "the observation"),
+        *(({"observation": value}, "the observation") for value in (b"Here.", "x" * (MOST_TEXT + 1))),
         *(({"reward": value}, "the reward") for value in (None, "1", math.nan, math.inf, 1e19, HUGE, [1.0, 2.0], 1j)),
         *(({"over": value}, "terminated") for value in (None, "False", 0)),
         ({"cut": 1}, "truncated"),

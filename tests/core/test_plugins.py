@@ -20,9 +20,17 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (package / "__init__.py").write_text("")
     (package / "made.py").write_text("def make():\n    return 'made'\n\n\nclass Box:\n    inside = 7\n")
     (package / "broken.py").write_text("import no_such_module_anywhere\n")
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-pkg\nVersion: 1.0\n")
-    rows = ["fancy = outside_pkg.made:make", "plain = outside_pkg.made:make", "gone = outside_pkg.made:nothing"]
+    other = tmp_path / "other_pkg-1.0.dist-info"
+    for folder, name in ((info, "outside-pkg"), (other, "other-pkg")):
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[turngym.widgets]\ntwice = outside_pkg.made:Box\n")
+    rows = [
+        "twice = outside_pkg.made:make",
+        "fancy = outside_pkg.made:make",
+        "plain = outside_pkg.made:make",
+        "gone = outside_pkg.made:nothing",
+    ]
     (info / "entry_points.txt").write_text("\n".join(["[turngym.widgets]", *rows]) + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.startswith("outside_pkg")]:
@@ -35,18 +43,25 @@ def test_names_paths_and_entry_points(outside: str) -> None:
     assert find(outside, "fancy", BUILT_IN)() == "made"
     assert find(outside, "outside_pkg.made:make", BUILT_IN)() == "made"
     assert find(outside, "outside_pkg.made:Box.inside", BUILT_IN) == 7
-    assert installed(outside) == ("fancy", "gone", "plain")
+    assert installed(outside) == ("fancy", "gone", "plain", "twice")
     assert installed("turngym.nothing") == ()
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("fanzy", "unknown widget 'fanzy'; widgets are: plain, other, gift, fancy, gone, package.module:name. Did you"),
+        (
+            "fanzy",
+            "unknown widget 'fanzy'; widgets are: plain, other, gift, fancy, gone, twice, package.module:name. Did",
+        ),
         ("outside_pkg.absent:make", "widget 'outside_pkg.absent:make': cannot import 'outside_pkg.absent'"),
         ("outside_pkg.broken:make", "cannot import 'outside_pkg.broken' (No module named 'no_such_module_anywhere')"),
         ("outside_pkg.made:mak", "outside_pkg.made has no 'mak'. Did you mean 'make'?"),
         ("gone", "widget 'gone': outside_pkg.made has no 'nothing'"),
+        (
+            "twice",
+            "widget 'twice' is the name of several installed ones; valid: outside_pkg.made:Box, ",
+        ),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(outside: str, name: str, text: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from turngym.core.numbers import Count, NotNegative, Positive
-from turngym.core.resolve import Layer, resolve
+from turngym.core.resolve import Layer, checked, resolve
 from turngym.core.settings import to_toml
 from turngym.core.spec import (
     KIND,
@@ -132,7 +132,7 @@ def test_what_people_write_becomes_whole_paths() -> None:
     for name, value, said in (
         ("judge", "modle:x", r"t: judge: 'modle:x' is not known; valid: rules, model, url\. Did you mean"),
         ("judge", "rules:x", "rules takes no value"),
-        ("more", "{", "t: more is '{'; valid: a table, or a JSON object"),
+        ("more", "{", "t: more '{' is not JSON"),
     ):
         with pytest.raises(SettingsError, match=said):
             expand(Run, {name: value}, "t")
@@ -350,8 +350,17 @@ def test_none_in_a_list_is_read_as_it_is_written() -> None:
 
 
 def test_numpys_numbers_are_numbers() -> None:
-    table = {"maybe": np.float64(0.5), "pair": (np.float64(0.25), 1.0)}
+    table = {"maybe": np.float32(0.5), "pair": (np.float64(0.25), np.int64(1))}
     assert read(Unranged, table, "f") == Unranged(maybe=0.5, pair=(0.25, 1.0))
+
+
+class Free(Spec):
+    of: dict[str, Any]
+
+
+def test_numpys_numbers_are_numbers_in_a_table_of_any_keys() -> None:
+    given = checked(Free(of={"count": np.int64(2), "list": [np.bool_(True)], "made": dict}))
+    assert to_table(given) == {"of": {"count": 2, "list": [True], "made": "builtins:dict"}}
 
 
 def test_a_setting_may_be_a_word() -> None:
@@ -366,6 +375,19 @@ class Needy(Spec):
     def unread(self) -> Unread:
         if not self.host:
             yield from needing("--host", "port", "names")
+
+
+@pytest.mark.parametrize(
+    "value", [Unranged(maybe="1"), Unranged(pair=(1.0,)), Needy(host="h", port="1"), Needy(port=2)]
+)  # type: ignore[arg-type]
+def test_settings_made_in_python_are_read_by_their_type(value: Any) -> None:
+    with pytest.raises(SettingsError, match=f"^{type(value).__name__}: (maybe|pair|port) is "):
+        checked(value)
+
+
+def test_settings_made_in_python_stay_as_they_are() -> None:
+    value = Needy(host="h", port=2, names=("a",))
+    assert checked(value) == value
 
 
 class Above(Spec):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from small_disk import small_disk
 
-from turngym.core.episode import Episode, Status, TopK, Turn
+from turngym.core.episode import Episode, EpisodeError, Status, TopK, Turn
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import (
     SCHEMA,
@@ -446,6 +446,8 @@ def test_missing_files_and_bad_meta_are_errors(tmp_path: Path) -> None:
             writer.write(episode(meta={"model": object()}))
         with pytest.raises(TraceError, match="cannot be written"):
             writer.write(episode(meta={"loss": math.nan}))
+        with pytest.raises(EpisodeError, match="its timing 'env' is inf"):
+            episode(timings={"env": math.inf})
         with pytest.raises(TraceError, match=r"task corridor/3, sample 2.*turns\[0\]\.admissible"):
             writer.write(episode(turn(admissible=(1,))))
     assert len(read_trace(tmp_path / "t.jsonl")[0]) == 1

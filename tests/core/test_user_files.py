@@ -73,7 +73,7 @@ def test_outputs_are_kept_from_their_inputs(tmp_path: Path) -> None:
     (tmp_path / "soft folder").symlink_to(folder)
     os.link(source, tmp_path / "hard")
     names = [source, tmp_path / "soft", tmp_path / "hard", tmp_path / "soft folder" / "in.txt"]
-    for out in (*names, folder, tmp_path / "soft folder", folder / ".." / "folder"):
+    for out in (*names, folder, tmp_path / "soft folder", folder / ".." / "folder", folder / "none" / ".." / "in.txt"):
         for name in names:
             # its content outlives the folder under its other name
             if out.is_dir() and name.name == "hard":
@@ -101,6 +101,6 @@ def test_nothing_is_replaced_without_a_word(tmp_path: Path) -> None:
     must_be_new(tmp_path / "new", KeyError)
     (tmp_path / "there").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name in ("there", "link"):
+    for name in ("there", "link", "none/../there"):
         with pytest.raises(KeyError, match="exists already"):
             must_be_new(tmp_path / name, KeyError)

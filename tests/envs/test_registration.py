@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from turngym.agents.presets import presets
 from turngym.core import TurngymError
 from turngym.envs import ActionGuard, TextEnv, TextVectorEnv, make_env, panel_of_env, register
 from turngym.envs.alfworld.env import ALFWorldEnv
@@ -19,6 +20,7 @@ from turngym.envs.panels import PanelError, installed_panels, load_panel, verify
 from turngym.envs.registration import NOT_GIVEN, argument_types, default_arguments, make, registered_class, require_env
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.fiction import PRESETS
+from turngym.scripts.main import main
 
 ENV_ID = "turngym-test/Registered-v0"
 
@@ -100,7 +102,7 @@ def test_ids_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_panel_remembers_who_registers_its_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_class: type[Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_class: type[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "their_panels"
     package.mkdir()
@@ -126,6 +128,15 @@ def test_a_panel_remembers_who_registers_its_environment(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their_panels\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[turngym.packages]\ntheirs = their_panels\n")
     assert "their_panels:toy-v1" in installed_panels()
+    # a damaged one is named, and hides no other
+    (package / "panel_data" / "broken-v1.json").write_text("{", encoding="utf-8")
+    (package / "presets.toml").write_text("= broken", encoding="utf-8")
+    assert main(["panel", "list"]) == 1
+    said = capsys.readouterr()
+    assert "their_panels:toy-v1" in said.out
+    assert said.err.startswith("their_panels:broken-v1: ")
+    assert presets.__wrapped__() == presets()
+    assert "their_panels" in capsys.readouterr().err
 
 
 def test_pages_name_the_defaults_for_invalid_actions() -> None:

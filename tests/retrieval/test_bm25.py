@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,15 @@ def test_wrong_use() -> None:
     retriever = BM25Retriever.from_passages(PASSAGES)
     with pytest.raises(RetrievalError, match="give a sequence of strings"):
         retriever.search("lake", 3)
-    with pytest.raises(RetrievalError, match="k=0"):
-        retriever.search(["lake"], 0)
+    for k in (0, 2.5, True):
+        with pytest.raises(RetrievalError, match=f"k={k}"):
+            retriever.search(["lake"], k)  # type: ignore[arg-type]
+    with pytest.raises(RetrievalError, match="a query is None"):
+        retriever.search([None], 1)  # type: ignore[list-item]
     with pytest.raises(RetrievalError, match="id '7' is used"):
         BM25Retriever.from_passages([*PASSAGES, PASSAGES[0]])
+    with pytest.raises(RetrievalError, match="the text of a passage of the corpus is None"):
+        BM25Retriever.from_passages([replace(PASSAGES[0], text=None)])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "floor"), [("hotpotqa", 0.6649), ("2wiki", 0.652)])

@@ -282,6 +282,11 @@ def test_what_a_retry_cannot_help_is_not_retried(canned: Canned, client: Any) ->
     assert len(server.asked) == 2
 
 
+def test_one_query_is_not_taken_for_its_letters(client: Any) -> None:
+    with pytest.raises(RetrievalError, match="give a sequence of strings"):
+        client("http://127.0.0.1:1").search("lake", 1)
+
+
 def test_waits_between_attempts_grow_with_jitter(canned: Canned) -> None:
     def waits(seed: int) -> list[float]:
         slept: list[float] = []
@@ -388,7 +393,7 @@ def test_any_text_can_be_asked(canned: Canned, client: Any) -> None:
 
 @pytest.mark.parametrize("k", [0, -1, True, 2.0, None])
 def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
-    with pytest.raises(RetrievalError, match=r"k is .*at least 1"):
+    with pytest.raises(RetrievalError, match=r"k=.*at least 1"):
         client("http://127.0.0.1:1").search(["a"], k)
 
 

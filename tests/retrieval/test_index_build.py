@@ -16,6 +16,7 @@ import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError
+from turngym.core.memory_mapped import sealed
 from turngym.retrieval import index_vectors as vectors_file
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore
@@ -400,9 +401,10 @@ def test_damaged_folders(built: Path, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps({**raw, "format": 99}))
     with pytest.raises(IndexFolderError, match="index format 99"):
         open_retriever(folder)
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(IndexFolderError, match="damaged manifest"):
-        open_retriever(folder)
+    for text in ("{", json.dumps(sealed({**raw, "passages": -1}))):
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(IndexFolderError, match="damaged manifest"):
+            open_retriever(folder)
 
 
 def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
@@ -473,6 +475,13 @@ def test_names_of_retrievers(corpus: Path, tmp_path: Path) -> None:
         open_retriever("bm52:c.jsonl")
     with pytest.raises(CorpusError):
         open_retriever(f"bm25:{tmp_path / 'none'}")
+    for spec, given in (
+        (f"bm25:{corpus}", {"parameters": {"nprobe": 1}}),
+        ("http://127.0.0.1:1", {"parameters": {"nprobe": 1}}),
+        ("http://127.0.0.1:1", {"corpus_sha256": "0" * 64}),
+    ):
+        with pytest.raises(RetrievalError, match=f"takes no {next(iter(given))}"):
+            open_retriever(spec, **given)  # type: ignore[arg-type]
     build_index(plan(corpus, tmp_path / "b", kind="bm25"))
     with pytest.raises(RetrievalError, match="takes no encoder"):
         open_retriever(tmp_path / "b", encoder=Coarse())

@@ -20,7 +20,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import ModelError
 from turngym.core.files import weights_hash
 from turngym.trainers.checkpoint import latest_model
-from turngym.trainers.lora import merged
+from turngym.trainers.lora import merged_weights
 from turngym.trainers.scorer import LocalScorer
 
 
@@ -67,7 +67,7 @@ def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Pat
         served.stop()
     assert all(torch.equal(value, dict(model.named_parameters())[name]) for name, value in base.items())
     plain = load_model(proxy_run.STUDENT)
-    learned = merged(model, model.state_dict())
+    learned = merged_weights(model, model.state_dict())
     moved = [name for name, value in plain.state_dict().items() if not torch.equal(value, learned[name])]
     assert moved
     turns = [TurnRecord.from_json(record) for record in read_records(tmp_path) if record["kind"] == "turn"]

@@ -592,6 +592,11 @@ def test_a_study_has_every_cell_once_and_its_own_fields(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_text(sealed(table | changed))
         with pytest.raises(TurngymError, match=said):
             read_records(tmp_path / "bad.json")
+    # a record that does not say its form is of none
+    del table["records"][0]["schema"]
+    (tmp_path / "bad.json").write_text(sealed(table))
+    with pytest.raises(TurngymError, match="schema"):
+        read_records(tmp_path / "bad.json")
 
 
 def test_a_record_survives_json_and_other_files_are_refused(tmp_path: Path) -> None:

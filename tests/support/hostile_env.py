@@ -31,6 +31,10 @@ def _cannot_say() -> Any:
     raise _Unsaid
 
 
+def _panics() -> Any:
+    raise BaseException("as a panic of Rust is none of Exception")
+
+
 def _hangs() -> Any:
     HANGING.wait(60.0)
     return 0.0
@@ -63,7 +67,12 @@ VALUES: dict[str, dict[str, Any]] = {
 STEPS |= dict.fromkeys(VALUES, lambda: 0.5)
 BEGINS: dict[str, Any] = {"hangs at reset": _hangs, "raises at reset": _raises, "exits at reset": lambda: sys.exit(3)}
 """Task -> what its reset does."""
-CLOSES: dict[str, Any] = {"raises": _raises, "exits": lambda: sys.exit(3), "cannot say why": _cannot_say}
+CLOSES: dict[str, Any] = {
+    "raises": _raises,
+    "exits": lambda: sys.exit(3),
+    "cannot say why": _cannot_say,
+    "prints": _panics,
+}
 """Task -> what its close does."""
 FAILING = (*(name for name in STEPS if name != "fine"), *BEGINS)
 

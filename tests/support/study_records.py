@@ -30,5 +30,6 @@ def record(
             {"step": 2, "depth/cap": 8, "depth/probe": 0, "turns_mean": 5.0, "depth/h_eff": 4, "weight/alpha": 0.5},
         ],
         "regime": {},
+        "schema": 3,
     }
     return Record(**{**given, **changes})

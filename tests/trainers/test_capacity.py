@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma3Config, Gemma3TextConfig
+from transformers import Gemma3Config, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from turngym.agents.local_engine import decoder
 from turngym.agents.local_engine.engine import LocalEngine
@@ -64,6 +64,20 @@ def test_parameters_are_those_of_the_model(shape: ModelShape) -> None:
 def test_the_shape_of_a_model_that_also_reads_images_is_its_language_models() -> None:
     text = Gemma3TextConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=50)
     assert shape_of(Gemma3Config(text_config=text.to_dict())) == shape_of(text)
+
+
+def test_experts_are_stored_whole_and_computed_in_part() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 50}
+    config = Qwen3MoeConfig(**sizes, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24)
+    with torch.device("meta"):
+        stored = sum(parameter.numel() for parameter in Qwen3MoeForCausalLM(config).parameters())
+    shape = shape_of(config)
+    assert (shape.parameters, shape.mlp) == (stored, 2 * 24)
+    # two of eight experts of three matrices, and a router
+    assert shape.beside == 2 * (6 * 3 * 64 * 24 + 64 * 8)
+    assert shape.stored_layer == shape.layer_parameters + shape.beside // 2
+    assert shape.forward_flops(1.0, 0.0, 0.0) == replace(shape, beside=0).forward_flops(1.0, 0.0, 0.0)
+    assert gathered_bytes(shape) > gathered_bytes(replace(shape, beside=0))
 
 
 def test_known_sizes() -> None:

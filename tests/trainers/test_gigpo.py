@@ -194,6 +194,10 @@ def test_states_tell_apart_what_reads_alike(make_episode: Make) -> None:
     bare = [replace(made, meta={}) for made in episodes]
     with pytest.raises(TargetError, match="task/0 sample 0 has 0 states for 3 turns"):
         by_state(pack(bare), bare, NOBODY)
+    # a recorded trace may come from anyone
+    odd = [replace(made, meta={STATES: 3}) for made in episodes]
+    with pytest.raises(TargetError, match="the states of task/0 sample 0 is 3"):
+        by_state(pack(odd), odd, NOBODY)
 
 
 @pytest.mark.parametrize("anchor", ["state", "observation"])

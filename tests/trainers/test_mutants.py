@@ -239,7 +239,7 @@ SAME: dict[str, tuple[int, str]] = {
     "_Reading._check": (1, "equality has no direction"),
     "OtherVocabulary.__init__": (1, "the first id of these tokenizers is no text"),
     "OtherVocabulary._cuts": (3, "nobody reads the text of a shared token, nor where it ends"),
-    "Pieces.merged": (1, "nobody reads what is left of no pieces"),
+    "Pieces.by_text": (1, "nobody reads what is left of no pieces"),
 }
 """Functions of which so many mutants compute the same, and why."""
 

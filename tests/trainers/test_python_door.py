@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from turngym.core.errors import TurngymError
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at, settings_of
 from turngym.scripts import train as verb
-from turngym.trainers import AlgorithmSpec, OptimizerConfig, RunConfig, Targets, train
-from turngym.trainers.algorithm import BUILT_IN, TokenLosses, checked_targets, find_algorithm
+from turngym.trainers import AlgorithmSpec, FixedDepth, OptimizerConfig, RunConfig, Targets, train
+from turngym.trainers.algorithm import BUILT_IN, PARTS, TokenLosses, checked_targets, find_algorithm
 from turngym.trainers.metrics import MetricsLog, known_metric, read_metrics
 from turngym.trainers.token_weights import Static
 from turngym.trainers.train_config import config_class
@@ -213,9 +214,15 @@ def broken(config: Any, context: Any) -> Any:
         (of_mine(uses=frozenset({"nope"})), r"its uses are .*'nope'"),
         (of_mine(config=int), "its config is .*int.*; valid: a dataclass"),
         (of_mine(build=lambda config, context: None), "loo: its build returned NoneType; valid: an Algorithm"),
-        (of_mine(build=broken), "loo: its build raised ZeroDivisionError: division by zero"),
+        (of_mine(build=broken), "loo: its build failed: ZeroDivisionError: division by zero"),
         (of_mine(group=0), "loo: its group is 0; valid: a whole number of at least 1"),
         (of_mine(settings={"a": {1, 2}}), "loo: its settings are no JSON"),
+        (of_mine(settings={"a": math.nan}), "loo: its settings are no JSON"),
+        *((of_mine(**{part: None}), f"loo: its {part} is None") for part in PARTS),
+        (of_mine(depth=FixedDepth), "loo: its depth is <class"),
+        (of_mine(target_fn=lambda *given: sys.exit(5)), "loo: its target_fn failed: SystemExit: 5"),
+        (of_loss(lambda logp: 1 / 0), "the token loss failed: ZeroDivisionError"),
+        (of_mine(target_fn=lambda *given: Targets(reward=[1.0])), "loo: its reward is"),  # type: ignore[arg-type]
         (of_mine(target_fn=lambda *given: None), "loo: its target_fn returned NoneType"),
         (of_advantage(lambda n: np.zeros(n + 1, np.float32)), r"loo: its advantage_N has the shape \[\d+\]; valid: "),
         (of_advantage(lambda n: np.zeros((n, 2), np.float32)), r"its advantage_N has the shape \[\d+, 2\]"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative, Portion, Share
+from turngym.core.plugin_values import checked_texts
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
@@ -173,7 +174,8 @@ class TurnAdvantage:
         """What tells one situation of `episode` from another, turn by turn."""
         if self.anchor == "observation":
             return (turn.observation for turn in episode.turns)
-        states = episode.meta.get(STATES, ())
+        whose = f"the states of {episode.task.task_id} sample {episode.sample}"
+        states = checked_texts(whose, episode.meta.get(STATES), error=TargetError) or ()
         # a response that was broken off never reached the environment; it is in no comparison
         missing = episode.depth - len(states)
         if missing > sum(turn.excluded is not None for turn in episode.turns):

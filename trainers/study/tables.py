@@ -590,8 +590,8 @@ TABLES: Mapping[str, NamedTable] = {
     "averages": NamedTable(
         make=averages,
         about="Percent, mean ± standard deviation of training seeds, less what chance alone gives (without ±: no more "
-        "than that, or one run): at their last evaluation, in the mean of the last four at most, and with the averaged "
-        "weights of their last checkpoints (`evaluate.average`). Below: mean of the deviations.",
+        "than that, or one run), three ways: at their last evaluation, LAST EVALUATIONS, and with the averaged weights "
+        "of their last checkpoints (`evaluate.average`). Below: mean of the deviations.",
     ),
     "cost": NamedTable(
         make=cost,
