@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,11 @@ def write_old(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A report of `old` and `full` with three of its figures."""
     with pytest.MonkeyPatch.context() as patched:
         only_draw(patched, "accuracy", "kl_by_turn", "horizon")
-        yield report_of_two(tmp_path_factory.mktemp("reported"))
+        return report_of_two(tmp_path_factory.mktemp("reported"))
 
 
 def report_of_two(work: Path) -> tuple[Path, str]:
