@@ -60,6 +60,12 @@ def must_be_new(out: Path, error: type[Exception]) -> None:
         raise error(f"{out} exists already and is kept as it is; choose another --out")
 
 
+def must_end(out: Path, *endings: str) -> None:
+    """Raises TurngymError where the name of a file has another ending than those of its kind; it may have none."""
+    if out.suffix.lower() not in ("", *endings):
+        raise TurngymError(f"--out is {out}; what is written ends in {' or '.join(endings)}")
+
+
 def goal_of(out: Path) -> Path:
     """Where a file is written whose missing folders are made first: `new/../x` is `x`, although no `new` is there."""
     return Path(os.path.realpath(out))
