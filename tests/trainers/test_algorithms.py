@@ -137,13 +137,6 @@ def test_sft_learns_demonstrations_and_ignores_noise() -> None:
     assert set(pack(half, origins=("demonstration",)).turn_N.tolist()) == {0, 2, 4}
 
 
-def test_reference_numbers_are_the_defaults() -> None:
-    run, optimizer, distill = RunConfig(), OptimizerConfig(), DistillConfig()
-    assert (run.steps, run.episodes, run.temperature, run.full_depth) == (100, 64, 1.0, 50)
-    assert (optimizer.lr, optimizer.ppo_epochs, optimizer.minibatches) == (1e-6, 1, 1)
-    assert (distill.top_k, distill.tail, distill.support, distill.importance) == (50, "bin", "teacher", (0.1, 10.0))
-
-
 def test_epochs_and_minibatches_are_optimizer_updates() -> None:
     model = toy.tiny(1)
     config = OptimizerConfig(lr=1e-3, ppo_epochs=2, minibatches=3)
