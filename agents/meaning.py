@@ -6,91 +6,50 @@ resumed run, the cells of a study, `--compare`, departures from an original, a r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 Meaning = Literal["game", "amount", "player", "seed", "rounding", "cost"]
-"""What is played (`game`), how much of it (`amount`), who plays or what is learned (`player`), which draw it is
-(`seed`), nothing but how sums round (`rounding`), nothing that is played or learned (`cost`)."""
-
-MEANING: dict[str, Meaning] = {
+PATHS: Mapping[Meaning, tuple[str, ...]] = {
     # What is played.
-    "preset": "cost",
-    "play": "game",
-    "play.tasks": "amount",
-    "play.samples": "amount",
-    "play.seed": "seed",
-    # Who plays an evaluation.
-    "agent": "player",
-    # the weights say which model it is, wherever it lies
-    "agent.folder": "cost",
-    "agent.temperature": "game",
-    "agent.chat.examples.file": "cost",
-    "agent.chat.examples.folder": "cost",
-    "agent.endpoint.base_url": "cost",
-    "agent.endpoint.key_env": "cost",
-    "agent.endpoint.request_deadline": "cost",
-    "agent.endpoint.request_retries": "cost",
-    "agent.endpoint.handshake": "cost",
-    "agent.endpoint.price_in": "cost",
-    "agent.endpoint.price_cached": "cost",
-    "agent.endpoint.price_out": "cost",
-    "agent.engine.device": "cost",
-    "agent.engine.threads": "cost",
-    "agent.engine.policy_server": "cost",
-    "agent.engine.server_parallel": "cost",
-    "agent.engine.server_deadline": "cost",
-    "compute": "cost",
-    # what a handshake found out about a server
-    "endpoint": "player",
-    # What a run of training plays besides.
-    "play.also": "player",
-    "play.traces": "player",
-    "play.rollout_dtype": "player",
-    "play.data": "cost",
-    "play.slots": "cost",
-    "play.keep_rollouts": "cost",
-    # How it learns. All that is not named is `player`: models, the algorithm's own settings, the optimizer.
-    "models.out": "cost",
-    "models.resume": "cost",
-    "models.device": "cost",
-    "models.threads": "cost",
-    # wherever a teacher computes, its weights count
-    "method.teacher.kind": "cost",
-    "method.teacher.teacher_server": "cost",
-    "method.teacher.server_parallel": "cost",
-    "method.teacher.server_deadline": "cost",
-    "method.frozen.shard_teacher": "cost",
-    "method.judge.judge_unread": "cost",
-    "method.judge.judge_every": "cost",
-    "method.judge.judge_parallel": "cost",
-    "method.judge.judge_timeout": "cost",
-    "method.judge.judge_tries": "cost",
-    "run.seed": "seed",
-    "run.steps": "amount",
-    "run.eval_every": "amount",
-    "run.checkpoint_every": "cost",
-    "run.keep_checkpoints": "cost",
-    "run.gradient_checkpointing": "cost",
-    "run.tensorboard": "cost",
-    "run.tracker": "cost",
-    "run.micro_tokens": "rounding",
-    "run.head_chunk": "rounding",
-    "engine": "rounding",
-    "engine.policy_server": "cost",
-    "engine.server_parallel": "cost",
-    "engine.server_deadline": "cost",
-    "engine.engine_python": "cost",
-    "engine.engine_memory": "cost",
-    "engine.weight_sync": "cost",
-    "workers": "cost",
+    "game": ("play", "agent.temperature"),
+    # How much of it, and how often.
+    "amount": ("play.tasks", "play.samples", "run.steps", "run.eval_every"),
+    # Who plays, and what is learned: all that is not named. `endpoint` is what a handshake found out about a server.
+    "player": ("agent", "endpoint", "play.also", "play.traces", "play.rollout_dtype"),
+    # Which draw it is.
+    "seed": ("play.seed", "run.seed"),
+    # How sums round, or what servers draw.
+    "rounding": ("run.micro_tokens", "run.head_chunk", "engine"),
+    # Nothing that is played or learned.
+    "cost": (
+        *("preset", "compute", "workers", "play.data", "play.slots", "play.keep_rollouts"),
+        # the weights say which model it is, wherever it lies, and hashes which texts
+        *("agent.folder", "agent.chat.examples.file", "agent.chat.examples.folder"),
+        *(
+            f"{agent}.{name}"
+            for agent in ("agent", "method.demonstrations.demonstrator")
+            for name in (
+                *("endpoint.base_url", "endpoint.key_env", "endpoint.request_deadline", "endpoint.request_retries"),
+                *("endpoint.handshake", "endpoint.price_in", "endpoint.price_cached", "endpoint.price_out"),
+                *("engine.device", "engine.threads"),
+                *("engine.policy_server", "engine.server_parallel", "engine.server_deadline"),
+            )
+        ),
+        *("models.out", "models.resume", "models.device", "models.threads"),
+        # wherever a teacher computes, its weights count
+        *("method.teacher.kind", "method.teacher.teacher_server"),
+        *("method.teacher.server_parallel", "method.teacher.server_deadline", "method.frozen.shard_teacher"),
+        *("method.judge.judge_unread", "method.judge.judge_every", "method.judge.judge_parallel"),
+        *("method.judge.judge_timeout", "method.judge.judge_tries"),
+        *("run.checkpoint_every", "run.keep_checkpoints", "run.gradient_checkpointing"),
+        *("run.tensorboard", "run.tracker"),
+        *("engine.policy_server", "engine.server_parallel", "engine.server_deadline"),
+        *("engine.engine_python", "engine.engine_memory", "engine.weight_sync"),
+    ),
 }
-"""The longest beginning of a path counts."""
-# who demonstrates is an agent, whose files count by their content
-MEANING |= {
-    path.replace("agent", "method.demonstrations.demonstrator", 1): found
-    for path, found in MEANING.items()
-    if path.startswith(("agent.endpoint.", "agent.engine."))
-}
+"""What a difference changes, and the paths where it does; the longest beginning of a path counts."""
+MEANING: Mapping[str, Meaning] = {path: kind for kind, paths in PATHS.items() for path in paths}
 
 
 def meaning(path: str) -> Meaning:

@@ -20,7 +20,7 @@ SMALL_JSON = 1 << 24
 INDEX = "*.index.json"
 TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
-"""It names what ends an answer, and transformers takes one that it cannot read for none at all."""
+"""Names further ids that end an answer; transformers goes on without one that cannot be read."""
 _TOKEN = (str, dict, type(None))
 TOKENIZER_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **{f"{name}_token": (_TOKEN, "a text") for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")},
@@ -67,13 +67,9 @@ def _check_json(folder: Path, path: Path) -> None:
                     f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
                     "valid: the name of a file in this folder"
                 )
-    if path.name == GENERATION and not isinstance(found, dict):
+    if path.name in (TOKENIZER, GENERATION) and not isinstance(found, dict):
         raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(found, 80)}; valid: a table")
     if path.name == TOKENIZER:
-        if not isinstance(found, dict):
-            raise ModelError(
-                f"cannot load the tokenizer in {folder}: {path.name} is {brief(found, 80)}; valid: a table"
-            )
         for name, (kinds, valid) in TOKENIZER_FIELDS.items():
             if not isinstance(found.get(name), kinds):
                 raise ModelError(

@@ -49,8 +49,8 @@ def of_run(spec: Mapping[str, Any], teacher: Scorer | None = None, preset: Prese
     found = of_all(spec) | of_models(spec)
     if preset is not None:
         found["play.preset"] = preset.sha256
-    if at(spec, "method.teacher") is not None and at(spec, "method.teacher.teacher") is None:
-        found["method.teacher.teacher"] = teacher.fleet.servers[0].model  # type: ignore[union-attr]
+    if teacher is not None and at(spec, "method.teacher.teacher") is None:
+        found["method.teacher.teacher"] = teacher.fleet.servers[0].model  # type: ignore[attr-defined]
     return found
 
 

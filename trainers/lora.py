@@ -116,7 +116,7 @@ def without_adapters(model: Any) -> Iterator[None]:
             layer.scaling[ADAPTER_NAME] = scale
 
 
-def merged(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged_weights(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of the ordinary model that computes the same (`LowRank.merge`); `weights` are the model's own.
 
     A model without adapters gives `weights` back.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +71,9 @@ class ModelShape:
     """Input and output embedding are one matrix."""
     linear: LinearShape | None = None
     """The layers with linear attention; None if all attend."""
+    beside: int = 0
+    """Parameters that these sizes leave out: experts that a token is not sent to, biases; below 0 without norms or
+    gates that they count."""
 
     @property
     def attention_layers(self) -> int:
@@ -100,7 +103,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         layers = self.attention_layers * self.layer_parameters + self._linear_parameters
-        return layers + self.embedding_parameters + self.width
+        return layers + self.embedding_parameters + self.width + self.beside
+
+    @property
+    def stored_layer(self) -> int:
+        """Parameters of one decoder layer that attends, with its share of those `beside`."""
+        return self.layer_parameters + self.beside // self.layers
 
     @property
     def _linear_parameters(self) -> int:
@@ -221,25 +229,55 @@ def shape_named(name: str) -> ModelShape:
 def shape_of(config: Any) -> ModelShape:
     """The shape that a Hugging Face configuration describes, of a model that also reads images its language model's.
 
-    Raises ModelError where a size is missing.
+    Of experts its feed-forward layers have the width that a token goes through. Raises ModelError where a size is
+    missing, and for a configuration of no causal model.
     """
     config = config.get_text_config()
     try:
         heads = int(config.num_attention_heads)
-        return ModelShape(
+        shape = ModelShape(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=heads,
             # absent or None where every query head has keys of its own
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            mlp=config.intermediate_size,
+            mlp=_active_width(config),
             vocab=config.vocab_size,
             tied=bool(config.tie_word_embeddings),
             linear=_linear_of(config),
         )
-    except (AttributeError, TypeError) as error:
+        return replace(shape, beside=_count(config) - shape.parameters)
+    except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"{type(config).__name__} does not say its sizes as decoders usually do: {error}") from error
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+"""Names that families give to the number of experts of a layer, and to how many of them a token is sent to."""
+
+
+def _active_width(config: Any) -> int:
+    """Width of the feed-forward layers that a token goes through: of those of its experts, all together."""
+    if not (_first(config, EXPERTS) or 0) > 1:
+        return int(config.intermediate_size)
+    one = _first(config, ("moe_intermediate_size", "intermediate_size"))
+    shared = _first(config, ("shared_expert_intermediate_size",)) or one * (_first(config, ("n_shared_experts",)) or 0)
+    return int((_first(config, CHOSEN) or 1) * one + shared)
+
+
+def _first(config: Any, names: Sequence[str]) -> Any:
+    return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
+
+
+def _count(config: Any) -> int:
+    """Parameters of the causal model of a configuration, which is built without memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _linear_of(config: Any) -> LinearShape | None:

@@ -34,6 +34,8 @@ from turngym.trainers.scorer import ReferenceRefresh
 
 STEPS = "run.steps"
 CONTENT = "content of "
+MOST_SHOWN = 8
+"""Most settings that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +213,10 @@ def check_same(saved: Mapping[str, Any], spec: Mapping[str, Any], contents: Mapp
         else:
             refused.append(f"{path}: checkpoint {was!r}, now {now!r}")
     if refused:
+        more = f"; and {len(refused) - MOST_SHOWN} more" if len(refused) > MOST_SHOWN else ""
         raise CheckpointError(
             f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
-            + "; ".join(refused)
-            + ". Use the same options, or another output folder"
+            f"{'; '.join(refused[:MOST_SHOWN])}{more}. Use the same options, or another output folder"
         )
 
 

@@ -248,7 +248,7 @@ class ReferenceRefresh:
     def after(self, step: int) -> None:
         """The student has finished `step` (1-based)."""
         if step % self.every == 0:
-            weights = lora.merged(self.student, self.student.state_dict())
+            weights = lora.merged_weights(self.student, self.student.state_dict())
             if self.rate < 1.0:
                 if self._average is None:
                     self._average = {name: value.float().clone() for name, value in self.reference.state_dict().items()}
@@ -340,11 +340,11 @@ class ModelWeights:
         lora.require_one_model(self.model)
 
     def save(self, folder: Path) -> None:
-        save_model(self.model, folder, lora.merged(self.model, self.model.state_dict()))
+        save_model(self.model, folder, lora.merged_weights(self.model, self.model.state_dict()))
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
         # parameters, not the state dict: a head tied to the embedding is then sent once
-        return lora.merged(self.model, dict(self.model.named_parameters())).items()
+        return lora.merged_weights(self.model, dict(self.model.named_parameters())).items()
 
     @property
     def adapter(self) -> int:

@@ -336,8 +336,8 @@ class TrainConfig(Spec, Learns):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        own = {name: self.part(name) for name in ("temperature", "reference")}
-        return RunConfig(**asdict(self.run), **own)
+        temperature, reference = self.part("temperature"), self.part("reference")
+        return RunConfig(**asdict(self.run), temperature=temperature, reference=reference)
 
     def unread(self) -> Unread:
         """What depends on settings of another table."""

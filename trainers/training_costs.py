@@ -312,7 +312,7 @@ def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
     Frozen weights have no gradient.
     """
     gradient = 0 if frozen else 4
-    return (4.0 + gradient) * shape.layer_parameters + (2.0 + gradient) * shape.embedding_parameters
+    return (4.0 + gradient) * shape.stored_layer + (2.0 + gradient) * shape.embedding_parameters
 
 
 def estimate(
@@ -408,7 +408,7 @@ def _update_bytes(student: ModelShape, gpus: int, work: StepWorkload) -> float:
     copied = student.parameters
     if adapters and work.checkpointing:
         # it keeps none of frozen weights, so one layer's and the head's are there at a time
-        copied = student.layer_parameters + student.embedding_parameters
+        copied = student.stored_layer + student.embedding_parameters
     alone = 2.0 * copied if work.precision == "autocast" and work.dtype == "float32" else 0.0
     gathered = alone if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
     pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))

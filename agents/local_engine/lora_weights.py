@@ -6,7 +6,7 @@
     DoRA           V = W + scale B A   m V / |V|, row by row of outputs     m [out]
 
 `LowRank.merge` is that formula. `merge_adapter` applies it to a model and an adapter's folder, the local engine to the
-layers of a model in training, `turngym.trainers.lora.merged` to gathered weights.
+layers of a model in training, `turngym.trainers.lora.merged_weights` to gathered weights.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -
 
 def meeting(teller: Teller, more: int) -> QuestionDraft | None:
     """Two subjects with one object, and `more` hops from there: both are named, so their passages are easy to find."""
-    target = teller.one([e for e in teller.members() if len(teller.sources(e)) > 1])
+    target = teller.one(teller.met())
     if target is None:
         return None
     sources = teller.sources(target)
@@ -352,8 +352,7 @@ def _interleaved(chains: tuple[Chain, Chain]) -> Chain:
 
 def _pair(teller: Teller, relation: str) -> tuple[Fact, Fact] | None:
     """Two subjects' facts of one relation; half of the draws look for a shared object first."""
-    members = teller.members(relation.partition(".")[0])
-    facts = [fact for entity in members if (fact := teller.only(entity, relation)) is not None]
+    facts = teller.all_of(relation)
     first = teller.one(facts)
     if first is None:
         return None

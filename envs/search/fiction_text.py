@@ -226,6 +226,8 @@ class Teller:
         self._members: dict[tuple[Part, str | None], list[Entity]] = {}
         self._inside: dict[tuple[Part, str], list[Fact]] = {}
         self._sources: dict[tuple[Part, str], list[Fact]] = {}
+        self._met: dict[Part, list[Entity]] = {}
+        self._same: dict[tuple[Part, str], list[Fact]] = {}
         self._yes: Counter[str] = Counter()
         self._asked: set[str] = set()
         # which entities and facts each part may touch
@@ -272,6 +274,20 @@ class Teller:
     def sources(self, target: Entity) -> list[Fact]:
         """The facts whose object is `target`."""
         return self._sources.get((self.part, target.id), [])
+
+    def met(self) -> list[Entity]:
+        """The entities that are the object of several facts."""
+        if self.part not in self._met:
+            self._met[self.part] = [entity for entity in self.members() if len(self.sources(entity)) > 1]
+        return self._met[self.part]
+
+    def all_of(self, relation: str) -> list[Fact]:
+        """Every subject's fact of `relation`."""
+        key = self.part, relation
+        if key not in self._same:
+            members = self.members(relation.partition(".")[0])
+            self._same[key] = [fact for entity in members if (fact := self.only(entity, relation)) is not None]
+        return self._same[key]
 
     def target(self, fact: Fact) -> Entity:
         """The object of a fact that has an entity for object."""

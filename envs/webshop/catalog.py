@@ -105,7 +105,9 @@ def _options(contents: Any, where: str) -> dict[str, tuple[str, ...]]:
         ):
             raise ShopDataError(f"{where}: option {brief(name, 60)} is not a list of objects with a text 'value'")
         for text in (name, *(value["value"] for value in values)):
-            _check(text, f"{where}: option {brief(name, 60)}")
+            # the line is made where it is said: it takes longer than to read the option
+            if (problem := text_problem(text)) is not None:
+                raise ShopDataError(f"{where}: option {brief(name, 60)} {problem}")
         options[name.lower()] = tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
     return options
 

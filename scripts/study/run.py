@@ -39,16 +39,14 @@ from turngym.scripts.study.show import write_tables
 from turngym.scripts.study.study_file import Study, find_study, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
 from turngym.trainers import contents
+from turngym.trainers.study.portable import counts, last_names, with_paths
 from turngym.trainers.study.records import (
     DATA,
     Records,
-    counts,
-    last_names,
     made_by,
     make_record,
     read_record,
     read_records,
-    with_paths,
     write_records,
 )
 from turngym.trainers.train_config import TrainConfig

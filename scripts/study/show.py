@@ -20,7 +20,8 @@ from turngym.core.tables import atomic_write, lines_of, markdown, markup, print_
 from turngym.core.user_files import keep_inputs
 from turngym.scripts.options import read_options
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
-from turngym.trainers.study.records import DATA, Records, merge_records, read_records, write_records
+from turngym.trainers.study.merge import merge_records
+from turngym.trainers.study.records import DATA, Records, read_records, write_records
 from turngym.trainers.study.tables import TABLES, Rows, caption, notes_of, tables_of
 
 

@@ -122,7 +122,8 @@ def through_skyrl(sessions: SessionPool, episodes: list[Episode], replay: Any, t
 
 
 def through_parquet(sessions: SessionPool, episodes: list[Episode], replay: Any, tmp_path: Path) -> Played:
-    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra turngym[parquet]")
+    import pyarrow.parquet as pq
+
     assert datasets.write_parquet(episodes, tmp_path / "episodes.parquet") == len(episodes)
     table = pq.read_table(tmp_path / "episodes.parquet")
     return [_named(datasets.trajectory_of(row)) for row in table.to_pylist()]

@@ -138,7 +138,6 @@ def test_rows_without_ids_say_so(sessions: SessionPool) -> None:
 
 
 def test_an_existing_parquet_file_is_kept(tmp_path: Any) -> None:
-    pytest.importorskip("pyarrow", reason="needs the extra turngym[parquet]")
     path = tmp_path / "rows.parquet"
     assert datasets.write_parquet([episode(TURNS, IDS)], path) == 1
     with pytest.raises(Exception, match="exists already"):
@@ -221,7 +220,8 @@ def test_a_response_that_was_broken_off_never_reaches_the_environment(sessions: 
 
 
 def test_the_trace_verb_writes_trajectories(recorded: list[Episode], tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra turngym[parquet]")
+    import pyarrow.parquet as pq
+
     from turngym.scripts import trace
 
     source, out = str(tmp_path / "episodes.jsonl"), str(tmp_path / "t.parquet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import pickle
 import signal
 import threading
 import time
@@ -15,11 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
-import pickle
-
 from openai_fake import FakeOpenAI, Fault, door, draw, error, served
 from toy_evaluation import toy_evaluation, toy_spec
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from turngym.agents.endpoint.failures import RequestFailed, RequestFeatures, advice, error_in, read_failure
 
 

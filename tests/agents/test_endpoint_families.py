@@ -7,9 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from hosted_fake import FAMILIES, assistants
 from openai_fake import FakeOpenAI, Fault, error, served
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from eight_servers import SERVERS, page_row, refused
 from openai_fake import FakeOpenAI, Fault, error, served
 from toy_evaluation import toy_evaluation

@@ -8,9 +8,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from openai_fake import FakeOpenAI, Fault, door, error, served
 
 from turngym.agents.endpoint.agent import EndpointAgent

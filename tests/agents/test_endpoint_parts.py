@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from small_episodes import build_episode
 
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from turngym.agents.endpoint.client import (
     Address,
     RateGate,

@@ -11,11 +11,6 @@ import numpy as np
 import pytest
 from servers import running
 
-pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-pytest.importorskip("torch", reason="the tiny model needs turngym[train]")
-
 from turngym.agents import EvalResult, evaluate
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.models import load_model

@@ -14,23 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import request as asked_of
 
-torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
-pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
-
-from engine_requests import request as asked_of  # noqa: E402
-
-from turngym.agents.executor.engine_process import (  # noqa: E402
+from turngym.agents.executor.engine_process import (
     EngineProcess,
     mapped_model,
     share_parameters,
     skeleton,
 )
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.model import EngineError  # noqa: E402
-from turngym.core import child_process  # noqa: E402
-from turngym.core.protocols import GenerateRequest  # noqa: E402
-from turngym.trainers.models import tiny_qwen3  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.model import EngineError
+from turngym.core import child_process
+from turngym.core.protocols import GenerateRequest
+from turngym.trainers.models import tiny_qwen3
 
 
 def request(name: str, *ids: int, count: int = 12) -> GenerateRequest:

@@ -77,7 +77,6 @@ def test_by_category_a_task_is_shown_its_own_kind_alone(
     trace: Path, make_tokenizer: Any, make_policy: Any, make_doors: Any
 ) -> None:
     """In the prompts of a model and in the requests to an endpoint; a task without examples of its kind is an error."""
-    pytest.importorskip("httpx", reason="needs turngym[endpoint]")
     from openai_fake import FakeOpenAI, served
 
     from turngym.agents.endpoint.agent import EndpointAgent
@@ -222,7 +221,6 @@ def test_an_endpoint_is_sent_messages_and_calls_with_their_results() -> None:
 
 
 def test_an_endpoint_s_requests_begin_with_them(make_doors: Any) -> None:
-    pytest.importorskip("httpx", reason="needs turngym[endpoint]")
     from openai_fake import FakeOpenAI, served
 
     from turngym.agents.endpoint.agent import EndpointAgent

@@ -10,28 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from alfworld_jobs import EXPERT, SPEC, jobs, untimed
 
-torch = pytest.importorskip("torch")
-
-from alfworld_jobs import EXPERT, SPEC, jobs, untimed  # noqa: E402
-
-from turngym.agents import evaluate, load_world, play_episodes  # noqa: E402
-from turngym.agents.executor import worker_count as automatic  # noqa: E402
-from turngym.agents.executor import workers as open_workers  # noqa: E402
-from turngym.agents.executor.errors import UnsendableError  # noqa: E402
-from turngym.agents.executor.parallel import ParallelRollout  # noqa: E402
-from turngym.agents.executor.worker_count import (  # noqa: E402
+from turngym.agents import evaluate, load_world, play_episodes
+from turngym.agents.executor import worker_count as automatic
+from turngym.agents.executor import workers as open_workers
+from turngym.agents.executor.errors import UnsendableError
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.worker_count import (
     PlayWorkload,
     WorkerCount,
     WorkerOptions,
     choose_workers,
 )
-from turngym.agents.model_agent import ModelPlayer  # noqa: E402
-from turngym.agents.models import load_policy  # noqa: E402
-from turngym.agents.playing.env_maker import probe  # noqa: E402
-from turngym.agents.playing.rollout import rollout  # noqa: E402
-from turngym.core import cpu_cores  # noqa: E402
-from turngym.core.cpu_cores import available_cores  # noqa: E402
+from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.models import load_policy
+from turngym.agents.playing.env_maker import probe
+from turngym.agents.playing.rollout import rollout
+from turngym.core import cpu_cores
+from turngym.core.cpu_cores import available_cores
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:

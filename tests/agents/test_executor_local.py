@@ -127,8 +127,9 @@ def test_what_a_script_defines_itself_plays_in_workers_that_do_not_run_the_scrip
 
 @pytest.mark.long
 def test_copies_of_an_engine_follow_its_weights() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.rendering.renderer import ChatRenderer

@@ -69,7 +69,9 @@ def test_the_validator_of_every_eval_ever_takes_both_files(tmp_path: Path) -> No
 
 
 def test_the_hub_reads_its_entries(tmp_path: Path, result: PackedResult) -> None:
-    hub, yaml = pytest.importorskip("huggingface_hub"), pytest.importorskip("yaml")
+    import huggingface_hub as hub
+    import yaml
+
     assert export(tmp_path, "hf-eval-results", "--dataset", "turngym/panels") == 0
     rows = yaml.safe_load((tmp_path / ".eval_results" / f"{PANEL}.yaml").read_text(encoding="utf-8"))
     benchmark = yaml.safe_load((tmp_path / "eval.yaml").read_text(encoding="utf-8"))

@@ -23,7 +23,6 @@ from turngym.core.http_client import BadReply, HttpClient
 from turngym.core.redaction import HeaderKeys
 from turngym.trainers.adapters.openenv import MakesRoom
 
-pytest.importorskip("httpx", reason="clients need turngym[serve]")
 KEY = "sk-SECRETSECRETSECRETSECRETSECRET0123456789"
 
 

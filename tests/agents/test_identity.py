@@ -26,7 +26,6 @@ FEW: dict[str, Any] = {"samples": 1, "limit": 2, "max_turns": 2, "progress": Fal
 
 
 def test_another_precision_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     model = f"model:{load_world('alfworld').checkpoint('student')}"
     first = evaluate(PANEL, model, out=tmp_path, **FEW)
     assert isinstance(first.spec.agent, Model)
@@ -41,7 +40,6 @@ def opened(folder: Path) -> OpenedAgent:
 
 
 def test_the_weights_are_known_wherever_they_lie(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     own = load_world("alfworld").checkpoint("student")
     twin = tmp_path / "twin"
     twin.symlink_to(own, target_is_directory=True)
@@ -64,7 +62,6 @@ def checkpoint(run: Path, env: str, also: str = "") -> Path:
 
 
 def test_a_model_trained_for_another_environment_is_said(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    pytest.importorskip("torch")
     other, same = checkpoint(tmp_path / "a", "turngym/WebShop-v0"), checkpoint(tmp_path / "b", f"mine:{ALFWORLD}")
     assert (trained_on(other), trained_on(same), trained_on(tmp_path)) == (("turngym/WebShop-v0",), (ALFWORLD,), ())
     both = checkpoint(tmp_path / "c", "turngym/WebShop-v0", also=f"mine:{ALFWORLD},split=train,env.config=tiny")

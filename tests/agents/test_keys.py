@@ -207,7 +207,6 @@ def test_it_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_client_remembers_the_key_that_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("httpx")
     from turngym.core.http_client import HttpClient
 
     HttpClient(headers={"Authorization": "Bearer one-that-no-variable-holds", "X-Session": "not-a-key-but-a-name"})

@@ -11,31 +11,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import play, tiny
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import play, tiny  # noqa: E402
-
-from turngym.agents import load_world  # noqa: E402
-from turngym.agents.local_engine.engine import (  # noqa: E402
+from turngym.agents import load_world
+from turngym.agents.local_engine.engine import (
     LocalEngine,
     pack_engine,
     unpack_engine,
 )
-from turngym.agents.local_engine.model import cast_copy, follow  # noqa: E402
-from turngym.agents.models import TORCH_VARIABLES, load_policy  # noqa: E402
-from turngym.agents.named_agent import open_agent  # noqa: E402
-from turngym.agents.playing.env_maker import probe  # noqa: E402
-from turngym.agents.resolve_play import resolve_agent  # noqa: E402
-from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
-from turngym.core.rollout_request import RolloutRequest  # noqa: E402
-from turngym.trainers.lora import LoraConfig, add_adapters, merged  # noqa: E402
-from turngym.trainers.models import autocast, final_states, head  # noqa: E402
-from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer  # noqa: E402
-from turngym.trainers.student_sources import played_source  # noqa: E402
-from turngym.trainers.train_config import train_config  # noqa: E402
+from turngym.agents.local_engine.model import cast_copy, follow
+from turngym.agents.models import TORCH_VARIABLES, load_policy
+from turngym.agents.named_agent import open_agent
+from turngym.agents.playing.env_maker import probe
+from turngym.agents.resolve_play import resolve_agent
+from turngym.core.errors import TurngymError
+from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.core.rollout_request import RolloutRequest
+from turngym.trainers.lora import LoraConfig, add_adapters, merged_weights
+from turngym.trainers.models import autocast, final_states, head
+from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
+from turngym.trainers.student_sources import played_source
+from turngym.trainers.train_config import train_config
 
 SIZE: Any = {"turns": 3, "sessions": 4, "temperature": 1.0}
 TOLERANCE = 0.04
@@ -137,7 +134,6 @@ def biased(**changes: Any) -> Any:
 
 def adapted(*targets: str, **changes: Any) -> Any:
     """A model with adapters that change it."""
-    pytest.importorskip("peft", reason="needs turngym[lora]")
     model = biased(**changes)
     add_adapters(model, LoraConfig(rank=4, targets=targets))
     disturb(model, 0)
@@ -159,7 +155,7 @@ def test_a_copy_has_adapters_merged_and_rounded_once() -> None:
     for seed in (1, 2):
         disturb(model, seed)
         follow(made, model)
-        plain = merged(model, model.state_dict())
+        plain = merged_weights(model, model.state_dict())
         assert set(plain) == set(made.state_dict())
         for name, weight in made.state_dict().items():
             assert torch.equal(weight, plain[name].to(torch.bfloat16)), name
@@ -171,7 +167,7 @@ def test_an_adapted_student_plays_in_bfloat16_as_the_merged_model_does() -> None
     engine = LocalEngine(model, dtype="bfloat16")
     for seed in (1, 2):
         disturb(model, seed)
-        plain.load_state_dict(merged(model, model.state_dict()))
+        plain.load_state_dict(merged_weights(model, model.state_dict()))
         for (_, one), (_, other) in zip(
             play(engine, **SIZE), play(LocalEngine(plain, dtype="bfloat16"), **SIZE), strict=True
         ):

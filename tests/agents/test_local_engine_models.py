@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from engine_requests import request as asked_of
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import request as asked_of  # noqa: E402
-
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.model import EngineError  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.model import EngineError
 
 VOCAB = 40
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from turngym.agents.local_engine.sampling import draw, greedy, uniforms  # noqa: E402
-from turngym.agents.rendering.stop_text import StopText  # noqa: E402
+from turngym.agents.local_engine.sampling import draw, greedy, uniforms
+from turngym.agents.rendering.stop_text import StopText
 
 
 def test_inverse_cdf_by_hand() -> None:

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import VOCAB, reference_ids, request, tiny
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from engine_requests import VOCAB, reference_ids, request, tiny  # noqa: E402
-
-from turngym.agents.local_engine.cache import (  # noqa: E402
+from turngym.agents.local_engine.cache import (
     MIN_SECOND_WAVE,
     MIN_SHARED,
     CachedSession,
@@ -27,7 +24,7 @@ from turngym.agents.local_engine.cache import (  # noqa: E402
     Step,
     find_shared_prefixes,
 )
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine
 
 LIMIT = 5
 NAMES = [f"s{i}" for i in range(9)]

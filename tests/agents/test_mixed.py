@@ -7,17 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from engine_requests import tiny
 
-torch = pytest.importorskip("torch", reason="the local engine needs turngym[train]")
-transformers = pytest.importorskip("transformers", reason="the local engine needs turngym[train]")
-
-from engine_requests import tiny  # noqa: E402
-
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.agents.local_engine.sampling import uniforms  # noqa: E402
-from turngym.agents.mixed_policy import GuidedPolicy, MixedPolicy  # noqa: E402
-from turngym.core.errors import AgentError  # noqa: E402
-from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling  # noqa: E402
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.agents.local_engine.sampling import uniforms
+from turngym.agents.mixed_policy import GuidedPolicy, MixedPolicy
+from turngym.core.errors import AgentError
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
 
 
 class Urn:

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from engine_requests import tiny
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import tiny  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-from turngym.agents.local_engine.model import cast_copy  # noqa: E402
-from turngym.agents.models import load_model  # noqa: E402
-from turngym.retrieval.precision import cast_parameters  # noqa: E402
-from turngym.scripts.model import merge  # noqa: E402
+from turngym.agents.local_engine.model import cast_copy
+from turngym.agents.models import load_model
+from turngym.retrieval.precision import cast_parameters
+from turngym.scripts.model import merge
 
 LONG = 3000
 ROPE = {"rope_type": "default", "rope_theta": 1e6}

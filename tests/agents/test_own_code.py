@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from engine_requests import tiny
 
 from turngym.agents.models import load_model, load_tokenizer, model_config

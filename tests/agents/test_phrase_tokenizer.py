@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.core.errors import TurngymError
-
-pytest.importorskip("transformers", reason="needs turngym[train]")
-
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
+from turngym.core.errors import TurngymError
 
 PHRASES = ["You arrive at ", "cabinet 1", "cabinet 12", ". ", "The ", " is closed.", "go to "]
 TOKENIZER = build_phrase_tokenizer(PHRASES)

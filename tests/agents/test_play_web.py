@@ -13,14 +13,10 @@ import pytest
 import web_browser
 import web_tools
 
-from turngym.agents import load_world
-from turngym.core.episode import Episode, Status
-
-pytest.importorskip("flask", reason="the web pages need turngym[serve]")
-
-from turngym.agents import play_web
+from turngym.agents import load_world, play_web
 from turngym.agents.play_web import COOKIE, MAX_FORM, Games, PlaySettings, create_app
 from turngym.agents.serving import DrainingServer, page_front
+from turngym.core.episode import Episode, Status
 
 WORLDS: Any = {
     "household": ("turngym/ALFWorld-v0", {}),
@@ -93,7 +89,6 @@ def test_words_fill_the_slot_of_a_template(app: Any, episodes: list[Episode]) ->
 
 
 def test_a_model_is_watched_and_relieved() -> None:
-    pytest.importorskip("transformers")
     model = f"model:{load_world('alfworld').checkpoint('student')}"
     episodes: list[Episode] = []
     app = create_app(PlaySettings(environments={"household": WORLDS["household"]}, models=(model,)), episodes.append)

@@ -255,7 +255,8 @@ def test_the_depth_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     depth = {name: run_of(config(tmp_path, **given)).max_turns for name, given in CASES.items()}
     assert depth == {"nothing": 50, "preset": 80, "given": 7, "shop": 50, "registered": 9, "deeper": 12}
     # TurnOPD's own horizon stays: 80 turns are the environment's limit
-    assert build_algorithm(config(tmp_path, preset="turnopd", teacher=str(tmp_path))).settings["depth.h_max"] == 50
+    own = build_algorithm(config(tmp_path, preset="turnopd", teacher=str(tmp_path))).settings["TurnOpdConfig"]
+    assert own["depth"]["h_max"] == 50
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -309,7 +310,6 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["turnopd", "search-r1", "verl-agent", "react"])
 def test_an_endpoint_plays_every_preset(name: str) -> None:
-    pytest.importorskip("httpx")
     asked = {"env": SEARCH, "preset": name, "agent": "openai:m", "base_url": "http://127.0.0.1:1/v1"}
     spec = resolve_play([("test", asked)], usual=ROLLOUT).spec
     opened = open_agent(spec.agent, lambda: probe(SEARCH, make_arguments(spec.play)))

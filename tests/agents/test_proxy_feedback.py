@@ -9,8 +9,6 @@ from typing import Any
 import proxy_tools as tools
 import pytest
 
-pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.app import create_app

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import proxy_tools as tools
 import pytest
+from malformed import MALFORMED
+from proxy_http import Served
 
-pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-httpx = pytest.importorskip("httpx", reason="these tests speak HTTP")
-
-import socket  # noqa: E402
-
-import proxy_tools as tools  # noqa: E402
-from malformed import MALFORMED  # noqa: E402
-from proxy_http import Served  # noqa: E402
-
-from turngym.agents.proxy.app import create_app  # noqa: E402
-from turngym.agents.serving import DrainingServer  # noqa: E402
-from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.scripts.serve_proxy import proxy_front  # noqa: E402
+from turngym.agents.proxy.app import create_app
+from turngym.agents.serving import DrainingServer
+from turngym.core.errors import TurngymError
+from turngym.scripts.serve_proxy import proxy_front
 
 user, until = tools.user, tools.until
 KEY = "sécret"

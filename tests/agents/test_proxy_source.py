@@ -10,8 +10,6 @@ from typing import Any
 import proxy_tools as tools
 import pytest
 
-pytest.importorskip("torch", reason="sessions are for a trainer")
-
 from turngym.agents.judges.judges import WordJudge
 from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest

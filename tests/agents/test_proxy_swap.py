@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import proxy_tools as tools
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the serving copy is a torch model")
-
-from turngym.agents.proxy.api_errors import ProxyError  # noqa: E402
-from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.rendering.stop_text import StopText  # noqa: E402
-from turngym.agents.servers.policy import PartialResponse  # noqa: E402
-from turngym.core.protocols import GenerateRequest, Generation, Sampling  # noqa: E402
-from turngym.trainers.live.serving import Serving  # noqa: E402
+from turngym.agents.proxy.api_errors import ProxyError
+from turngym.agents.proxy.turn_records import TurnRecord, read_records
+from turngym.agents.rendering.stop_text import StopText
+from turngym.agents.servers.policy import PartialResponse
+from turngym.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.trainers.live.serving import Serving
 
 user, until = tools.user, tools.until
 

@@ -79,7 +79,6 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 
 @pytest.mark.parametrize("keys", [None, {}, {"": "k"}])
 def test_what_was_left_out_is_shown_to_those_who_share_a_key(make_bench: Any, keys: Any) -> None:
-    pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
     from turngym.agents.proxy.app import create_app
 
     client = create_app(make_bench().service, keys=None if keys is None else ClientKeys(keys)).test_client()
@@ -99,7 +98,6 @@ def test_what_was_left_out_is_shown_to_those_who_share_a_key(make_bench: Any, ke
 
 def test_a_stream_that_waits_says_little_and_notices_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients written in Go give up after 300 lines without data; the deadline is 300 s by default."""
-    pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
     from turngym.agents.proxy import app
 
     now = [0.0]
@@ -134,7 +132,6 @@ def test_a_stream_that_waits_says_little_and_notices_who_has_gone(monkeypatch: p
 
 
 def test_routes_and_the_key(make_bench: Any) -> None:
-    pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
     from turngym.agents.proxy.app import create_app
 
     bench = make_bench()

@@ -55,7 +55,6 @@ def check(table: Any) -> None:
 
 
 def test_a_model_s_results_obey_the_schema_and_say_their_tokens(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs the extra turngym[train]")
     model = f"model:{load_world('alfworld').checkpoint('student')}"
     options: dict[str, Any] = {"samples": 2, "limit": 3, "max_turns": 4, "progress": False}
     result = evaluate("alfworld-quickstart", model, out=tmp_path, **options)

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from engine_requests import tiny
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from engine_requests import tiny  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from turngym.agents.models import load_model, require_plain  # noqa: E402
-from turngym.agents.saved_model import save_model, write_tensors  # noqa: E402
-from turngym.core.errors import ModelError  # noqa: E402
-from turngym.retrieval.precision import cast_parameters  # noqa: E402
+from turngym.agents.models import load_model, require_plain
+from turngym.agents.saved_model import save_model, write_tensors
+from turngym.core.errors import ModelError
+from turngym.retrieval.precision import cast_parameters
 
 IDS = torch.arange(12)[None]
 EXPERTS = {"num_experts_per_tok": 2, "head_dim": 16}

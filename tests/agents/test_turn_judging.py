@@ -12,13 +12,11 @@ from typing import Any
 import proxy_tools as tools
 import pytest
 
-pytest.importorskip("torch", reason="judging is part of training")
-
 from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import votes_record
 from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest, Judgment
-from turngym.trainers.judge_votes import ScoredTurns, UnreadVotes
+from turngym.trainers.judged_episodes import ScoredTurns, UnreadVotes
 from turngym.trainers.live import judging as turn_judging
 from turngym.trainers.live.judging import SessionJudge, TurnJudging
 from turngym.trainers.live.sessions import SessionBuffer

@@ -13,9 +13,6 @@ import pytest
 from bench_retrieval import OURS, PEERS, Tally, distinct_queries
 from bench_server import Server, cpu_seconds
 
-pytest.importorskip("faiss", reason="the bench needs turngym[dense]")
-pytest.importorskip("waitress", reason="the bench needs turngym[serve]")
-
 
 @pytest.mark.long
 def test_the_load_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

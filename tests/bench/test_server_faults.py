@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flask", reason="the servers need turngym[serve]")
-pytest.importorskip("waitress", reason="the servers need turngym[serve]")
-
 from malformed_requests import KINDS, Route, malformed
 from server_faults import ServerRow, Usage, run_server_faults, server_table
 

@@ -239,7 +239,7 @@ def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
     there = said(
         (1, 0.5, likely((1, 0.5), (6, 0.3))), (2, 1.0, likely((2, 1.0))), (3, 0.6, likely((3, 0.6), (4, 0.4), (7, 0.1)))
     )
-    found, _ = pieces().merged(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
+    found, _ = pieces().by_text(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
     assert masses(found) == [(0.3, (10,)), (0.3, (16,)), (0.2, (11,))]
 
 
@@ -251,10 +251,10 @@ def test_several_tokens_of_the_student_may_be_one_of_the_teacher() -> None:
     there = said((0, 0.5, likely((0, 0.5), (1, 0.3), (2, 0.1), (3, 0.02))))
     where = span("shelf 1", (5, 6, 7), (7,))
     # the student has only beginnings of them, but for "sh", with which "shelf" begins
-    assert masses(these.merged(where, 0, 13, there)[0]) == [(0.5, (13,)), (0.3, (13,)), (0.1, (20,)), (0.02, (13,))]
+    assert masses(these.by_text(where, 0, 13, there)[0]) == [(0.5, (13,)), (0.3, (13,)), (0.1, (20,)), (0.02, (13,))]
     # given "shelf", only two are possible; given "shelf ", the number is all that is left
-    assert masses(these.merged(where, 1, 17, there)[0]) == [(0.625, (17,)), (0.375, (17,))]
-    assert masses(these.merged(where, 2, 18, there)[0]) == [(0.625, (18,)), (0.375, (19,))]
+    assert masses(these.by_text(where, 1, 17, there)[0]) == [(0.625, (17,)), (0.375, (17,))]
+    assert masses(these.by_text(where, 2, 18, there)[0]) == [(0.625, (18,)), (0.375, (19,))]
 
 
 def test_ids_that_both_have_are_pieces_only_within_a_token_of_the_teacher() -> None:
@@ -263,19 +263,19 @@ def test_ids_that_both_have_are_pieces_only_within_a_token_of_the_teacher() -> N
     alone = np.array([-1, -1, -1, -1, -1, 13, -1, -1])
     first, then = likely((0, 0.8), (5, 0.1), (6, 0.04), (7, 0.02)), likely((1, 0.5), (2, 0.25), (3, 0.1), (5, 0.05))
     there, where = said((0, 0.8, first), (1, 0.5, then)), span("go to shelf", (6, 11), (5, 11))
-    found, _ = pieces(alone, texts).merged(where, 0, 16, there)
+    found, _ = pieces(alone, texts).by_text(where, 0, 16, there)
     # what was said; "shelf" at once, as one token of both; "go to " and "go to s"; " desk 1" and " s" stay in the token
     expected = [(0.4, (16,)), (0.1, (13, 10, 11, 12)), (0.04, (16,)), (0.02, (16,)), (0.2, (16,)), (0.08, (16,))]
     assert masses(found) == expected
     assert [piece.exact for piece in found[:3]] == [False, True, False]
     # behind "go to " follows whatever began with it: 0.4 + 0.02 + 0.2 + 0.08 = 0.7
     every = (14, 13, 10, 11, 12)
-    found, _ = pieces(alone, texts).merged(where, 1, 13, there)
+    found, _ = pieces(alone, texts).by_text(where, 1, 13, there)
     assert masses(found) == [(0.57143, (13,)), (0.02857, every), (0.28571, (15,)), (0.11429, every)]
     # [sh][elf 1] against "shelf 1": where both begin a token, the teacher would have said the shared "shelf" itself
     texts = {0: "sh", 1: "elf 1", 2: "elf", 5: "shelf"}
     there = said((0, 0.5, likely((0, 0.5))), (1, 0.5, likely((1, 0.5), (2, 0.4))))
-    found, _ = pieces(alone, texts).merged(span("shelf 1", (7,), (2, 7)), 0, 10, there)
+    found, _ = pieces(alone, texts).by_text(span("shelf 1", (7,), (2, 7)), 0, 10, there)
     assert masses(found) == [(0.25, (10,)), (0.2, (10, 11, 12))]
 
 
@@ -293,29 +293,31 @@ def test_what_no_piece_stands_for_is_added_up() -> None:
         (3, 0.6, likely((3, 0.6), (4, 0.2), (7, 0.1), tail=0.1)),
     )
     where = span("shelf 1", (7,), (5, 6, 7))
-    found, rest = pieces().merged(where, 0, 10, there)
+    found, rest = pieces().by_text(where, 0, 10, there)
     assert masses(found) == [(0.15, (10,)), (0.3, (16,)), (0.125, (13,)), (0.05, (11,))]
     assert math.exp(rest) == pytest.approx(0.2 + 0.5 * 0.25 + 0.25 * (0.1 + 0.1), rel=1e-5)
     total = sum(math.exp(piece.logq) for piece in found) + math.exp(rest)
     assert total == pytest.approx(1.0, rel=1e-5)
     # within a token of the teacher nobody knows what else is possible
-    assert pieces().merged(span("shelf 1", (5, 7), (5, 6, 7)), 1, 10, there)[1] == pytest.approx(log(1e-7))
-    assert math.isnan(pieces().merged(where, 0, 10, said((1, 0.5, likely((1, 0.5))), *[(2, 0.5, there.top[1])] * 2))[1])
+    assert pieces().by_text(span("shelf 1", (5, 7), (5, 6, 7)), 1, 10, there)[1] == pytest.approx(log(1e-7))
+    assert math.isnan(
+        pieces().by_text(where, 0, 10, said((1, 0.5, likely((1, 0.5))), *[(2, 0.5, there.top[1])] * 2))[1]
+    )
 
 
 def test_what_begins_or_ends_within_a_character_is_not_compared() -> None:
     one = likely((1, 0.5), (6, 0.3))
     there = said((1, 0.5, one), (2, 0.5, one), (3, 0.5, one))
-    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 0, 10, there)[0] == []
-    assert pieces().merged(span("ab", (-1, 2), (1, 2, 2)), 1, 10, there)[0] == []
+    assert pieces().by_text(span("ab", (-1, 2), (1, 2, 2)), 0, 10, there)[0] == []
+    assert pieces().by_text(span("ab", (-1, 2), (1, 2, 2)), 1, 10, there)[0] == []
     # a token without text
-    assert pieces().merged(span("ab", (2, 2), (1, 2, 2)), 1, 10, there)[0] == []
+    assert pieces().by_text(span("ab", (2, 2), (1, 2, 2)), 1, 10, there)[0] == []
     # where the teacher's token begins within a character its alternatives are no text, but what was said is known
-    found, _ = pieces().merged(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, one), (2, 0.5, one)))
+    found, _ = pieces().by_text(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, one), (2, 0.5, one)))
     assert masses(found) == [(0.25, (10,)), (0.3, (16,))]
     # what is no text is left over: at the second token all but the 0.5 of what was said
     full = likely((1, 0.5), (6, 0.3), tail=0.2)
-    _, rest = pieces().merged(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, full), (1, 0.5, full)))
+    _, rest = pieces().by_text(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, full), (1, 0.5, full)))
     assert math.exp(rest) == pytest.approx(0.2 + 0.5 * 0.5)
 
 
@@ -884,7 +886,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_unless_it_is_asked_for(model
 def test_settings_reach_the_targets(models: Path, tmp_path: Path) -> None:
     made = run(models, tmp_path / "run", *OTHER, "--distill.top-k", "7")
     assert made.algorithm.target_fn.target_fn == TeacherTopK(7)
-    assert made.algorithm.settings["vocabulary"] == "other"
+    assert made.algorithm.settings["DistillConfig"]["vocabulary"] == "other"
 
 
 def test_with_one_vocabulary_the_option_changes_nothing(models: Path, tmp_path: Path) -> None:

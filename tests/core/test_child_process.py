@@ -92,7 +92,6 @@ THREADS = """if True:
 
 def test_the_number_of_threads_is_said_to_torch_itself(tmp_path: Path) -> None:
     """The function's module imports torch, and sets another number, before anything else runs in the child."""
-    pytest.importorskip("torch")
     (tmp_path / "imports_torch.py").write_text(THREADS)
     program = "import imports_torch\n" + PROGRAM.replace("doubled, Mine(21)", "imports_torch.count")
     (tmp_path / "program.py").write_text(program.replace("threads=1", "threads=2"))

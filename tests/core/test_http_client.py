@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pytest
-
-pytest.importorskip("httpx", reason="requests need turngym[serve]")
-
 import numpy as np
+import pytest
 from hostile_server import CALLS, HEAD, MISCHIEF, bomb, hostile_server
 from sglang_fake import VOCABULARY, draw_of, score_of
 

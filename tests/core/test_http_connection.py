@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="requests need turngym[serve]")
-
 from servers import Answer, JsonServer
 
 from turngym.core.clean_keys import clean_address, key_of

@@ -20,8 +20,6 @@ from turngym.agents import load_world
 from turngym.core.hub import is_hub_name, model_folder, pinned
 from turngym.core.user_files import user_path
 
-pytest.importorskip("huggingface_hub")
-
 
 @dataclass
 class Done:
@@ -211,7 +209,6 @@ def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: P
 
 
 def test_an_adapter_names_its_base_as_on_the_hub_and_the_cache_alone_is_asked(tmp_path: Path, hub: Any) -> None:
-    pytest.importorskip("peft")
     from turngym.agents.models import load_model
     from turngym.trainers.lora import LoraConfig, add_adapters, save_adapter
 

@@ -33,8 +33,6 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("verb", ["filter", "parquet"])
 def test_a_full_disk_leaves_no_partial_file(trace: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if verb == "parquet":
-        pytest.importorskip("pyarrow", reason="needs turngym[parquet]")
     before = set(trace.parent.iterdir())
     out = trace.parent / "out"
     capsys.readouterr()

@@ -286,7 +286,6 @@ def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None
 
 
 def test_questions_become_prompts_for_other_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pyarrow")
     out = tmp_path / "prompts.parquet"
     assert verb.main(["export-prompts", "search-quickstart", "--out", str(out), "--prompt", "Q: {question}"]) == 0
     panel = load_panel("search-quickstart")

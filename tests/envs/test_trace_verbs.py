@@ -134,7 +134,6 @@ def test_no_files_is_an_error() -> None:
 
 @pytest.mark.parametrize("rows", ["turns", "trajectories"])
 def test_a_seed_that_parquet_cannot_hold_is_one_line(rows: str, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow.parquet")
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         writer.write(replace(episode(0, won=True), seed=2**70))
     argv = ["parquet", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "t.parquet"), "--rows", rows]
@@ -144,7 +143,8 @@ def test_a_seed_that_parquet_cannot_hold_is_one_line(rows: str, tmp_path: Path) 
 
 
 def test_parquet_has_one_row_per_turn(file: Path, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as pq
+
     assert trace.main(["parquet", str(file), "--out", str(tmp_path / "t.parquet")]) == 0
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert [(row["sample"], row["turn"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
@@ -204,7 +204,6 @@ def test_a_list_of_actions_is_folded_out_of_the_observation(listing: str, tmp_pa
 
 
 def test_print_prompt_shows_what_a_model_with_a_window_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
     student = load_world("alfworld").checkpoint("student")
     played = copytree(student, tmp_path / "student")
     out = tmp_path / "t.jsonl"
@@ -368,8 +367,6 @@ def test_a_file_that_is_no_trace_is_an_error(verb: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["filter"], ["parquet"], ["parquet", "--rows", "trajectories"], ["html"]])
 def test_what_is_no_trace_leaves_nothing_behind(tmp_path: Path, file: Path, words: list[str]) -> None:
-    if words[0] == "parquet":
-        pytest.importorskip("pyarrow")
     notes, out = tmp_path / "notes.txt", tmp_path / "new" / "out"
     notes.write_text("hello\nworld\n")
     for files in ([notes], [file, notes], []):

@@ -157,7 +157,6 @@ def test_attempts_at_a_task(index: TraceIndex) -> None:
 
 
 def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]) -> None:
-    pytest.importorskip("flask")
     client = create_app({"a": index, "b": index}).test_client()
     assert [run["name"] for run in client.get("/api/runs").json] == ["a", "b"]
     found = client.get("/api/rows?sort=turns&descending=1&start=1&count=2&at=4").json
@@ -181,8 +180,6 @@ def test_pages_and_episodes_over_http(index: TraceIndex, episodes: list[Episode]
 
 @pytest.mark.parametrize(("host", "status"), [("localhost:1", 200), ("127.0.0.1", 200), ("evil.example:8321", 403)])
 def test_only_this_machine_may_ask(index: TraceIndex, host: str, status: int) -> None:
-    pytest.importorskip("flask")
-    pytest.importorskip("waitress")
     server = DrainingServer(page_front(create_app({"a": index}), threads=4))
     with running(server):
         client = http.client.HTTPConnection(server.host, server.port, timeout=20)

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import quarter_hour
 from quarter_hour import REHEARSAL, STAGES, Record, decode_bytes, main, run, update_flops
 from recorded_graph import record as stand_in

@@ -95,7 +95,6 @@ def test_nothing_puts_bare_names_on_the_path() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of a clean copy of the checkout."""
-    pytest.importorskip("setuptools")
     return turngym_wheel(tmp_path_factory.mktemp("build"))
 
 

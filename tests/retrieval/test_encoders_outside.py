@@ -10,9 +10,6 @@ import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.retrieval.encoders import find_encoder
-
-pytest.importorskip("faiss")
-
 from turngym.retrieval.index import BuildPlan, IndexFolderError, build_index, describe_index, read_manifest
 from turngym.retrieval.open_retriever import open_retriever
 

@@ -17,13 +17,9 @@ import pytest
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError
 from turngym.core.memory_mapped import sealed
-from turngym.retrieval.core import Passage
-from turngym.retrieval.corpus import CorpusError
-
-pytest.importorskip("faiss")
-
 from turngym.retrieval import index_vectors as vectors_file
-from turngym.retrieval.corpus import PassageStore
+from turngym.retrieval.core import Passage
+from turngym.retrieval.corpus import CorpusError, PassageStore
 from turngym.retrieval.faiss_index import load_faiss, make_index, read_index, train_index
 from turngym.retrieval.index import (
     BuildPlan,

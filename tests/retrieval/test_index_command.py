@@ -9,8 +9,6 @@ import pytest
 
 from turngym.scripts.main import main
 
-pytest.importorskip("faiss")
-
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:

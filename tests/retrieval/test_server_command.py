@@ -14,12 +14,8 @@ from pathlib import Path
 import pytest
 
 from turngym.retrieval.core import RetrieverUnavailable
-from turngym.scripts.main import main
-
-pytest.importorskip("flask", reason="the server needs turngym[serve]")
-pytest.importorskip("waitress", reason="the server needs turngym[serve]")
-
 from turngym.retrieval.http_retriever import HttpRetriever
+from turngym.scripts.main import main
 
 COMMAND = [sys.executable, "-m", "turngym.scripts.main", "serve", "retrieval", "--port", "0", "--index"]
 

@@ -7,12 +7,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import flask
 import pytest
 
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.server import fast_retrieve, search_length
-
-flask = pytest.importorskip("flask", reason="the server needs turngym[serve]")
 
 GOOD = {"queries": ["a", "b"], "topk": 2, "return_scores": True}
 

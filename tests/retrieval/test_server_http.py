@@ -19,9 +19,6 @@ from malformed import MALFORMED
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.http_format import FINGERPRINT_HEADER, read_reply, reply_body
 
-pytest.importorskip("flask", reason="the server needs turngym[serve]")
-pytest.importorskip("waitress", reason="the server needs turngym[serve]")
-
 Serve = Callable[..., Any]
 
 

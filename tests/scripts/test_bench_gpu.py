@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from sglang_model import ModelServer
 
-torch = pytest.importorskip("torch", reason="needs turngym[train]")
-
-from sglang_model import ModelServer  # noqa: E402
-
-from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.scripts.bench_gpu import LIBRARIES, GpuBench, Phase, StepFigures, checks, main, planned, table_rows  # noqa: E402
-from turngym.trainers.model_shapes import shape_named  # noqa: E402
-from turngym.trainers.training_costs import chip_named  # noqa: E402
+from turngym.core.errors import TurngymError
+from turngym.scripts.bench_gpu import LIBRARIES, GpuBench, Phase, StepFigures, checks, main, planned, table_rows
+from turngym.trainers.model_shapes import shape_named
+from turngym.trainers.training_costs import chip_named
 
 TINY = [
     *("--device", "cpu", "--student", "tiny", "--teacher", "tiny", "--episodes", "2", "--turns", "2"),

@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
-pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
-
-from turngym.scripts import bench_rollout as bench  # noqa: E402
-from turngym.scripts.bench_rollout import (  # noqa: E402
+from turngym.scripts import bench_rollout as bench
+from turngym.scripts.bench_rollout import (
     HEADER,
     SMALL_SHAPE,
     KeptCache,
@@ -26,7 +24,7 @@ from turngym.scripts.bench_rollout import (  # noqa: E402
     new_ids,
     played_row,
 )
-from turngym.trainers.model_shapes import random_model  # noqa: E402
+from turngym.trainers.model_shapes import random_model
 
 TOY = replace(SMALL_SHAPE, layers=1, width=32, vocab=50)
 

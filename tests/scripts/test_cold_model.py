@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs turngym[train]")
-
 from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import hints
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter

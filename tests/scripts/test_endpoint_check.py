@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from eight_servers import SERVERS
 from openai_fake import FakeOpenAI, Fault, served
 

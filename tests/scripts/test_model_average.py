@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-from turngym.agents import evaluate, load_world  # noqa: E402
-from turngym.agents.evaluation.compare import compare_recorded, differences_of, rescore  # noqa: E402
-from turngym.agents.evaluation.packed import check_result, first_difference, pack_result  # noqa: E402
-from turngym.agents.models import load_model  # noqa: E402
-from turngym.agents.play_spec import Model  # noqa: E402
-from turngym.core.errors import ModelError  # noqa: E402
-from turngym.scripts.main import main  # noqa: E402
-from turngym.scripts.model import average  # noqa: E402
-from turngym.trainers import train  # noqa: E402
+from turngym.agents import evaluate, load_world
+from turngym.agents.evaluation.compare import compare_recorded, differences_of, rescore
+from turngym.agents.evaluation.packed import check_result, first_difference, pack_result
+from turngym.agents.models import load_model
+from turngym.agents.play_spec import Model
+from turngym.core.errors import ModelError
+from turngym.scripts.main import main
+from turngym.scripts.model import average
+from turngym.trainers import train
 
 STUDENT = load_world("search").checkpoint("student")
 

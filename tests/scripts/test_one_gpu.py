@@ -83,7 +83,9 @@ TEMPLATE = """
 def tiny_qwen(folder: Path) -> str:
     """A random model of Qwen2.5's kind: query heads that share keys, tied embeddings, the family's real template where
     the folder $TPL has it."""
-    student, torch = load_world("alfworld").checkpoint("student"), pytest.importorskip("torch")
+    import torch
+
+    student = load_world("alfworld").checkpoint("student")
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     ends = json.loads((student / "generation_config.json").read_text(encoding="utf-8"))

@@ -100,7 +100,6 @@ def test_corpora_and_indexes(place: str, run: Run) -> None:
 
 @pytest.mark.long
 def test_models_runs_and_checkpoints(place: str, run: Run) -> None:
-    pytest.importorskip("torch")
     world = load_world("alfworld")
     for role in ("student", "teacher"):
         shutil.copytree(world.checkpoint(role), Path(place, role))

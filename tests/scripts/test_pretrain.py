@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="needs turngym[train]")
-
 import torch
 from safetensors.torch import load_file
 

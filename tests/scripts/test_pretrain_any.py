@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs turngym[train]")
-
 from turngym.agents.models import load_policy
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.any_world import AnyWorld, learn_phrases

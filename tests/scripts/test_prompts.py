@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 
 from turngym.agents.playing.env_maker import env_maker
@@ -14,7 +15,6 @@ from turngym.agents.playing.scripted import ExpertAgent
 from turngym.envs.panels import load_panel
 from turngym.scripts.main import main
 
-parquet = pytest.importorskip("pyarrow.parquet")
 KEYS = ["data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "task_id", "seed"]
 
 

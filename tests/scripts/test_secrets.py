@@ -111,7 +111,6 @@ def test_python_refuses_it_too(tmp_path: Path) -> None:
     with refused:
         TeacherServed(teacher_server=WITH_PASSWORD)
     with refused:
-        pytest.importorskip("torch")
         turngym.train("prm-rl", student=STUDENT, out=tmp_path / "t", judge=WITH_PASSWORD)
     assert not list(tmp_path.iterdir())
 
@@ -132,7 +131,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
 def test_an_endpoints_query_and_body_are_in_no_file(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("httpx")
     monkeypatch.setenv("OPENAI_API_KEY", f"{MARK}-{MARK}")
     out = tmp_path / "run"
     with served(FakeOpenAI()) as server:
@@ -170,9 +168,8 @@ def test_a_study_tells_nothing_of_the_environment(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_proxy_that_learns_keeps_no_key(tmp_path: Path) -> None:
     """Marked: the judge's query and key, the clients' key, and the names that clients give themselves."""
-    httpx = pytest.importorskip("httpx")
-    pytest.importorskip("torch")
-    pytest.importorskip("waitress")
+    import httpx
+
     out = tmp_path / "run"
     words = ["serve", "proxy", "--student", STUDENT, "--out", str(out), "--port", "0", "--serve-from", "copy"]
     words += ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--judge-tries", "1", "--device", "cpu"]
@@ -209,7 +206,6 @@ def test_a_proxy_that_learns_keeps_no_key(tmp_path: Path) -> None:
 def test_a_training_run_keeps_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     out = tmp_path / "run"
     (tmp_path / "judge.toml").write_text("judge_tries = 1\njudge_unread = 1\n")
     words = ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--config", str(tmp_path / "judge.toml")]

@@ -14,17 +14,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import flask
 import pytest
 from malformed import MALFORMED
 from servers import RunningSite, until
 
-flask = pytest.importorskip("flask", reason="the servers need turngym[serve]")
-pytest.importorskip("waitress", reason="the servers need turngym[serve]")
-
-from turngym.agents.client_keys import ClientKeys  # noqa: E402
-from turngym.agents.serving import DrainingServer, Front, Timeouts, page_front, room  # noqa: E402
-from turngym.agents.serving_asgi import CLIENT, AsgiServer, JsonBodies, KeyedClients  # noqa: E402
-from turngym.core.errors import TurngymError  # noqa: E402
+from turngym.agents.client_keys import ClientKeys
+from turngym.agents.serving import DrainingServer, Front, Timeouts, page_front, room
+from turngym.agents.serving_asgi import CLIENT, AsgiServer, JsonBodies, KeyedClients
+from turngym.core.errors import TurngymError
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"

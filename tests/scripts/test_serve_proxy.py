@@ -13,28 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import proxy_run
 import pytest
+import torch
+from proxy_run import options, play
 
-pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-pytest.importorskip("httpx", reason="these tests speak HTTP")
-torch = pytest.importorskip("torch", reason="training needs turngym[train]")
-
-import proxy_run  # noqa: E402
-from proxy_run import options, play  # noqa: E402
-
-from turngym.agents.judges.judge_settings import Auto, UrlJudge  # noqa: E402
-from turngym.agents.proxy.turn_records import read_records  # noqa: E402
-from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.core.spec import SettingsError  # noqa: E402
-from turngym.core.trace import read_trace  # noqa: E402
-from turngym.scripts import trace  # noqa: E402
-from turngym.scripts.serve_proxy import serve  # noqa: E402
-from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state  # noqa: E402
-from turngym.trainers.live.judging import make_session_judge  # noqa: E402
-from turngym.trainers.live.run import _algorithm, build  # noqa: E402
-from turngym.trainers.metrics import read_metrics  # noqa: E402
-from turngym.trainers.token_losses import TruncatedImportance  # noqa: E402
+from turngym.agents.judges.judge_settings import Auto, UrlJudge
+from turngym.agents.proxy.turn_records import read_records
+from turngym.core.errors import TurngymError
+from turngym.core.spec import SettingsError
+from turngym.core.trace import read_trace
+from turngym.scripts import trace
+from turngym.scripts.serve_proxy import serve
+from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
+from turngym.trainers.live.judging import make_session_judge
+from turngym.trainers.live.run import _algorithm, build
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.token_losses import TruncatedImportance
 
 
 @pytest.fixture

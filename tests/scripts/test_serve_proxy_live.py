@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proxy_run
 import pytest
+import torch
+from sglang_model import ModelServer
 
-pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-pytest.importorskip("httpx", reason="these tests speak HTTP")
-torch = pytest.importorskip("torch", reason="training needs turngym[train]")
-
-import proxy_run  # noqa: E402
-from sglang_model import ModelServer  # noqa: E402
-
-from turngym.agents.models import load_model  # noqa: E402
-from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.core.spec import SettingsError  # noqa: E402
-from turngym.trainers.live.run import build  # noqa: E402
-from turngym.trainers.scorer import LocalScorer  # noqa: E402
+from turngym.agents.models import load_model
+from turngym.agents.proxy.turn_records import TurnRecord, read_records
+from turngym.core.spec import SettingsError
+from turngym.trainers.live.run import build
+from turngym.trainers.scorer import LocalScorer
 
 
 class SlowUpdate:

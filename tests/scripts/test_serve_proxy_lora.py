@@ -8,26 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proxy_run
 import pytest
+import torch
+from sglang_model import ModelServer
 
-pytest.importorskip("flask", reason="the proxy needs turngym[serve]")
-pytest.importorskip("waitress", reason="the proxy needs turngym[serve]")
-pytest.importorskip("httpx", reason="these tests speak HTTP")
-pytest.importorskip("peft", reason="adapters need turngym[lora]")
-torch = pytest.importorskip("torch", reason="training needs turngym[train]")
-
-import proxy_run  # noqa: E402
-from sglang_model import ModelServer  # noqa: E402
-
-from turngym.agents import models  # noqa: E402
-from turngym.agents.models import load_model  # noqa: E402
-from turngym.agents.proxy.turn_records import TurnRecord, read_records  # noqa: E402
-from turngym.agents.rendering.chat_settings import ChatSettings  # noqa: E402
-from turngym.core.errors import ModelError  # noqa: E402
-from turngym.core.files import weights_hash  # noqa: E402
-from turngym.trainers.checkpoint import latest_model  # noqa: E402
-from turngym.trainers.lora import merged  # noqa: E402
-from turngym.trainers.scorer import LocalScorer  # noqa: E402
+from turngym.agents import models
+from turngym.agents.models import load_model
+from turngym.agents.proxy.turn_records import TurnRecord, read_records
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.core.errors import ModelError
+from turngym.core.files import weights_hash
+from turngym.trainers.checkpoint import latest_model
+from turngym.trainers.lora import merged_weights
+from turngym.trainers.scorer import LocalScorer
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Pat
         served.stop()
     assert all(torch.equal(value, dict(model.named_parameters())[name]) for name, value in base.items())
     plain = load_model(proxy_run.STUDENT)
-    learned = merged(model, model.state_dict())
+    learned = merged_weights(model, model.state_dict())
     moved = [name for name, value in plain.state_dict().items() if not torch.equal(value, learned[name])]
     assert moved
     turns = [TurnRecord.from_json(record) for record in read_records(tmp_path) if record["kind"] == "turn"]

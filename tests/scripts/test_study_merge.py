@@ -15,7 +15,8 @@ import study_records
 from turngym.core.errors import TurngymError
 from turngym.core.resolve import merged
 from turngym.scripts.main import main
-from turngym.trainers.study.records import Cost, Record, Records, merge_records, read_records, write_records
+from turngym.trainers.study.merge import merge_records
+from turngym.trainers.study.records import Cost, Record, Records, read_records, write_records
 
 PLAY: dict[str, Any] = {"env": "E", "env_kwargs": {"a b": 1}}
 GAME: dict[str, Any] = {"env": {"max_turns": 24}, "tasks": {"sha256": "a"}, "temperature": 0.85}
@@ -97,6 +98,8 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
         (cell("tcod", 0, more={"optimizer": {"lr": 1}}), ""),
         (cell("tcod", 0, folder="/other/pair"), ""),
         (cell("opd", 2, folder="/other/pair", more={"run": {"checkpoint_every": 10, "keep_checkpoints": 4}}), ""),
+        (cell("opd", 2, more={"models": {"device": "cuda"}, "workers": {"workers": 4}}), ""),
+        (cell("opd", 2, more={"run": {"micro_tokens": 64}}), "has run.micro_tokens 64"),
         (cell("opd", 2, more={"models": {"student": "/here/x/student"}}), "has models.student 'x/student'"),
         (cell("tcod", 0, samples=2), "has samples 2"),
         (

@@ -21,9 +21,9 @@ from turngym.scripts.study.cells import Cell, cells_of
 from turngym.scripts.study.study_file import read_study_file
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, turn_sums
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.study.records import make_record, pooled_sums, portable, read_record
+from turngym.trainers.study.portable import portable
+from turngym.trainers.study.records import make_record, pooled_sums, read_record
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.long  # two cells of a study are trained and played
 FILE = """
 world = "search"

@@ -94,7 +94,6 @@ def test_a_value_of_a_page_holds_no_marks() -> None:
 def test_verbs_print_whole_tables(
     words: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setenv("COLUMNS", columns)
     assert main(words.split()) == 0
     drawn = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "\u250f\u2503\u2521\u2502\u2514"]
@@ -104,7 +103,6 @@ def test_verbs_print_whole_tables(
 
 
 def test_plan_knows_consumer_cards_and_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
     for chip in ("3090", "4090", "5090", "cpu"):
         words = ["plan", "--student", "tiny", "--teacher", "none", "--chip", chip, "--eval-episodes", "0"]
         assert main(words) == 0
@@ -123,7 +121,6 @@ def test_plan_names_no_teacher_where_there_is_none(capsys: pytest.CaptureFixture
 
 
 def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
     table = {"student": "tiny", "episodes": 6, "max_turns": 7, "max_new_tokens": 8, "slots": 9, "autocast": "off"}
     table |= {"gradient_checkpointing": False, "panel": "alfworld-quickstart", "eval_limit": 5, "eval_samples": 3}
     table |= {"lora": {"rank": 4}}
@@ -156,7 +153,6 @@ def test_plan_takes_what_a_run_is_configured_to_do(tmp_path: Path, capsys: pytes
 
 
 def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
     for table, said in (
         ({"optimizer": 3}, "optimizer is 3"),
         ({"steps": "x"}, "steps is 'x'"),
@@ -205,7 +201,6 @@ def test_sizes_are_those_that_the_models_publish() -> None:
 
 
 def test_plan_takes_an_adapter_for_its_base(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     config_of(SHAPES["0.6B"]).save_pretrained(base)
     adapter.mkdir()

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the options of train and of the proxy need turngym[train]")
-
 from turngym.scripts import main as command
 from turngym.scripts import options, serve_proxy
 from turngym.trainers import distributed

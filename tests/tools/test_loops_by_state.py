@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import loops_by_state
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="needs turngym[train]")
+from tests.support.toy_run import PROMPT, RESPONSE, VOCAB, episode, tiny
+from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.rollout import Job, rollout
+from turngym.agents.playing.scripted import ReplayAgent
+from turngym.core.episode import Episode, Status
+from turngym.core.errors import TurngymError
+from turngym.core.loops import loop_end
+from turngym.envs.guard import guard_of
+from turngym.trainers.batch import pack
+from turngym.trainers.scorer import LocalScorer
 
-import loops_by_state  # noqa: E402
-
-from tests.support.toy_run import PROMPT, RESPONSE, VOCAB, episode, tiny  # noqa: E402
-from turngym.agents.playing.env_maker import env_maker  # noqa: E402
-from turngym.agents.playing.rollout import Job, rollout  # noqa: E402
-from turngym.agents.playing.scripted import ReplayAgent  # noqa: E402
-from turngym.core.episode import Episode, Status  # noqa: E402
-from turngym.core.errors import TurngymError  # noqa: E402
-from turngym.core.loops import loop_end  # noqa: E402
-from turngym.envs.guard import guard_of  # noqa: E402
-from turngym.trainers.batch import pack  # noqa: E402
-from turngym.trainers.scorer import LocalScorer  # noqa: E402
-
+pytestmark = pytest.mark.long
 STATES = (list("abcdef"), list("ababab"), list("abaa"))
 """Never the same state thrice; the third a before the fifth turn, and before the fourth."""
 

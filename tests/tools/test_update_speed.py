@@ -7,14 +7,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+import update_speed
 
-torch = pytest.importorskip("torch", reason="needs turngym[train]")
-pytest.importorskip("peft", reason="needs turngym[lora]")
+from turngym.agents import load_world
 
-import update_speed  # noqa: E402
-
-from turngym.agents import load_world  # noqa: E402
-
+pytestmark = pytest.mark.long
 ARGV = [str(load_world("alfworld").checkpoint("student")), "--micro-tokens", "100000"]
 
 

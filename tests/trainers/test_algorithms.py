@@ -15,7 +15,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
-from turngym.trainers.algorithms import grpo, opd, sft, tcod, turnopd
+from turngym.trainers.algorithms import grpo, opd, sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.optimizer_step import (
     Forward,
@@ -55,16 +55,12 @@ ALGORITHMS = {
     "sft": sft.build(sft.SftConfig(train_on="policy"), GIVEN),
     "opd": vanilla(),
     "opd student support": vanilla(support="student"),
-    "opd raw": vanilla(tail="raw"),
-    "opd renorm": vanilla(tail="renorm"),
     "opd sampled": vanilla(form="sampled"),
     "opd warm": vanilla(temperature=2.0),
-    "turnopd": turnopd.build(turnopd.TurnOpdConfig(n_min=3), GIVEN),
-    "tcod": tcod.build(tcod.TcodConfig(), GIVEN),
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ["sft", "opd", "opd student support", "opd sampled"])
 def test_accumulation_changes_nothing(name: str) -> None:
     algorithm, model = ALGORITHMS[name], toy.tiny(1)
     batch = pack(rollouts(model), origins=algorithm.origins)
@@ -109,9 +105,8 @@ def test_gradient_is_that_of_the_written_formula() -> None:
     assert torch.allclose(mine, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["opd", "opd student support"])
-def test_distillation_brings_the_student_to_its_teacher(name: str) -> None:
-    algorithm, model = ALGORITHMS[name], toy.tiny(1)
+def test_distillation_brings_the_student_to_its_teacher() -> None:
+    algorithm, model = ALGORITHMS["opd"], toy.tiny(1)
     config, kl = OptimizerConfig(lr=6e-3, ppo_epochs=3), []
     teacher, optimizer = LocalScorer(model=toy.tiny(2, 12.0)), make_optimizer(model, config)
     for step in range(1, 16):
@@ -189,7 +184,7 @@ def at(heat: Any, episodes: list[Any]) -> list[Any]:
     return [replace(episode, meta={"temperature": heat}) for episode in episodes]
 
 
-@pytest.mark.parametrize("name", ["sft", "grpo", "opd", "opd sampled", "opd warm"])
+@pytest.mark.parametrize("name", ["sft", "grpo", "opd warm"])
 def test_episodes_of_several_temperatures_in_one_batch_are_scored_at_their_own(name: str) -> None:
     """Ratios are 1 whatever the run's temperature and the microbatches; gradients are those of each alone."""
     model, algorithm = toy.tiny(1, 6.0), ALGORITHMS.get(name) or grpo.build(grpo.GrpoConfig(), GIVEN)

@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Gemma3Config, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-torch = pytest.importorskip("torch", reason="needs turngym[train]")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from transformers import Gemma3Config, Gemma3TextConfig  # noqa: E402
-
-from turngym.agents.local_engine import decoder  # noqa: E402
-from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
-from turngym.core.errors import ModelError, TurngymError  # noqa: E402
-from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
-from turngym.scripts import plan  # noqa: E402
-from turngym.trainers.lora import LoraConfig, add_adapters  # noqa: E402
-from turngym.trainers.model_shapes import (  # noqa: E402
+from turngym.agents.local_engine import decoder
+from turngym.agents.local_engine.engine import LocalEngine
+from turngym.core.errors import ModelError, TurngymError
+from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.scripts import plan
+from turngym.trainers.lora import LoraConfig, add_adapters
+from turngym.trainers.model_shapes import (
     SHAPES,
     LinearShape,
     ModelShape,
@@ -33,8 +31,8 @@ from turngym.trainers.model_shapes import (  # noqa: E402
     shape_named,
     shape_of,
 )
-from turngym.trainers.models import RECOMPUTATION  # noqa: E402
-from turngym.trainers.training_costs import (  # noqa: E402
+from turngym.trainers.models import RECOMPUTATION
+from turngym.trainers.training_costs import (
     CHIPS,
     OPERATIONS,
     Precision,
@@ -68,6 +66,20 @@ def test_the_shape_of_a_model_that_also_reads_images_is_its_language_models() ->
     assert shape_of(Gemma3Config(text_config=text.to_dict())) == shape_of(text)
 
 
+def test_experts_are_stored_whole_and_computed_in_part() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 50}
+    config = Qwen3MoeConfig(**sizes, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24)
+    with torch.device("meta"):
+        stored = sum(parameter.numel() for parameter in Qwen3MoeForCausalLM(config).parameters())
+    shape = shape_of(config)
+    assert (shape.parameters, shape.mlp) == (stored, 2 * 24)
+    # two of eight experts of three matrices, and a router
+    assert shape.beside == 2 * (6 * 3 * 64 * 24 + 64 * 8)
+    assert shape.stored_layer == shape.layer_parameters + shape.beside // 2
+    assert shape.forward_flops(1.0, 0.0, 0.0) == replace(shape, beside=0).forward_flops(1.0, 0.0, 0.0)
+    assert gathered_bytes(shape) > gathered_bytes(replace(shape, beside=0))
+
+
 def test_known_sizes() -> None:
     """Qwen3's published sizes: 1.7B has 1.72e9 parameters, 8B 8.19e9; 28 layers x 2 x 8 x 128 x 2 bytes of cache."""
     assert SHAPES["1.7B"].parameters == 1_720_574_976
@@ -83,7 +95,6 @@ def student(shape: ModelShape, lora_rank: int) -> Any:
     """A model to train, with adapters if it is to have some."""
     model = random_model(shape, dtype=torch.float32)
     if lora_rank:
-        pytest.importorskip("peft", reason="needs turngym[lora]")
         add_adapters(model, LoraConfig(rank=lora_rank))
     return model
 

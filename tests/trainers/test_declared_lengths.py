@@ -45,7 +45,8 @@ def test_an_encoder_of_a_foreign_index(tmp_path: Path) -> None:
 
 
 def test_a_faiss_index_whose_list_is_longer_than_its_file(tmp_path: Path) -> None:
-    faiss = pytest.importorskip("faiss")
+    import faiss
+
     from turngym.retrieval.faiss_index import read_index
 
     index = faiss.IndexFlatIP(4)
@@ -94,7 +95,7 @@ def test_a_packed_result_that_asks_for_a_large_unpacker(tmp_path: Path) -> None:
 
 
 def test_texts_in_parquet(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
+    import pyarrow as arrow
     import pyarrow.parquet as parquet
 
     path = tmp_path / "a.parquet"

@@ -157,7 +157,6 @@ def test_bad_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(TextError, match="is no UTF-8"):
         LmLoss(LmLossConfig(files=(tmp_path / "latin.txt",)), encode)
-    pytest.importorskip("pyarrow")
     import pyarrow
     import pyarrow.parquet as parquet
 

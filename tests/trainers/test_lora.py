@@ -26,7 +26,7 @@ from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged, save_adapter
+from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged_weights, save_adapter
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.ranks import SINGLE
@@ -35,7 +35,6 @@ from turngym.trainers.run_config import CriticConfig, OptimizerConfig, Renewed
 from turngym.trainers.scorer import LocalScorer, ModelWeights, reference_refresh
 from turngym.trainers.train_config import train_config
 
-pytest.importorskip("peft")
 torch.set_num_threads(1)
 IDS = torch.arange(12)[None]
 
@@ -94,11 +93,11 @@ def test_merged_weights_by_hand() -> None:
     expected = weights[f"{stem}.base_layer.weight"] + 3.0 * (
         weights[f"{stem}.lora_B.default.weight"] @ weights[f"{stem}.lora_A.default.weight"]
     )
-    plain = merged(model, weights)
+    plain = merged_weights(model, weights)
     assert torch.allclose(plain[f"{stem}.weight"], expected, atol=1e-7)
     assert plain.keys() == toy.tiny(1).state_dict().keys()
     unchanged = toy.tiny(1)
-    assert merged(unchanged, unchanged.state_dict()).keys() == unchanged.state_dict().keys()
+    assert merged_weights(unchanged, unchanged.state_dict()).keys() == unchanged.state_dict().keys()
 
 
 def test_a_run_trains_adapters_alone_and_saves_them_alone(tmp_path: Path) -> None:
@@ -270,7 +269,7 @@ def test_trained_layers_of_every_type_are_merged_into_the_plain_model(base: Any,
     model, plain = base(), base()
     add_adapters(model, LoraConfig(rank=4, alpha=8, targets=targets))
     shaken(model)
-    plain.load_state_dict(merged(model, model.state_dict()))
+    plain.load_state_dict(merged_weights(model, model.state_dict()))
     assert torch.allclose(plain(IDS).logits, model(IDS).logits, atol=2e-5)
     sent = dict(ModelWeights(model).named_weights())
     assert sent.keys() == dict(plain.named_parameters()).keys()
@@ -408,7 +407,7 @@ def test_bfloat16_students_have_float32_adapters(tmp_path: Path) -> None:
     kinds = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
     shaken(model)
-    save_model(model, tmp_path / "m", merged(model, model.state_dict()))
+    save_model(model, tmp_path / "m", merged_weights(model, model.state_dict()))
     again = load_model(tmp_path / "m", dtype="bfloat16")
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
     assert torch.allclose(again(IDS).logits.float(), model(IDS).logits.float(), atol=0.05)

@@ -143,7 +143,6 @@ def test_the_half_that_reads_images_is_not_trained(adapters: bool, tmp_path: Pat
     """Names of layers mean its layers, too; without a gradient there are no moments to save."""
     model = gemma()
     if adapters:
-        pytest.importorskip("peft")
         add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
     else:
         freeze_unread(model)
@@ -268,7 +267,6 @@ def test_control_tokens_tell_tokenizers_apart(other: dict[str, Any], said: str) 
 
 def test_experts_get_no_adapters_and_it_is_said() -> None:
     """Attention's layers learn where they are named."""
-    pytest.importorskip("peft")
     with pytest.raises(ModelError, match="experts and their routers"):
         add_adapters(tiny("Mixtral", num_local_experts=4), LoraConfig(rank=2))
     model = tiny("Mixtral", num_local_experts=4)

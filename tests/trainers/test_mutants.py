@@ -12,12 +12,12 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.agents.judges import env_judges
+from turngym.agents.judges import env_judges, votes
 from turngym.trainers import (
     batch,
     critic,
     group_advantage,
-    judge_votes,
+    judged_episodes,
     learning_rate,
     lm_head,
     lm_loss,
@@ -119,8 +119,8 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     loopstop: ("loopstop",),
     tcod: ("curriculum",),
     turn_stats: ("turn_stats",),
-    judge_votes: (
-        "judge_votes",
+    votes: ("judge_votes",),
+    judged_episodes: (
         "judge_episodes",
         "judge_targets",
         "judge_both",
@@ -239,7 +239,7 @@ SAME: dict[str, tuple[int, str]] = {
     "_Reading._check": (1, "equality has no direction"),
     "OtherVocabulary.__init__": (1, "the first id of these tokenizers is no text"),
     "OtherVocabulary._cuts": (3, "nobody reads the text of a shared token, nor where it ends"),
-    "Pieces.merged": (1, "nobody reads what is left of no pieces"),
+    "Pieces.by_text": (1, "nobody reads what is left of no pieces"),
 }
 """Functions of which so many mutants compute the same, and why."""
 

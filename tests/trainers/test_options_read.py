@@ -31,7 +31,6 @@ WHOLE = {
     "checked_table": "trainers/run_config.py",
     "spec_of_run": "trainers/run_spec.py",
     "unread": "trainers/train_config.py",
-    "part": "trainers/train_config.py",
     "loop": "trainers/train_config.py",
 }
 """Functions that take whole groups to compare, copy or write them, with their file."""
@@ -76,6 +75,9 @@ def is_read(frame: Any) -> bool:
             return False
         frame = frame.f_back
         file, name = code_of(frame)
+    if name == "part":
+        # who asks for a setting by its name
+        file, name = code_of(frame.f_back)
     if name in CHECKS or file.endswith(WHOLE.get(name, "-")):
         return False
     # parsers and writers of settings are in scripts and in core

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from tiny_runs import save_tiny
 
-torch = pytest.importorskip("torch", reason="needs turngym[train]")
-
-from turngym.agents.models import model_config  # noqa: E402
-from turngym.agents.presets import presets  # noqa: E402
-from turngym.core.rollout_request import RolloutRequest  # noqa: E402
-from turngym.scripts.plan import notes_of_run, of_run  # noqa: E402
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm  # noqa: E402
-from turngym.trainers.batch import pack  # noqa: E402
-from turngym.trainers.model_shapes import shape_of  # noqa: E402
-from turngym.trainers.run import build_trainer  # noqa: E402
-from turngym.trainers.train_config import train_config  # noqa: E402
-from turngym.trainers.training_costs import CHIPS, estimate  # noqa: E402
+from turngym.agents.models import model_config
+from turngym.agents.presets import presets
+from turngym.core.rollout_request import RolloutRequest
+from turngym.scripts.plan import notes_of_run, of_run
+from turngym.trainers.algorithm import BUILT_IN, find_algorithm
+from turngym.trainers.batch import pack
+from turngym.trainers.model_shapes import shape_of
+from turngym.trainers.run import build_trainer
+from turngym.trainers.train_config import train_config
+from turngym.trainers.training_costs import CHIPS, estimate
 
 TEXT = {"files": [__file__], "documents": 1, "max_length": 16}
 ALFWORLD = {"env": "turngym/ALFWorld-v0", "split": "generated", "max_turns": 3, "episodes": 2, "device": "cpu"}
@@ -47,6 +45,8 @@ def weights(models: list[Any]) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
+SEVERAL = ("sft", "opd", "grpo", "ppo", "ppo-kd", "grpo-minillm", "opd-hints", "guided-opd", "sdar")
+"""Algorithms of which each needs other models."""
 ADAPTERS = {"lora": {"rank": 2}}
 KL = {"grpo": {"kl_coef": 0.1}}
 
@@ -54,7 +54,8 @@ KL = {"grpo": {"kl_coef": 0.1}}
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        *((name, {}) for name in BUILT_IN),
+        *((name, {}) for name in SEVERAL),
+        *(pytest.param(name, {}, marks=pytest.mark.long) for name in BUILT_IN if name not in SEVERAL),
         ("gigpo", ADAPTERS),
         ("gigpo", {**ADAPTERS, "teacher_dtype": "bfloat16"}),
         ("grpo", {**KL, **ADAPTERS, "reference_every": 1}),
@@ -68,8 +69,6 @@ KL = {"grpo": {"kl_coef": 0.1}}
 def test_a_plan_holds_the_models_of_the_trainer(
     model: Path, tmp_path: Path, algorithm: str, more: dict[str, Any]
 ) -> None:
-    if "lora" in more:
-        pytest.importorskip("peft", reason="needs turngym[lora]")
     table = settings(model, tmp_path / "run", algorithm, **more)
     planned, trainer = of_run(table), build_trainer(train_config(algorithm, table, "test"))
     work, shape = planned.work, shape_of(model_config(model))

@@ -19,7 +19,7 @@ from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
-from turngym.trainers.judge_votes import ScoredTurns
+from turngym.trainers.judged_episodes import ScoredTurns
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.token_losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
 

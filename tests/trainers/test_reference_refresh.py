@@ -116,7 +116,6 @@ def test_what_cannot_be_had_is_said() -> None:
 
 
 def test_adapters_are_merged_into_the_reference() -> None:
-    pytest.importorskip("peft")
     student, reference = toy.tiny(2), toy.tiny(3)
     add_adapters(student, LoraConfig(rank=2), base="toy", seed=0)
     with torch.no_grad():

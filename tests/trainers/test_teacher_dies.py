@@ -10,8 +10,6 @@ import torch
 from sglang_model import ModelServer
 from tiny_runs import save_tiny, untimed, with_file
 
-pytest.importorskip("httpx", reason="servers need turngym[serve]")
-
 from turngym.agents.models import load_model
 from turngym.core.errors import TurngymError
 from turngym.scripts import train

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("httpx", reason="endpoints need turngym[endpoint]")
-
 from openai_fake import FakeOpenAI, served
 from tiny_runs import save_tiny, with_file
 

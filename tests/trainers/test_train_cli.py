@@ -164,7 +164,7 @@ def test_a_resumed_run_is_evaluated_as_before_or_for_the_first_time(models: Path
     }.items():
         with pytest.raises(TurngymError, match=said):
             train.main([*options, *evaluated, *changed, "--steps", "3", "--resume"])
-    with pytest.raises(TurngymError, match=r"panel: .*now None"):
+    with pytest.raises(TurngymError, match=r"evaluation\.env\.id: .*now None.* and \d+ more"):
         train.main([*options, "--steps", "3", "--resume"])
     assert read_toml(tmp_path / "run" / "config.toml") == before
 

@@ -256,7 +256,7 @@ class Pieces:
         ids = self.begin.ids(text, True) if text else ()
         return Piece(logq=logq, ids=ids) if ids else None
 
-    def merged(self, span: _Span, index: int, label: int, said: _Said) -> tuple[list[Piece], float]:
+    def by_text(self, span: _Span, index: int, label: int, said: _Said) -> tuple[list[Piece], float]:
         """What the teacher might have said at token `index` of the student in `span`, given all text before it; and the
         rest.
 
@@ -432,7 +432,7 @@ class _Reading:
                 if span.exact:
                     found[token] = self.pieces.exact(there.top[0])
                 else:
-                    found[token] = self.pieces.merged(span, token - span.first, label, there)
+                    found[token] = self.pieces.by_text(span, token - span.first, label, there)
         kept: dict[int, tuple[list[Piece], float]] = {}
         for token, (pieces, rest) in found.items():
             divisible = [len(piece.ids) == 1 or piece.logq > LEAST_DIVIDED for piece in pieces]

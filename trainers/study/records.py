@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -20,21 +20,18 @@ from msgspec import Meta
 
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
-from turngym.agents.evaluation.statistics import alike
-from turngym.agents.meaning import meaning
-from turngym.agents.worlds.worlds import model_folders
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
-from turngym.core.resolve import merged
 from turngym.core.rows import read_whole
-from turngym.core.spec import at, differing, flat, put
+from turngym.core.spec import at
 from turngym.core.tables import write_json
 from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import json_file, json_of
 from turngym.trainers import contents
 from turngym.trainers.metrics import iter_metrics, read_metrics
+from turngym.trainers.study.portable import portable
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.depth_regime import TurnSums
@@ -210,35 +207,6 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         game=json.loads(json.dumps(cell.game)),
         schema=3,
     )
-
-
-def with_paths(settings: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
-    """`settings` with the paths of models and of texts as `name_of` names them: they lie elsewhere on another
-    machine."""
-    found = merged([settings])
-    for path in PATHS:
-        value = at(found, path)
-        if isinstance(value, str):
-            put(found, path, name_of(value))
-        elif isinstance(value, list | tuple):
-            put(found, path, [name_of(str(one)) for one in value])
-    return found
-
-
-def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
-    """`settings`, with names in the place of the folders of models that come along or were made in the folder `cells`,
-    and of texts that were made beside it.
-
-    Records are published, and a machine's folders concern nobody.
-    """
-
-    def name_of(text: str) -> str:
-        path = Path(text).absolute()
-        roots = (*model_folders(), cells.absolute(), cells.absolute().parent)
-        root = next((one for one in roots if path.is_relative_to(one)), None)
-        return text if root is None else path.relative_to(root).as_posix()
-
-    return with_paths(settings, name_of)
 
 
 @dataclass(slots=True)
@@ -457,116 +425,18 @@ def read_records(path: Path) -> Records:
         )
     study = _decoded(values, Records, str(path))
     runs: dict[str, Record] = {}
-    cells = Counter(map(_name, study.records))
+    cells = Counter(map(name_of, study.records))
     for number, one in enumerate(study.records):
         _check(one, f"{path}: records[{number}]")
-        if cells[_name(one)] > 1:
-            raise TurngymError(f"{path} has {_name(one)} {cells[_name(one)]} times; valid: once")
+        if cells[name_of(one)] > 1:
+            raise TurngymError(f"{path} has {name_of(one)} {cells[name_of(one)]} times; valid: once")
         # what a run cost, to a millisecond, is no other run's
         same = runs.setdefault(repr((one.world, one.method, one.evaluations, one.total)), one) if one.trained else one
         if same is not one:
-            raise TurngymError(f"{path}: {_name(same)} and {_name(one)} are one run: their evaluations are equal")
+            raise TurngymError(f"{path}: {name_of(same)} and {name_of(one)} are one run: their evaluations are equal")
     return study
 
 
-PATHS = ("models.student", "method.teacher.teacher", "method.lm_loss.files", "agent.folder")
-"""Settings that name models and texts."""
-
-
-def counts(path: str) -> bool:
-    """Whether cells that differ in a setting are no seeds of one method."""
-    # a record knows a model by its folder alone
-    return path in PATHS or meaning(path) != "cost"
-
-
-def merge_records(files: Mapping[str, Records]) -> Records:
-    """All cells of `files` (name -> content), whose cells were run on different machines or days.
-
-    A cell that two files have alike is taken once. Raises TurngymError where a cell has other numbers in two files, and
-    where cells that would stand in one table were run with different settings. One file is left as it is.
-    """
-    first = next(iter(files.values()))
-    if len(files) == 1:
-        return first
-    worlds: dict[tuple[str, bool], tuple[str, Record]] = {}
-    games: dict[str, tuple[str, Record]] = {}
-    heats: dict[str, tuple[str, Record]] = {}
-    rows: dict[tuple[str, str], tuple[str, Record]] = {}
-    cells: dict[tuple[str, str, int], tuple[str, Record]] = {}
-    for file, study in files.items():
-        if study.baseline != first.baseline:
-            raise TurngymError(f"{file} compares with {study.baseline}, {next(iter(files))} with {first.baseline}")
-        for record in study.records:
-            one, row = (file, record), (record.world, record.method)
-            _compare(worlds.setdefault((record.world, record.trained), one), one, shared_settings)
-            _compare(games.setdefault(record.world, one), one, game_settings)
-            # agents that follow a script have none
-            if record.game.get("temperature") is not None:
-                _compare(heats.setdefault(record.world, one), one, lambda of: {"temperature": of.game["temperature"]})
-            _compare(rows.setdefault(row, one), one, row_settings)
-            place, other = cells.setdefault((*row, record.seed), one)
-            if other != record and not alike(asdict(other), asdict(record)):
-                raise TurngymError(f"{place} and {file} both have {_name(record)}, with other numbers: leave one out")
-    made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
-    order = {name: place for place, name in enumerate(_names(files.values()))}
-    return Records(
-        title=first.title,
-        about=first.about,
-        baseline=first.baseline,
-        against={name: whom for study in files.values() for name, whom in study.against.items()},
-        tables=tuple(dict.fromkeys(name for study in files.values() for name in study.tables)),
-        records=sorted((one for _, one in cells.values()), key=lambda one: (one.world, order[one.method], one.seed)),
-        made_by=[made[text] for text in sorted(made, key=lambda text: (str(made[text].get("started")), text))],
-    )
-
-
-def _names(studies: Iterable[Records]) -> list[str]:
-    """Methods of all studies in one order, whatever that of the files: by group, then by name."""
-    found = {(record.group, record.method) for study in studies for record in study.records}
-    return [method for _, method in sorted(found)]
-
-
-def shared_settings(record: Record) -> dict[str, Any]:
-    """What all trainings of a world share, and all agents of it: what they learn from, and when they are evaluated."""
-    kinds = ("game", "amount") if record.trained else ("game",)
-    every = flat(record.settings).items()
-    # at which temperature agents play is compared by itself
-    found = {path: value for path, value in every if meaning(path) in kinds and path != "agent.temperature"}
-    found["evaluations after steps"] = [point.step for point in record.evaluations]
-    return found | {f"content of {path}": record.contents.get(path) for path in contents.CODE if path != "algorithm"}
-
-
-def game_settings(record: Record) -> dict[str, Any]:
-    """What all cells of a world share, agents included: what was played, how often, on which tasks."""
-    game = {name: value for name, value in record.game.items() if name != "temperature"}
-    return {**game, "samples": record.samples, "tasks played": sorted(record.categories)}
-
-
-def row_settings(record: Record) -> dict[str, Any]:
-    """What all seeds of a method share: every setting that changes a number."""
-    found = flat(with_paths(record.settings, last_names))
-    kept = {path: value for path, value in found.items() if counts(path) and meaning(path) != "seed"}
-    return kept | {f"content of {name}": content for name, content in record.contents.items()}
-
-
-def last_names(path: object) -> str:
-    """The last two names of a path, which are the same on another machine; of a checkpoint its run's as well."""
-    parts = Path(str(path)).parts
-    made = parts[-3:-2] == ("checkpoints",) and parts[-1] == "model"
-    return "/".join(parts[-4 if made else -2 :])
-
-
-def _compare(
-    first: tuple[str, Record], other: tuple[str, Record], settings: Callable[[Record], dict[str, Any]]
-) -> None:
-    """Raises TurngymError for the first setting in which two cells differ."""
-    for name, values in differing(settings(first[1]), settings(other[1])).items():
-        said = [
-            f"{_name(one)} of {file} has {name} {brief(value, 60)}"
-            for (file, one), value in zip((first, other), values, strict=True)
-        ]
-        raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
-
-
-def _name(record: Record) -> str:
+def name_of(record: Record) -> str:
+    """What a cell is called in errors."""
     return f"{record.world}/{record.method}/seed{record.seed}"

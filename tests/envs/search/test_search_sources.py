@@ -37,7 +37,6 @@ def test_flashrag_lines(tmp_path: Path) -> None:
 
 
 def test_search_r1_rows_without_a_question_column(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     row = {
         "data_source": "searchR1_nq",
         "prompt": [{"role": "user", "content": "Answer. <answer> Beijing </answer>. Question: who sings?\n"}],
@@ -52,7 +51,8 @@ def test_search_r1_rows_without_a_question_column(tmp_path: Path) -> None:
 
 
 def test_prompts_are_written_as_search_r1_writes_them_and_read_back(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as parquet
+
     questions = read_questions(toy.write_toy(tmp_path)["source"])
     path = tmp_path / "train.parquet"
     assert write_prompts(questions, path) == 4
@@ -101,7 +101,6 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "\xff"}\n')
     with pytest.raises(TaskError, match=r"bytes\.jsonl, line 1: byte 0xff at column 15"):
         read_questions(tmp_path / "bytes.jsonl")
-    pytest.importorskip("pyarrow")
     (tmp_path / "fake.parquet").write_bytes(b"PAR0")
     with pytest.raises(TaskError, match="cannot be read as parquet"):
         read_questions(tmp_path / "fake.parquet")

@@ -11,15 +11,13 @@ import pytest
 import web_browser
 from servers import running
 
+from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
-
-pytest.importorskip("flask", reason="the web pages need turngym[serve]")
-
-from turngym.agents.serving import DrainingServer, page_front
 from turngym.envs.webshop.web import WebSettings, create_app
 
+pytestmark = pytest.mark.long
 WIDTH, HEIGHT = 1000, 800
 EVIL = "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg onload=owned()>"
 

@@ -16,9 +16,6 @@ from hypothesis import strategies as st
 from turngym.core.episode import Episode, Status
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
-
-pytest.importorskip("flask", reason="the web pages need turngym[serve]")
-
 from turngym.envs.webshop.web import COOKIE, MAX_FORM, VisitLimits, WebSettings, create_app, picture
 
 Person = tools.Person

@@ -17,14 +17,11 @@ import pytest
 
 from turngym.core.episode import Episode, Status
 from turngym.core.trace import TraceWriter, read_trace
+from turngym.envs.visitors import EpisodeRecorder
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop
-from turngym.scripts.main import main
-
-pytest.importorskip("flask", reason="the web pages need turngym[serve]")
-
-from turngym.envs.visitors import EpisodeRecorder
 from turngym.envs.webshop.web import VisitLimits, Visits
+from turngym.scripts.main import main
 
 
 class Clock:
@@ -170,7 +167,6 @@ def test_without_flask_the_verb_says_what_to_install(
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., Any]:
     """Starts `turngym serve webshop`; (process, its address)."""
-    pytest.importorskip("waitress", reason="the web pages need turngym[serve]")
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str]:
         command = [sys.executable, "-m", "turngym.scripts", "serve", "webshop", "--port", "0", *options]
