@@ -9,6 +9,7 @@ from .evaluation.scores import score as score
 from .evaluation.training_evaluation import PanelEvaluation as PanelEvaluation
 from .executor.worker_count import WorkerOptions as WorkerOptions
 from .executor.workers import open_workers as open_workers
+from .judges.votes import majority as majority
 from .local_engine.engine import LocalEngine as LocalEngine
 from .model_agent import ModelAgent as ModelAgent
 from .model_agent import ModelPlayer as ModelPlayer

@@ -163,7 +163,8 @@ def first_letters(text: str, limit: int) -> str:
 
 def _of_environment() -> set[str]:
     """Values of variables that are named like keys. Read anew: a program may set one late."""
-    values = (value.strip() for name, value in os.environ.items() if len(value) >= SHORT_KEY and _named(name))
+    # every line that is said or written asks for them: names first, for values take longer to read
+    values = (os.environ.get(name, "").strip() for name in list(os.environ) if _named(name))
     return {value for value in values if SHORT_KEY <= len(value) <= LONGEST_KEY and not _is_place(value)}
 
 

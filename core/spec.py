@@ -734,7 +734,8 @@ def _path_of(kind: type[Any], value: Any) -> Any:
     """The path that a text of a table or a command line stands for: `~` is the home folder."""
     if kind is not Path:
         raise NotImplementedError(kind)
-    # what `user_path` refuses
+    # the one character that no file system allows; "" is what a shell makes of a variable that is not set, and would
+    # mean the working directory
     if not isinstance(value, str | Path) or "\0" in str(value) or value == "":
         raise ValueError("Expected `path`")
     return user_path(value)

@@ -31,11 +31,8 @@ OTHER = {
 def user_path(text: str | os.PathLike[str]) -> Path:
     """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here.
 
-    Raises TurngymError for a text with the one character that no file system allows, and for none at all, which is what
-    a shell makes of a variable that is not set: it would mean the working directory.
+    Raises TurngymError for a text with the one character that no file system allows.
     """
-    if not os.fspath(text):
-        raise TurngymError("the text of a path is empty; valid: a path, and . for the working directory")
     if "\0" in os.fspath(text):
         raise TurngymError(f"{os.fspath(text)!r} holds a null character; valid: a path")
     return Path(text) if os.path.lexists(text) else Path(os.path.expanduser(text))
@@ -58,6 +55,12 @@ def must_be_new(out: Path, error: type[Exception]) -> None:
     """Raises `error` where something is at `out`, a link without a goal, too: no file is replaced without a word."""
     if os.path.lexists(out) or goal_of(out).exists():
         raise error(f"{out} exists already and is kept as it is; choose another --out")
+
+
+def must_end(out: Path, *endings: str) -> None:
+    """Raises TurngymError where the name of a file has another ending than those of its kind; it may have none."""
+    if out.suffix.lower() not in ("", *endings):
+        raise TurngymError(f"--out is {out}; what is written ends in {' or '.join(endings)}")
 
 
 def goal_of(out: Path) -> Path:

@@ -41,6 +41,8 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
 
     Registering an id again replaces it, so that a notebook cell can run twice.
     """
+    # before the old one goes, which stays where the new one is refused
+    place = _where(env_id, env_class)
     # Gymnasium warns when an id is registered over another
     gym.registry.pop(env_id, None)
     gym.register(
@@ -51,7 +53,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
         # Gymnasium's wrappers for these, gym.make returns the ActionGuard itself, and a step costs nothing more.
         order_enforce=False,
         disable_env_checker=True,
-        kwargs={"env_class": _where(env_id, env_class), **defaults},
+        kwargs={"env_class": place, **defaults},
     )
 
 
@@ -330,7 +332,9 @@ def _where(env_id: str, env_class: type[TextEnv] | str) -> type[TextEnv] | str:
 
 
 def _load(where: str) -> type[TextEnv]:
-    module, _, name = where.partition(":")
+    module, colon, name = where.partition(":")
+    if not colon:
+        raise TurngymError(f"{where!r} is no place of a class; valid: my_package.guess:GuessEnv (gym.make takes ids)")
     found: Any = getattr(import_module(module), name, None)
     if not (isinstance(found, type) and issubclass(found, TextEnv)):
         raise TurngymError(f"{where} is {found!r}; an environment is a class that extends TextEnv")

@@ -27,7 +27,7 @@ from turngym.core.resolve import Resolved
 from turngym.core.settings import to_toml
 from turngym.core.spec import Spec, expand, flat
 from turngym.core.tables import print_table
-from turngym.core.user_files import must_be_new, user_path
+from turngym.core.user_files import must_be_new
 from turngym.scripts.options import Verb, list_presets
 
 
@@ -46,7 +46,7 @@ class EvalCall(Spec):
     fail_if_worse: NotNegative | None = None
     """--compare: exit status 1 where the second is clearly worse by more than so many points of success or graded score
     (the whole interval of the difference lies below); 0: where it is clearly worse at all."""
-    out: str | None = None
+    out: Path | None = None
     """Folder for results.json, trace.jsonl and spec.toml; an interrupted evaluation with the same folder goes on."""
     max_errors: Number = 0
     """Episodes that may end in errors, or be missing: with more the exit status is 1. They are left out of the score,
@@ -87,8 +87,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     say_channel(found)
     command = ("turngym", "eval", *argv)
-    out = None if call.out is None else user_path(call.out)
-    result = play_evaluation(found, out=out, verify=call.verify, command=command)
+    result = play_evaluation(found, out=call.out, verify=call.verify, command=command)
     for problem in result.problems:
         print(f"{call.out}/trace.jsonl: skipped {problem}", file=sys.stderr)
     return _show(result, call.max_errors)
@@ -148,14 +147,13 @@ def again(call: EvalCall) -> EvalResult:
     """Score a trace; write results.json if a folder was named."""
     assert call.rescore is not None
     if call.out is not None:
-        must_be_new(user_path(call.out) / "results.json", TurngymError)
+        must_be_new(call.out / "results.json", TurngymError)
     result = rescore(call.rescore)
     for problem in result.problems:
         print(f"{call.rescore}: skipped {problem}", file=sys.stderr)
     if call.out is not None:
-        out = user_path(call.out)
-        with locked_folder(out):
-            result.write(Path(out) / "results.json")
+        with locked_folder(call.out):
+            result.write(call.out / "results.json")
     return result
 
 

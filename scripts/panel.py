@@ -27,7 +27,7 @@ from turngym.core.numbers import Count, Seed
 from turngym.core.spec import Positional, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
-from turngym.core.user_files import must_be_new, read_text
+from turngym.core.user_files import must_be_new, must_end, read_text
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.alfworld.games import export_games
 from turngym.envs.base import tasks_of
@@ -88,6 +88,7 @@ def export_prompts(command: ExportPrompts) -> int:
     """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
     # the environment may be made of the very file: its arguments name it
     must_be_new(command.out, TurngymError)
+    must_end(command.out, ".parquet")
     env, task_ids, hashes = _opened(command)
     task_ids = task_ids[: command.limit]
     try:

@@ -8,6 +8,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS, play_rollout
 from turngym.agents.play_spec import EvalSpec
@@ -16,7 +17,6 @@ from turngym.core.errors import TurngymError
 from turngym.core.settings import to_toml
 from turngym.core.spec import Spec
 from turngym.core.tables import print_table
-from turngym.core.user_files import user_path
 from turngym.scripts.eval import say_channel
 from turngym.scripts.options import Verb, list_presets
 
@@ -24,7 +24,7 @@ from turngym.scripts.options import Verb, list_presets
 class RolloutCall(Spec):
     """What `turngym rollout` has beside the settings of what is played."""
 
-    out: str | None = None
+    out: Path | None = None
     """Trace file (JSON lines); without it only the table is shown. An existing file is refused unless --append."""
     append: bool = False
     """Add to an existing trace; episodes that it holds (task, sample, seed) are not played again."""
@@ -55,8 +55,7 @@ def main(argv: Sequence[str]) -> int:
         print(to_toml(found.spec, found.origins), end="")
         return 0
     say_channel(found)
-    out = None if call.out is None else user_path(call.out)
-    played = play_rollout(found, out=out, append=call.append, command=("turngym", "rollout", *argv))
+    played = play_rollout(found, out=call.out, append=call.append, command=("turngym", "rollout", *argv))
     table = played.table()
     if table is not None:
         print_table(table)

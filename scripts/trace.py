@@ -43,7 +43,7 @@ from turngym.core.trace import (
     read_specs,
     trace_errors,
 )
-from turngym.core.user_files import must_be_new, named_path
+from turngym.core.user_files import must_be_new, must_end, named_path
 from turngym.envs.spaces import printable
 from turngym.scripts.options import run_verb
 from turngym.scripts.report_data import name_of_run
@@ -461,6 +461,7 @@ def _parquet(command: Parquet) -> int:
     except ImportError as error:
         raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
     must_be_new(command.out, TurngymError)
+    must_end(command.out, ".parquet")
     # a seed may have any number of digits, Parquet's numbers have 64 bits
     episodes = (_with_short_seed(path, episode) for path, episode in selected(command.files, command.select))
     if command.rows == "trajectories":
@@ -494,6 +495,7 @@ def _with_short_seed(path: Path, episode: Episode) -> Episode:
 def _html(command: Html) -> int:
     if not command.overwrite:
         must_be_new(command.out, TurngymError)
+    must_end(command.out, ".html", ".htm")
     prompts_of = cache(partial(Prompts.of, tokenizer=command.tokenizer))
     episodes = ((episode, prompts_of(path)) for path, episode in selected(command.files, command.select))
     count, size = write_page(command.out, episodes, title=command.title)

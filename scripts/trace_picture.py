@@ -20,7 +20,7 @@ from turngym.core.numbers import FINITE, Number
 from turngym.core.spec import Positional
 from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
-from turngym.core.user_files import must_be_new
+from turngym.core.user_files import must_be_new, must_end
 from turngym.envs.spaces import printable
 
 STYLE = """\
@@ -66,6 +66,7 @@ class Picture:
 
 def picture(command: Picture) -> int:
     must_be_new(command.out, TurngymError)
+    must_end(command.out, ".svg")
     episode = _chosen(command)
     text = animated(episode, seconds=command.seconds, rows=command.rows, width=command.width)
     with atomic_write(command.out) as file:

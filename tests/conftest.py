@@ -36,6 +36,7 @@ NIGHTLY = frozenset(
         *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
         *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),
         *("trainers/test_full_disk.py", "agents/test_alive.py", "bench/test_bench_trl.py"),
+        *("tools/test_update_speed.py", "tools/test_loops_by_state.py"),
         "outside/test_scienceworld.py",
     }
 )
@@ -46,15 +47,21 @@ other people's programs."""
 ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|sglang|vllm)\b", re.MULTILINE)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts pytest in the background lets it ignore Ctrl-C, which tests of interruption send.
 
     No test asks the hub of models; those of a stand-in on this machine say so themselves. How long a drawn example
-    takes says how busy the machine is, and fails no test.
+    takes says how busy the machine is, and fails no test. Each process of a job begins with another folder: what it
+    compiles, with pytest's own assertions, the others find done.
     """
     settings.register_profile("turngym", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("turngym")
     os.environ["TURNGYM_OFFLINE"] = "1"
+    if (input_ := getattr(config, "workerinput", None)) and [Path(one).name for one in config.args] == ["tests"]:
+        tests = [path.relative_to(ROOT).parts[1] for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+        folders, place = [*dict.fromkeys(tests)], int(input_["workerid"].removeprefix("gw")) * len(tests)
+        first = folders.index(tests[place // input_["workercount"]]) + (place > 0)
+        config.args = [str(ROOT / "tests" / name) for name in (*folders[first:], *folders[:first])]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,7 +81,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if job in ("long", "nightly", "sglang", "vllm") and not held else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path)  # all processes must know the tests in one order
     for item in items:
         if _in_tests(item.path) in SMOKE:
             item.add_marker("smoke")

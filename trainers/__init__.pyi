@@ -24,7 +24,6 @@ from .batch import was_refused as was_refused
 from .group_advantage import ComparableGroups as ComparableGroups
 from .group_advantage import GroupAdvantage as GroupAdvantage
 from .group_advantage import grpo_advantage as grpo_advantage
-from .judge_votes import majority as majority
 from .lm_head import MIN_LOGP as MIN_LOGP
 from .lm_head import MIN_TAIL_LOGP as MIN_TAIL_LOGP
 from .losses import LOG_RATIO_LIMIT as LOG_RATIO_LIMIT

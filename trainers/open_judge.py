@@ -15,7 +15,7 @@ from turngym.core.protocols import Judge, Question, RolloutSource
 from turngym.core.rollout_request import RolloutRequest
 from turngym.envs.base import TextEnv
 from turngym.trainers.algorithm import Algorithm, PrivilegedText
-from turngym.trainers.judge_votes import HINTING, JudgedSource, UnreadVotes
+from turngym.trainers.judged_episodes import HINTING, JudgedSource, UnreadVotes
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 

@@ -22,7 +22,7 @@ from turngym.core.episode import Episode, Turn
 from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import PrivilegedText, Scorers
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judge_votes import turn_name
+from turngym.trainers.judged_episodes import turn_name
 from turngym.trainers.targets import TargetError, label_logprobs
 
 Float32N = NDArray[np.float32]

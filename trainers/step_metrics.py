@@ -14,7 +14,7 @@ from turngym.core.plugin_values import checked_number
 from turngym.core.task import Verdict
 from turngym.trainers.algorithm import Blended, DepthPlan, DepthState, Targets, Weight
 from turngym.trainers.batch import RolloutBatch, was_refused
-from turngym.trainers.judge_votes import judge_row
+from turngym.trainers.judged_episodes import judge_row
 from turngym.trainers.optimizer_step import Epochs, RunStep
 from turngym.trainers.rewards import PAID
 from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats

@@ -30,7 +30,7 @@ from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, calling, c
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.judge_votes import judge_row
+from turngym.trainers.judged_episodes import judge_row
 from turngym.trainers.metrics import MetricsLog, check_tracker, iter_metrics
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.models import recomputing

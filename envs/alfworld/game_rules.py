@@ -19,17 +19,9 @@ from turngym.envs.alfworld.pddl import TOKEN
 
 TASK_SIGN = "{TASK}"
 """Stands for the task sentence in a grammar that is compared or kept without it."""
-
-
 _TASK = re.compile(r'(?<=Your task is to: )((?:[^"\\]|\\.)*)(?=")')
-
-
 _GRAMMAR_TOKEN = re.compile(r'"""(?P<block>(?:.|\n)*?)"""|"(?P<text>[^"]*)"|(?P<word>::|[{};]|[\w/-]+)|#[^\n]*|\s+')
-
-
 _SYMBOL = re.compile(r"#([^#]+)#")
-
-
 Rules = dict[str, list[dict[str, Any]]]
 
 

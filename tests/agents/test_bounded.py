@@ -81,10 +81,10 @@ PIECES += [" ", "\n", "a=", "sk-", "key=", "://u:p", "token ", "[", "{", ",", "<
 
 
 @pytest.mark.parametrize("piece", PIECES)
-@pytest.mark.parametrize("before", ["", '"', '"key":"', "://", '\\"token\\": \\"'])
-def test_no_text_makes_the_redactor_slow(piece: str, before: str) -> None:
+def test_no_text_makes_the_redactor_slow(piece: str) -> None:
     begun = time.process_time()
-    redacted("." + before + piece * (200_000 // len(piece)) + "!")
+    for before in ("", '"', '"key":"', "://", '\\"token\\": \\"'):
+        redacted("." + before + piece * (60_000 // len(piece)) + "!")
     assert time.process_time() - begun < SOON
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ACTIONS = ("look", "go to shelf 1", 'take "mug 1" from the desk\'s top', "look")
 OBSERVATIONS = ("You see a desk.", "Nothing happens.\n- look", "On it: {'x'}", "<b>done</b>")
 
 
+@cache
 def opened(name: str, channel: str = "tool", **settings: Any) -> tuple[ChatRenderer, Any, ChatSettings]:
     tokenizer = family_tokenizer(name)
     chat = complete_settings(ChatSettings(channel=channel, **settings), tokenizer, TOOL)

@@ -21,7 +21,7 @@ from turngym.agents.judges.model_judges import KEY, LONGEST_PART, HttpJudge, Pol
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError
-from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Sampling
+from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest
 from turngym.core.spec import SettingsError
 
 
@@ -233,11 +233,6 @@ def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
     for name in ("judge_votes", "judge_parallel", "judge_tries"):
         with pytest.raises(SettingsError, match=rf"{name} is 0; .*at least 1"):
             judge_of("http://127.0.0.1:1/v1", **{name: 0})
-
-
-def test_sampling_defaults_are_the_documented_ones(voter: Voter) -> None:
-    judge = local(voter)
-    assert (judge.votes, judge.sampling) == (3, Sampling(temperature=0.6, max_new_tokens=1024))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from turngym.agents.playing.scripted import ExpertAgent, HumanAgent, RandomAgent
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.core.episode import Status
-from turngym.trainers.judge_votes import requests
+from turngym.trainers.judged_episodes import requests
 
 assert turngym.envs
 

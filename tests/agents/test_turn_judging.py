@@ -16,7 +16,7 @@ from turngym.agents.proxy.sessions import Feedback
 from turngym.agents.proxy.turn_records import votes_record
 from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest, Judgment
-from turngym.trainers.judge_votes import ScoredTurns, UnreadVotes
+from turngym.trainers.judged_episodes import ScoredTurns, UnreadVotes
 from turngym.trainers.live import judging as turn_judging
 from turngym.trainers.live.judging import SessionJudge, TurnJudging
 from turngym.trainers.live.sessions import SessionBuffer

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from turngym.core.user_files import keep_inputs, must_be_new, named_path, read_text, text_lines, user_path
+from turngym.core.errors import TurngymError
+from turngym.core.user_files import keep_inputs, must_be_new, must_end, named_path, read_text, text_lines, user_path
 
 SIGNS = "a b=c:d,e@f#[g]{h}'\"$*?%!;&|<>()^`\\ü\n-~"
 
@@ -95,6 +96,13 @@ def test_names_in_another_letter_case_are_the_same_where_the_file_system_says_so
     monkeypatch.setattr(Path, "exists", lambda path: True)
     with pytest.raises(KeyError):
         keep_inputs(tmp_path / "A.txt", [tmp_path / "a.txt"], KeyError)
+
+
+def test_a_name_does_not_say_another_kind_of_file() -> None:
+    for name in ("a.svg", "a.SVG", "a"):
+        must_end(Path(name), ".svg")
+    with pytest.raises(TurngymError, match=r"a\.png; what is written ends in \.svg"):
+        must_end(Path("a.png"), ".svg")
 
 
 def test_nothing_is_replaced_without_a_word(tmp_path: Path) -> None:

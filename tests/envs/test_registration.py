@@ -71,11 +71,17 @@ def test_specs_of_named_classes_are_json() -> None:
 def test_what_cannot_be_registered(env_class: Any, text: str) -> None:
     with pytest.raises(TurngymError, match=text):
         register(ENV_ID, env_class)
+    # and takes no other's place
+    with pytest.raises(TurngymError):
+        register("turngym/Search-v0", env_class)
+    assert "turngym/Search-v0" in gym.registry
 
 
 def test_a_place_that_holds_no_environment() -> None:
     with pytest.raises(TurngymError, match="an environment is a class that extends TextEnv"):
         make_env("turngym.envs.search.env:Nothing")
+    with pytest.raises(TurngymError, match=r"gym\.make takes ids"):
+        make_env("turngym/Search-v0")
 
 
 def test_the_class_says_its_defaults() -> None:

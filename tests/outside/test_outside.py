@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from wheels import Turngym, installed_with
 
+pytestmark = pytest.mark.long
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"
 ENV = "turngym_example:example/Guess-v0"
@@ -44,7 +45,6 @@ def commands(page: str) -> list[list[str]]:
 SHORT = ("--steps", "1", "--episodes", "8", "--threads", "1", "--device", "cpu", "--no-tensorboard")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_page_work(turngym: Turngym, student: Path, tmp_path: Path, page: str) -> None:
     shutil.copytree(student, tmp_path / "models" / "student")
@@ -100,7 +100,6 @@ def trained(turngym: Turngym, student: Path, out: Path, algorithm: str, *more: s
     return [row for row in rows if row["kind"] == "train"]
 
 
-@pytest.mark.long
 def test_train_runs_the_algorithm(turngym: Turngym, student: Path, tmp_path: Path) -> None:
     panel = ("--panel", "turngym_example:guess-eval", "--eval-samples", "1", "--eval-every", "2")
     rows = trained(turngym, student, tmp_path / "run", "loo", "--loo.n", "4", "--loo.cap", "1.5", *panel)
@@ -114,7 +113,6 @@ def test_train_runs_the_algorithm(turngym: Turngym, student: Path, tmp_path: Pat
     assert "--loo.cap" in turngym("train", "grpo", "--loo.cap", "2", "--student", student, "--out", tmp_path, status=2)
 
 
-@pytest.mark.long
 def test_train_asks_the_judge(turngym: Turngym, student: Path, tmp_path: Path) -> None:
     rows = trained(turngym, student, tmp_path / "run", "prm-rl", "--judge", "guess")
     assert [row["step"] for row in rows] == [1, 2]

@@ -328,6 +328,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_indexes_are_mapped_not_read(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32)

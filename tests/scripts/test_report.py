@@ -90,8 +90,14 @@ def write_old(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a report with all figures of `old` and `full`, and what was printed; drawing takes seconds."""
-    work = tmp_path_factory.mktemp("reported")
+    """A report of `old` and `full` with three of its figures."""
+    with pytest.MonkeyPatch.context() as patched:
+        only_draw(patched, "accuracy", "kl_by_turn", "horizon")
+        return report_of_two(tmp_path_factory.mktemp("reported"))
+
+
+def report_of_two(work: Path) -> tuple[Path, str]:
+    """The folder of a report of `old` and `full`, and what was printed."""
     runs, printed = [write_old(work), write_run(work / "full", FULL)], io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert main(["report", *runs, "--out", str(work / "out"), "--title", "Two <runs>"]) == 0
@@ -337,8 +343,9 @@ def numbers(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_all_figures_of_a_run(reported: tuple[Path, str]) -> None:
-    out, printed = reported
+@pytest.mark.long
+def test_all_figures_of_a_run(tmp_path: Path) -> None:
+    out, printed = report_of_two(tmp_path)
     assert "deep third of KL mass" in printed
     for name in NUMBERS:
         if name != "controller":  # neither run had one

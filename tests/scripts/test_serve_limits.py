@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -378,10 +377,6 @@ def test_a_port_that_does_not_exist_is_refused() -> None:
     """The system takes 70000 for 4464."""
     with pytest.raises(TurngymError, match="port 70000: ports go from 0 to 65535"):
         DrainingServer(page_front(flask.Flask("site"), threads=1), port=70000)
-
-
-def test_the_defaults_are_those_of_the_documentation() -> None:
-    assert Timeouts() == replace(Timeouts(), receive=60.0, idle=75.0, send=60.0)
 
 
 # --- ASGI behind uvicorn

@@ -20,6 +20,7 @@ from turngym.envs.guard import guard_of
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
 
+pytestmark = pytest.mark.long
 STATES = (list("abcdef"), list("ababab"), list("abaa"))
 """Never the same state thrice; the third a before the fifth turn, and before the fourth."""
 

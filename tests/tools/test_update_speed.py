@@ -12,6 +12,7 @@ import update_speed
 
 from turngym.agents import load_world
 
+pytestmark = pytest.mark.long
 ARGV = [str(load_world("alfworld").checkpoint("student")), "--micro-tokens", "100000"]
 
 

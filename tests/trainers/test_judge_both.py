@@ -11,7 +11,7 @@ from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
 from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
 from turngym.core.protocols import JudgeRequest, Judgment, joined, separate
-from turngym.trainers.judge_votes import judged
+from turngym.trainers.judged_episodes import judged
 
 REQUEST = JudgeRequest(name="a", kind="both", response="open it", next_state="Error: it is locked")
 

@@ -17,7 +17,7 @@ from turngym.core.spec import SettingsError
 from turngym.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.checkpoint import CheckpointError
-from turngym.trainers.judge_votes import JudgedSource
+from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.metrics import known_metric
 from turngym.trainers.run import build_trainer
 

@@ -15,7 +15,7 @@ from turngym.core.protocols import Judgment
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.trace import episode_from_json, episode_to_json
 from turngym.trainers.batch import pack
-from turngym.trainers.judge_votes import (
+from turngym.trainers.judged_episodes import (
     HintedTurns,
     JudgedSource,
     JudgeError,

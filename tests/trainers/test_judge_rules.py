@@ -10,9 +10,10 @@ import judged as tools
 import pytest
 
 from turngym.agents.judges.env_judges import AttemptJudge, EpisodeJudge, RuleJudge, SilentJudge, SkillsJudge
+from turngym.agents.judges.votes import majority, read_score
 from turngym.core.episode import Episode, Status
 from turngym.core.task import Task, Verdict
-from turngym.trainers.judge_votes import judge_episodes, majority, read_score, requests
+from turngym.trainers.judged_episodes import judge_episodes, requests
 
 Make = Callable[..., Episode]
 

@@ -11,7 +11,7 @@ import pytest
 
 from turngym.core.episode import Episode, Status
 from turngym.trainers.batch import pack
-from turngym.trainers.judge_votes import judge_row
+from turngym.trainers.judged_episodes import judge_row
 
 Make = Callable[..., Episode]
 PIECES = [([1], [2]), ([3], [4, 5]), ([6], [7]), ([8], [9]), ([10], [11])]

@@ -20,7 +20,7 @@ from turngym.trainers.algorithms.judge_targets import (
     up_to_rejection,
 )
 from turngym.trainers.batch import pack
-from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, judge_episodes
+from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, judge_episodes
 from turngym.trainers.privileged import batch_turns
 from turngym.trainers.targets import TargetError
 

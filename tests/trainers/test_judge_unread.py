@@ -13,7 +13,7 @@ from turngym.core.episode import Episode
 from turngym.core.protocols import Judgment
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.trace import episode_from_json, episode_to_json
-from turngym.trainers.judge_votes import JudgedSource, JudgeError, UnreadVotes, judge_row, judged
+from turngym.trainers.judged_episodes import JudgedSource, JudgeError, UnreadVotes, judge_row, judged
 
 Make = Callable[..., Episode]
 PIECES = [([1], [2]), ([3], [4]), ([5], [6])]

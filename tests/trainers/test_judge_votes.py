@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.trainers.judge_votes import HintVote, choose_hint, majority, read_hint, read_score
+from turngym.agents.judges.votes import HintVote, choose_hint, majority, read_hint, read_score
 
 BOX = r"\boxed"
 

@@ -20,7 +20,7 @@ from turngym.core.protocols import Judgment, Question, joined
 from turngym.core.rollout_request import RolloutRequest
 from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
-from turngym.trainers.judge_votes import ScoredTurns, judged
+from turngym.trainers.judged_episodes import ScoredTurns, judged
 from turngym.trainers.live.judging import SessionJudge
 from turngym.trainers.live.sessions import SessionBuffer, TurnSelection, reason_name, select_turns
 

@@ -12,12 +12,12 @@ from types import ModuleType
 import mutants as tools
 import pytest
 
-from turngym.agents.judges import env_judges
+from turngym.agents.judges import env_judges, votes
 from turngym.trainers import (
     batch,
     critic,
     group_advantage,
-    judge_votes,
+    judged_episodes,
     learning_rate,
     lm_head,
     lm_loss,
@@ -119,8 +119,8 @@ TESTED: dict[ModuleType, tuple[str, ...]] = {
     loopstop: ("loopstop",),
     tcod: ("curriculum",),
     turn_stats: ("turn_stats",),
-    judge_votes: (
-        "judge_votes",
+    votes: ("judge_votes",),
+    judged_episodes: (
         "judge_episodes",
         "judge_targets",
         "judge_both",

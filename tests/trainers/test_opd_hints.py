@@ -15,7 +15,7 @@ from tiny_runs import break_off
 from turngym.core.episode import Episode
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
-from turngym.trainers.judge_votes import JudgedSource
+from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.run_config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer

@@ -49,7 +49,7 @@ from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 from turngym.trainers.contrib.guided_opd import CosineGuide, GuidedLoss, supervised
 from turngym.trainers.contrib.sage_opd import Intervention
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage
-from turngym.trainers.judge_votes import HintedTurns, ScoredTurns
+from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns
 from turngym.trainers.losses import (
     JensenShannon,
     MixedKL,

@@ -45,6 +45,8 @@ def weights(models: list[Any]) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
+SEVERAL = ("sft", "opd", "grpo", "ppo", "ppo-kd", "grpo-minillm", "opd-hints", "guided-opd", "sdar")
+"""Algorithms of which each needs other models."""
 ADAPTERS = {"lora": {"rank": 2}}
 KL = {"grpo": {"kl_coef": 0.1}}
 
@@ -52,7 +54,8 @@ KL = {"grpo": {"kl_coef": 0.1}}
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        *((name, {}) for name in BUILT_IN),
+        *((name, {}) for name in SEVERAL),
+        *(pytest.param(name, {}, marks=pytest.mark.long) for name in BUILT_IN if name not in SEVERAL),
         ("gigpo", ADAPTERS),
         ("gigpo", {**ADAPTERS, "teacher_dtype": "bfloat16"}),
         ("grpo", {**KL, **ADAPTERS, "reference_every": 1}),

@@ -19,7 +19,7 @@ from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
-from turngym.trainers.judge_votes import ScoredTurns
+from turngym.trainers.judged_episodes import ScoredTurns
 from turngym.trainers.run_config import ConfigError
 from turngym.trainers.token_losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
 
@@ -76,7 +76,7 @@ def test_without_a_hint_the_score_is_all(mixed: list[Episode]) -> None:
     assert topk.kl_mask_N is not None
     assert not topk.kl_mask_N.any()
     assert topk.topk_ids_NK is not None
-    assert topk.topk_ids_NK.tolist() == [[0, 1]] * 8
+    assert topk.topk_ids_NK.tolist() == [[0]] * 8
     np.testing.assert_allclose(topk.advantage_N, SCORE)
 
 

@@ -13,7 +13,7 @@ import toy_run as toy
 from turngym.agents.judges.judges import BothQuestions
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_opd
-from turngym.trainers.judge_votes import JudgedSource
+from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.metrics import known_metric, read_metrics
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer

@@ -15,7 +15,7 @@ from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_rl
-from turngym.trainers.judge_votes import JudgedSource
+from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.metrics import known_metric
 from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer

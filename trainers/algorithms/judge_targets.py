@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.judges.votes import majority
 from turngym.core.episode import Episode, TopK
 from turngym.trainers.algorithm import PrivilegedText, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.judge_votes import majority
 from turngym.trainers.privileged import (
     Located,
     batch_turns,

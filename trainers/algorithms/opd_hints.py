@@ -1,6 +1,6 @@
 """OPD with hindsight hints: the teacher is the policy itself, told what it should have known.
 
-Read next: trainers/judge_votes.py, agents/judges/hinted_prompts.py, trainers/algorithms/judge_targets.py.
+Read next: trainers/judged_episodes.py, agents/judges/hinted_prompts.py, trainers/algorithms/judge_targets.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from turngym.trainers.algorithm import (
     TokenLoss,
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.judge_votes import HintedTurns
+from turngym.trainers.judged_episodes import HintedTurns
 from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_losses import PolicyGradient, Regularized

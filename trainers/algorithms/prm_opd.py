@@ -23,7 +23,7 @@ from turngym.trainers.algorithm import (
     Tokens,
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.judge_votes import HintedTurns, ScoredTurns, without
+from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, without
 from turngym.trainers.run_config import ConfigError, checked_table
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_losses import PolicyGradient, Regularized

@@ -1,6 +1,6 @@
 """Binary PRM-RL: a judge that has seen what came next scores every response, and that is its advantage.
 
-Read next: trainers/judge_votes.py, trainers/algorithms/judge_targets.py, trainers/token_losses.py.
+Read next: trainers/judged_episodes.py, trainers/algorithms/judge_targets.py, trainers/token_losses.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from turngym.core.numbers import NotNegative
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
-from turngym.trainers.judge_votes import ScoredTurns
+from turngym.trainers.judged_episodes import ScoredTurns
 from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient

@@ -1,6 +1,6 @@
 """SAGE-OPD: a judge chooses the turns in which the teacher intervenes, its confidence weighs the tokens.
 
-Read next: trainers/judge_votes.py, trainers/targets.py, trainers/losses.py.
+Read next: trainers/judged_episodes.py, trainers/targets.py, trainers/losses.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from turngym.agents import majority
 from turngym.core import Episode, Share, Turn
 from turngym.trainers import (
     WEIGHTS,
@@ -28,7 +29,6 @@ from turngym.trainers import (
     Tokens,
     batch_turns,
     checked_table,
-    majority,
     support_kl,
 )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from turngym.agents.judges.judge_settings import UrlJudge
 from turngym.agents.judges.judges import WORDS, is_plain, make_judge
+from turngym.agents.judges.votes import MORE_THAN
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
 from turngym.agents.proxy.turn_records import ToolCall, Tools, messages_from_json
@@ -27,7 +28,7 @@ from turngym.core.episode import Episode, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judge, JudgeRequest, Judgment, Position, Question, joined, judgments, separate
 from turngym.trainers.algorithm import Algorithm, PrivilegedText
-from turngym.trainers.judge_votes import HINTING, MORE_THAN, JudgeError, UnreadVotes, judged, requests
+from turngym.trainers.judged_episodes import HINTING, JudgeError, UnreadVotes, judged, requests
 from turngym.trainers.live.proxy_options import LearningProxy
 from turngym.trainers.live.sessions import BACKLOG
 

@@ -218,9 +218,8 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("field", [*sorted(FIELDS), "supporting_facts", "context"])
 def test_every_kind_of_value_in_every_field_is_read_or_refused(tmp_path: Path, field: str) -> None:
-    bare = {name: value for name, value in ROW.items() if name != "golden_answers"}
     for value in VALUES:
-        for row in (ROW, bare, {"golden_answers": ["x"]}, {}):
+        for row in (ROW, {}):
             question = outcome(tmp_path, {**row, field: value})
             if isinstance(question, str):
                 assert "q.jsonl" in question
@@ -379,8 +378,8 @@ def test_a_parquet_of_one_long_text_for_every_row_is_bounded(tmp_path: Path, mon
     monkeypatch.setattr(parquet_rows, "UNPACKED", 1 << 22)
     monkeypatch.setattr(parquet_rows, "BATCH", 1 << 20)
     one = arrow.array(["Who " + "x" * 500_000])
-    asked = arrow.DictionaryArray.from_arrays(arrow.array([0] * 20_000, arrow.int32()), one)
-    table = arrow.table({"question": asked, "answer": ["Ann"] * 20_000})
+    asked = arrow.DictionaryArray.from_arrays(arrow.array([0] * 500, arrow.int32()), one)
+    table = arrow.table({"question": asked, "answer": ["Ann"] * 500})
     # without Arrow's own types, as other programs write it
     parquet.write_table(table, tmp_path / "q.parquet", store_schema=False)
     assert (tmp_path / "q.parquet").stat().st_size < 1 << 20
@@ -388,5 +387,5 @@ def test_a_parquet_of_one_long_text_for_every_row_is_bounded(tmp_path: Path, mon
     before = pool.max_memory()
     with pytest.raises(TaskError, match="rows have more than"):
         read_questions(tmp_path / "q.parquet")
-    # ten gigabytes of text stand behind the file
+    # a quarter of a gigabyte of text stands behind the file
     assert pool.max_memory() - before < 32 << 20

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import gymnasium as gym
 import numpy as np
@@ -43,6 +43,9 @@ from turngym.envs.webshop.shop import Shop, open_shop
 PROFILES = ("embedded", "embedded-small")
 
 
+full_catalog = cache(partial(generate_catalog, FULL))
+
+
 @cache
 def shop_of(profile: str, price_seed: int = 0) -> Shop:
     return open_shop(profile, price_seed=price_seed)
@@ -60,7 +63,7 @@ def test_the_same_settings_give_the_same_bytes_and_another_seed_another_shop():
 
 
 def test_the_full_shop_is_mixed_as_a_real_one_is():
-    items, ins = generate_catalog(FULL)
+    items, ins = full_catalog()
     assert len(items) >= 1000
     assert len({item["product_category"] for item in items}) == 200
     assert len({item["asin"] for item in items}) == len(items) == len(ins)
@@ -82,7 +85,7 @@ def test_no_product_has_more_than_twelve_option_combinations(profile: str):
 
 def test_some_wanted_features_can_be_read_on_one_sub_page_only():
     """Shares of the features that goals of the full shop ask for."""
-    items, ins = generate_catalog(FULL)
+    items, ins = full_catalog()
     seen: Counter[tuple[str, ...]] = Counter()
     for item in items:
         record = ins[item["asin"]]
@@ -155,7 +158,7 @@ def test_training_and_evaluation_share_no_product_and_no_text(profile: str):
 
 def test_in_the_full_shop_whole_leaf_categories_are_for_evaluation():
     parts: dict[str, set[str]] = {}
-    for item in generate_catalog(FULL)[0]:
+    for item in full_catalog()[0]:
         parts.setdefault(item["product_category"], set()).add(part_of(item["asin"]))
     assert {len(found) for found in parts.values()} == {1}
     assert sum("eval" in found for found in parts.values()) >= 25
@@ -234,11 +237,10 @@ def score_of(env: WebShopEnv, task: str, choose: Choose, turns: int = 20, seed: 
     return env.score
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("query", ["title", "instruction"])
-def test_the_oracle_earns_every_goal(profile: str, query: str):
-    env = env_of(profile, query)
-    missed = [task for task in env.task_ids() if score_of(env, task, WebShopEnv.expert_action) != 1.0]
+def test_the_oracle_that_searches_for_the_instruction_earns_its_goals():
+    """With the title test_attainable says so, of every goal in its long form."""
+    env = env_of("embedded-small", "instruction")
+    missed = [task for task in env.task_ids()[::4] if score_of(env, task, WebShopEnv.expert_action) != 1.0]
     assert missed == []
 
 
@@ -247,7 +249,7 @@ def test_random_shoppers_earn_little(profile: str):
     rng, env = np.random.default_rng(0), env_of(profile)
     found = [
         score_of(env, task, lambda env: env.sample_action(rng), seed=number)
-        for number, task in enumerate(env.task_ids()[::2])
+        for number, task in enumerate(env.task_ids()[::4])
     ]
     assert sum(found) / len(found) < 0.2
 

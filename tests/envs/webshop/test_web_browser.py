@@ -17,6 +17,7 @@ from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
 from turngym.envs.webshop.web import WebSettings, create_app
 
+pytestmark = pytest.mark.long
 WIDTH, HEIGHT = 1000, 800
 EVIL = "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg onload=owned()>"
 
