@@ -199,7 +199,9 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     for episode in episodes:
         name = of_env.get(episode.task.env_id, "")
         episode = writers[name].write(episode)
-        written.append(replace(episode, meta={**episode.meta, ENVIRONMENT: name}) if name else episode)
+        # an episode's environment has another name, or none, in the run that recorded it
+        meta = {key: value for key, value in episode.meta.items() if key != ENVIRONMENT}
+        written.append(replace(episode, meta=meta | ({ENVIRONMENT: name} if name else {})))
     if said := other_systems(written, {name: env.student.system for name, env in envs.items()}):
         print(said, file=sys.stderr)
     return written

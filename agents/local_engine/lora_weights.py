@@ -167,8 +167,12 @@ def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         # the layer inside an adapter is called base_layer, and no other is
         if match is None or (match["own"] and bool(match["base"]) != (match["layer"] in wrapped)):
             raise ValueError(f"{name} is no tensor of LoRA")
+        if not value.float().isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite")
         kind = f"own.{match['own']}" if match["own"] else next(k for k in ("a", "b", "bias", "magnitude") if match[k])
         found.setdefault(match["layer"], {})[kind] = value
+    if half := next((layer for layer, parts in found.items() if ("a" in parts) != ("b" in parts)), None):
+        raise ValueError(f"of {half} there is one of the two matrices alone")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import toy_run as toy
 from distributed_cases import command
+from safetensors.torch import load_file, save_file
 
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.models import file_hashes, load_model
@@ -149,6 +151,18 @@ def test_what_is_no_plain_adapter_or_has_no_base_is_refused(tmp_path: Path) -> N
     config.write_text("[]")
     with pytest.raises(ModelError, match="holds no object"):
         load_model(tmp_path / "adapter")
+    config.write_text(json.dumps(good))
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    (tmp_path / "adapter" / "turngym.sums").unlink(missing_ok=True)
+    weights = load_file(file)
+    first, *others = weights
+    for changed, said in (
+        ({**weights, first: weights[first] * math.nan}, "holds numbers that are not finite"),
+        ({name: weights[name] for name in others}, "there is one of the two matrices alone"),
+    ):
+        save_file(changed, file)
+        with pytest.raises(ModelError, match=said):
+            load_model(tmp_path / "adapter")
 
 
 def gpt2() -> Any:

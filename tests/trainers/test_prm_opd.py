@@ -76,7 +76,7 @@ def test_without_a_hint_the_score_is_all(mixed: list[Episode]) -> None:
     assert topk.kl_mask_N is not None
     assert not topk.kl_mask_N.any()
     assert topk.topk_ids_NK is not None
-    assert topk.topk_ids_NK.tolist() == [[0, 1]] * 8
+    assert topk.topk_ids_NK.tolist() == [[0]] * 8
     np.testing.assert_allclose(topk.advantage_N, SCORE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +127,15 @@ def test_an_environment_that_nobody_registered_is_named_with_its_module(
 def test_several_environments_in_one_trace_have_each_their_own_words(
     model: Path, traces: dict[str, Path], tmp_path: Path
 ) -> None:
-    both = [str(traces[SHOP]), str(traces[HOUSE])]
+    # a run in which the shop was a further environment recorded its episodes
+    head, *lines = traces[SHOP].read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    shop = tmp_path / "shop.jsonl"
+    for row in rows:
+        del row["crc"]
+        row["meta"][ENVIRONMENT] = "ALFWorld-v0"
+    shop.write_text("\n".join([head, *map(json.dumps, rows)]) + "\n")
+    both = [str(shop), str(traces[HOUSE])]
     also = ("--also", f"{HOUSE},split=generated")
     config = options(model, tmp_path / "run", "sft", "--traces", *both, "--env", SHOP, *also)
     found = collected(config, 4)
