@@ -47,7 +47,9 @@ def app(episodes: list[Episode]) -> Any:
     return create_app(PlaySettings(environments=WORLDS, seed=0), episodes.append)
 
 
-@pytest.mark.parametrize(("world", "task"), [("household", TASK), ("shop", ""), ("search", "")])
+@pytest.mark.parametrize(
+    ("world", "task"), [("household", TASK), ("shop", ""), pytest.param("search", "", marks=pytest.mark.long)]
+)
 def test_the_expert_is_watched_to_the_end(app: Any, episodes: list[Episode], world: str, task: str) -> None:
     player = Player(app).begin(world, task)
     while not player.shows("won"):

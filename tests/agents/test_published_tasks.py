@@ -105,28 +105,28 @@ def test_a_goal_with_a_seed_is_a_task_of_its_own() -> None:
 
 
 def test_a_number_is_the_mean_over_draws(tmp_path: Path) -> None:
-    settings = {"noise": 0.9, "max_turns": 12, "sampling": "published:150", "samples": 2, "progress": False}
+    settings = {"noise": 0.9, "max_turns": 12, "sampling": "published:60", "samples": 2, "progress": False}
     result = evaluate(HOUSES, "expert", out=tmp_path, **settings)  # type: ignore[arg-type]
-    assert len(result.outcomes) == 300
+    assert len(result.outcomes) == 120
     assert result.missing == 0
-    assert len({one.task.task_id for one in result.outcomes}) < 300
+    assert len({one.task.task_id for one in result.outcomes}) < 120
     won = sum(one.success for one in result.outcomes)
-    assert result.scores.overall.avg.mean == pytest.approx(won / 300)
-    assert 0 < won < 300
+    assert result.scores.overall.avg.mean == pytest.approx(won / 120)
+    assert 0 < won < 120
     # draws of one game say no more than one game can
     games, wins = [one.task.task_id for one in result.outcomes], [float(one.success) for one in result.outcomes]
     avg, alone = result.scores.overall.avg, clustered(wins)
     assert avg == replace(clustered(wins, clusters=games), tasks=len({*games}))
     assert avg.low < alone.low
     assert sum(row.avg.tasks for row in result.scores.categories) == avg.tasks
-    assert sum(row.episodes for row in result.scores.categories) == 300
-    assert "300 draws" in result.title
-    assert "published:150" in result.title
-    assert "tasks drawn as by 150 workers of verl-agent" in result.departs.line
+    assert sum(row.episodes for row in result.scores.categories) == 120
+    assert "120 draws" in result.title
+    assert "published:60" in result.title
+    assert "tasks drawn as by 60 workers of verl-agent" in result.departs.line
     # read again, resumed, and in another number of slots
     again = rescore(tmp_path)
     assert (again.scores, again.title, again.missing) == (result.scores, result.title, 0)
-    assert evaluate(HOUSES, "expert", out=tmp_path, **settings).resumed == 300  # type: ignore[arg-type]
+    assert evaluate(HOUSES, "expert", out=tmp_path, **settings).resumed == 120  # type: ignore[arg-type]
     other = evaluate(HOUSES, "expert", slots=3, **settings)  # type: ignore[arg-type]
     assert [one.success for one in other.outcomes] == [one.success for one in result.outcomes]
     with pytest.raises(EvaluationError, match="its tasks are draws, not the panel's"):
@@ -155,7 +155,7 @@ def test_what_departs_under_a_preset() -> None:
 
 def test_draws_and_panels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", "--panel", HOUSES, "--agent", "expert", "--samples", "1"]
-    assert main([*command, "--out", str(tmp_path / "a"), "--sampling", "published:300"]) == 0
+    assert main([*command, "--out", str(tmp_path / "a"), "--sampling", "published:60"]) == 0
     assert main([*command, "--out", str(tmp_path / "b")]) == 0
     with pytest.raises(ScoreError, match="sampling"):
         compare_recorded(tmp_path / "a", tmp_path / "b")

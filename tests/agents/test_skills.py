@@ -113,6 +113,7 @@ def test_the_shipped_folders_suit_their_worlds_and_are_words_of_the_tiny_models(
     env.close()
 
 
+@pytest.mark.long
 def test_a_world_of_one_kind_of_question_has_a_mapping_of_one_text() -> None:
     env = guard_of(opened("search-chains")).base
     read_skills("search/chains.toml").check(env)

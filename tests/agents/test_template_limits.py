@@ -37,9 +37,9 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 MANY = "(messages|length * 99999999)"
 # what holds constants alone is computed when the template is read
 HOSTILE = [
-    pytest.param(LOOP, "took too much time", id="loop"),
+    pytest.param(LOOP, "took too much time", id="loop", marks=pytest.mark.long),
     pytest.param(POWER, "took too much time", id="power", marks=pytest.mark.long),
-    pytest.param(DOUBLING, "took too much memory", id="doubling"),
+    pytest.param(DOUBLING, "took too much memory", id="doubling", marks=pytest.mark.long),
     pytest.param("{%- set s = 'a' * MANY -%}", "took too much memory", id="text", marks=pytest.mark.long),
     pytest.param("{%- set s = [1] * MANY -%}", "took too much memory", id="list", marks=pytest.mark.long),
     pytest.param("{%- set s = 'a'|center(MANY) -%}", "took too much memory", id="center", marks=pytest.mark.long),
@@ -70,6 +70,7 @@ def test_a_template_that_is_costly_to_read(make_tokenizer: Any) -> None:
 
 
 @pytest.mark.usefixtures("tight")
+@pytest.mark.long
 def test_no_probe_takes_a_cost_for_a_refusal(make_tokenizer: Any) -> None:
     """Other forms would be tried after a refusal, at the same cost each."""
     tools = "{%- if messages|length > 2 -%}" + DOUBLING + "{%- endif -%}" + CHATML
@@ -115,7 +116,8 @@ def test_a_refusal_is_one_that_another_form_may_avoid(make_tokenizer: Any) -> No
         ChatTemplate(make_tokenizer("{% nothing %}"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_somebody_ended_or_stopped_is_replaced(
     number: signal.Signals, make_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,7 @@ def test_threads_get_their_own_answers(make_tokenizer: Any) -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_a_forked_process_has_one_of_its_own(make_tokenizer: Any) -> None:
     template = ChatTemplate(make_tokenizer(CHATML))
     template.render(TALK)

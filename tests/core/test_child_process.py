@@ -90,6 +90,7 @@ THREADS = """if True:
 """
 
 
+@pytest.mark.long
 def test_the_number_of_threads_is_said_to_torch_itself(tmp_path: Path) -> None:
     """The function's module imports torch, and sets another number, before anything else runs in the child."""
     (tmp_path / "imports_torch.py").write_text(THREADS)

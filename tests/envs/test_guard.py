@@ -210,7 +210,7 @@ def test_the_last_observation_has_no_list() -> None:
 
 def test_an_open_action_space_has_no_list() -> None:
     with pytest.raises(TurngymError, match="show_admissible is True, but turngym/Search-v0"):
-        made("turngym/Search-v0", show_admissible=True)
+        made("turngym/Search-v0", config="tiny", split="eval", show_admissible=True)
 
 
 @pytest.mark.parametrize("env_id", ENVS)

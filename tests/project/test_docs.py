@@ -395,11 +395,16 @@ OF_OTHERS = {
 def test_every_verb_explains_itself_and_options_in_the_text_exist(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from turngym.core.spec import settings_of
     from turngym.trainers.algorithm import BUILT_IN
+    from turngym.trainers.train_config import config_class, option_name
 
     monkeypatch.setenv("COLUMNS", "250")
+    # what the help of every algorithm lists, without writing it
+    classes = map(config_class, BUILT_IN)
+    settings = {option_name(cls, path) for cls in classes for path in settings_of(cls)}
     calls = [[verb, sub] for verb in command.VERBS for sub in SUBVERBS.get(verb, ("",))]
-    calls += [["train", "opd"], *(["train", name, "--help-all"] for name in BUILT_IN)]
+    calls += [["train", "opd"], ["train", "opd", "--help-all"]]
     calls += [["eval", "--help-all"], ["rollout", "--help-all"]]
     text = ""
     for words in calls:
@@ -415,6 +420,7 @@ def test_every_verb_explains_itself_and_options_in_the_text_exist(
         with contextlib.suppress(SystemExit):
             program.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*\w", text + capsys.readouterr().out)) | OF_OTHERS
+    known |= {f"--{name.replace('_', '-')}" for name in settings}
     known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}
     lost = []
     for page in PAGES:

@@ -243,6 +243,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_source_distribution_is_the_checkout(sdist: Path) -> None:
     missing = {name for name in tracked(ROOT) if not (sdist / name).exists()}
     # links for type checkers, and what git itself reads

@@ -84,6 +84,7 @@ def test_wrong_use() -> None:
         BM25Retriever.from_passages([replace(PASSAGES[0], text=None)])  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "floor"), [("hotpotqa", 0.6649), ("2wiki", 0.652)])
 def test_recall_on_real_questions(search_data: Path, name: str, floor: float) -> None:
     retriever = BM25Retriever.from_passages(read_corpus(search_data / f"{name}_corpus.jsonl"))

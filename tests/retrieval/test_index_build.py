@@ -105,6 +105,7 @@ build_index(plan, progress=progress)
 """
 
 
+@pytest.mark.long
 def test_killed_at_every_stage_and_gone_on(corpus: Path, built: Path, tmp_path: Path) -> None:
     out = tmp_path / "index"
     stages = [("passages", 230), ("vectors", 101), ("index", 60), ("words", 1), ("check", 0), ("check", 64)]

@@ -69,7 +69,7 @@ def test_equal_to_the_formula(texts: list[str], text: str, k: int, k1: float, b:
     assert LuceneIndex.build(docs, k1=k1, b=b).search(text, k) == by_formula(docs, text, k, k1, b)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(texts=TEXTS, text=QUERY, k=st.integers(1, 5), cost=st.sampled_from([0, 1, 1000]))
 def test_skipping_changes_nothing(texts: list[str], text: str, k: int, cost: int) -> None:
     docs = numbered(texts)
@@ -82,6 +82,7 @@ def test_skipping_changes_nothing(texts: list[str], text: str, k: int, cost: int
         assert index.search(text, k) == by_formula(docs, text, k), "the sums are cleared"
 
 
+@pytest.mark.long
 def test_a_long_corpus_with_skipping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "_FEW", 30)
     monkeypatch.setattr(query, "_PRECOMPUTED", -1)

@@ -67,7 +67,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_cell_imports_nothing_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('of the working folder')")
     monkeypatch.chdir(tmp_path)
-    job = RunJob(name="mine", folder=tmp_path / "mine", words=("--help",), steps=1)
+    job = RunJob(name="mine", folder=tmp_path / "mine", words=("--help",), steps=1, verb="eval")
     assert running.launch(job, 1).wait(120) == 0, job.log.read_text()
 
 

@@ -72,6 +72,7 @@ def test_no_room_for_a_checkpoint_leaves_the_one_before(tmp_path: Path, whole: P
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
 
 
+@pytest.mark.long
 def test_no_room_for_metrics_ends_the_run_and_it_goes_on(tmp_path: Path, whole: Path) -> None:
     run = tmp_path / "run"
     with limited() as limit_files, pytest.raises(TrainError, match=r"metrics of step 5 could not be written"):

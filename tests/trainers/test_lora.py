@@ -197,6 +197,7 @@ def untied() -> Any:
     return qwen2(False)
 
 
+QUICK = ("linear", "both of a tied pair", "conv1d", "whole pair", "dora", "all biases", "ranks and alphas by name")
 KINDS = {
     "linear": (qwen2, {"target_modules": ["q_proj", "down_proj"]}),
     "embedding of a tied pair": (qwen2, {"target_modules": ["q_proj", "embed_tokens"]}),
@@ -243,7 +244,9 @@ APART |= {"scaled embedding", "whole embedding", "whole pair", "rslora", "embedd
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
+)
 def test_every_adapter_is_merged_into_the_model_that_peft_reads(kind: str, tmp_path: Path) -> None:
     from peft import LoraConfig as Settings
     from peft import PeftModel, get_peft_model

@@ -417,18 +417,14 @@ SEVERAL = {
 CHOICES = [one[:3] for number, one in enumerate(OPTIONS) if one[:3] not in [row[:3] for row in OPTIONS[:number]]]
 
 
-@pytest.mark.parametrize(
-    ("build", "option", "value", "place", "wanted"),
-    OPTIONS,
-    ids=[f"{row[1]}={row[2]}-{row[3]}"[:80] for row in OPTIONS],
-)
-def test_an_option_arrives(build: Build, option: str, value: Any, place: str, wanted: Any) -> None:
-    wanted = value if wanted is ITSELF else wanted
-    field, *names = place.split(".")
-    made = build(**{option: value})
-    inner = parts(getattr(made, field))
-    found = [part for path, part in inner if is_part(names, path) or (not names and is_formula(wanted))]
-    assert any(part == wanted and isinstance(part, type(wanted)) for part in found), found
+def test_an_option_arrives() -> None:
+    for build, option, value, place, given in OPTIONS:
+        wanted = value if given is ITSELF else given
+        field, *names = place.split(".")
+        inner = parts(getattr(build(**{option: value}), field))
+        found = [part for path, part in inner if is_part(names, path) or (not names and is_formula(wanted))]
+        arrived = any(part == wanted and isinstance(part, type(wanted)) for part in found)
+        assert arrived, f"{option} = {value!r} at {place}: {found}"
 
 
 def parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -452,12 +448,12 @@ def is_formula(value: Any) -> bool:
     return is_dataclass(value) or callable(value)
 
 
-@pytest.mark.parametrize(("build", "option", "value"), CHOICES)
-def test_an_option_arrives_nowhere_else(build: Build, option: str, value: Any) -> None:
-    default, made = build(), build(**{option: value})
-    changed = {item.name for item in fields(made) if getattr(made, item.name) != getattr(default, item.name)}
-    named = {row[3].partition(".")[0] for row in OPTIONS if row[:3] == (build, option, value)}
-    assert changed <= named | SEVERAL.get(option, set()) | {"settings"}
+def test_an_option_arrives_nowhere_else() -> None:
+    for build, option, value in CHOICES:
+        default, made = build(), build(**{option: value})
+        changed = {item.name for item in fields(made) if getattr(made, item.name) != getattr(default, item.name)}
+        named = {row[3].partition(".")[0] for row in OPTIONS if row[:3] == (build, option, value)}
+        assert changed <= named | SEVERAL.get(option, set()) | {"settings"}, f"{option} = {value!r}"
 
 
 @pytest.mark.parametrize("build", [*REWARDED, GRPO_OPD, ATOD, SOD, KD, PPO_KD, PRM, HINTS, RLSD, OPID, AGENT_OPSD])

@@ -120,6 +120,7 @@ def test_intervals_leave_out_a_step_at_a_time() -> None:
     assert "separation" not in sign_intervals([row(**other), row(**lost), row(**lost)])
 
 
+@pytest.mark.long
 def test_intervals_of_a_ratio_cover() -> None:
     rng, hit = np.random.default_rng(0), 0
     for _ in range(200):
