@@ -131,8 +131,8 @@ EVAL = (
 RECORDS = """if True:
     import sys
     from pathlib import Path
-    from turngym.agents.proxy.turn_records import Recorder
-    recorder = Recorder(Path(sys.argv[1]))
+    from turngym.agents.proxy.turn_records import TurnRecorder
+    recorder = TurnRecorder(Path(sys.argv[1]))
     for number in range(10**9):
         recorder.write({"kind": "trained", "step": number, "sessions": ["x" * 2000]})
         print(number, flush=True)
