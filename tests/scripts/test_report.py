@@ -493,10 +493,10 @@ def test_a_file_without_episodes_is_no_report(text: str, why: str, tmp_path: Pat
 DRAWS = """
 import os, sys
 from pathlib import Path
-from turngym.scripts.report_figures import Panel, save_panels
+from turngym.scripts.report_figures import Plot, save_panels
 
 before = os.environ.get("MPLBACKEND")
-save_panels([Panel("a $run_x$", lambda axis: axis.plot([1, 2], [3, 4], label="{x}"))], *map(Path, sys.argv[1:]))
+save_panels([Plot("a $run_x$", lambda axis: axis.plot([1, 2], [3, 4], label="{x}"))], *map(Path, sys.argv[1:]))
 assert os.environ.get("MPLBACKEND") == before
 assert "matplotlib.pyplot" not in sys.modules, "it would ask for the user's backend"
 import matplotlib
