@@ -78,7 +78,7 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
         (["--agent", f"model:{tmp_path}"], "holds no model: config.json, model.safetensors"),
         (["--agent", "replay:none.jsonl"], "none.jsonl"),
         (["--env", "turngym/ALFWord-v0"], "turngym/ALFWorld-v0"),
-        (["--env-kwargs", "[1]"], "env_kwargs is [1]; valid: a table"),
+        (["--env-kwargs", "[1]"], "--env-kwargs '[1]' must be a JSON object"),
         (["--env-kwargs", '{"channel": "tool"}'], "env_kwargs has channel"),
         (["--env-kwargs", '{"env_id": "x"}'], "takes no argument 'env_id'"),
         (["--env-kwargs", '{"env_class": "this:s"}'], "env_class is no argument"),

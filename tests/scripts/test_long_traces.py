@@ -18,6 +18,7 @@ from turngym.agents.evaluation.open_play import record_of
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
 from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
 from turngym.agents.play_spec import EvalSpec, Own
+from turngym.agents.playing.agent import ResponseWriter
 from turngym.core import trace as traces
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
@@ -101,7 +102,7 @@ class Nobody:
     """Who would play what is missing."""
 
     name = AGENT
-    writer = None
+    writer = ResponseWriter()
 
     def respond(self, waiting: Any) -> Any:
         raise AssertionError("nothing is missing")

@@ -92,7 +92,7 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
         made,
         run=replace(made.run, episodes=6, eval_every=1, checkpoint_every=7, keep_checkpoints=9, tensorboard=True),
         optimizer=replace(made.optimizer, betas=(0.5, 0.9)),
-        algorithm=replace(made.algorithm, settings={"n": 2}),
+        algorithm=replace(made.algorithm, settings={**made.algorithm.settings, "n": 2}),
     )
     with pytest.raises(CheckpointError) as caught:
         changed.train(resume=True)
