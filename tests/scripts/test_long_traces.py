@@ -29,7 +29,7 @@ from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics
 
 FEW, MANY = 200, 2200
-MOST = 800
+MOST = 1000
 """Bytes of an episode that may stay in memory; its line has 3,100."""
 SAMPLES, TURNS, IDS = 4, 4, 8
 """Of each task, of each episode, of each response."""
