@@ -118,6 +118,17 @@ def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode], alg
     return checked_log(select.row(episodes), f"algorithm {algorithm}: the row of its select")
 
 
+def with_own_numbers(
+    row: Mapping[str, Any], chosen: Mapping[str, Any], log: Mapping[str, Any], algorithm: str
+) -> dict[str, Any]:
+    """A step's `row` with the numbers of the filter, `chosen`, and of the targets. Raises ConfigError for a name that
+    every run has."""
+    for where, own in (("its log", log), ("the row of its select", chosen)):
+        if taken := sorted(row.keys() & own.keys()):
+            raise ConfigError(f"algorithm {algorithm}: {where} has {taken[0]!r}, a column of every run; rename it")
+    return {**row, **chosen, **log}
+
+
 def checked_log(log: Any, where: str) -> dict[str, float]:
     """The numbers that a part of an algorithm adds to a step's row. Raises ConfigError for what could not be read back;
     `where` names the part."""

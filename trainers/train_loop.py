@@ -26,7 +26,16 @@ from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers, calling, checked_targets, selected, selection_row
+from turngym.trainers.algorithm import (
+    Algorithm,
+    DepthPlan,
+    Scorers,
+    calling,
+    checked_targets,
+    selected,
+    selection_row,
+    with_own_numbers,
+)
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
@@ -38,7 +47,7 @@ from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, ru
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig, checked_table
+from turngym.trainers.run_config import OptimizerConfig, RunConfig, checked_table
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
@@ -416,11 +425,7 @@ class TrainLoop:
             "time/train_s": spent,
         }
         chosen = selection_row(algorithm.select, episodes, algorithm.name)
-        for where, own in (("its log", targets.log), ("the row of its select", chosen)):
-            if taken := sorted(row.keys() & own.keys()):
-                said = f"{where} has {taken[0]!r}, a column of every run; rename it"
-                raise ConfigError(f"algorithm {algorithm.name}: {said}")
-        self._write({**row, **chosen, **targets.log})
+        self._write(with_own_numbers(row, chosen, targets.log, algorithm.name))
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
