@@ -119,7 +119,7 @@ def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode], alg
 
 
 def with_own_numbers(
-    row: Mapping[str, Any], chosen: Mapping[str, Any], log: Mapping[str, Any], algorithm: str
+    row: Mapping[str, Any], algorithm: str, *, chosen: Mapping[str, Any], log: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A step's `row` with the numbers of the filter, `chosen`, and of the targets. Raises ConfigError for a name that
     every run has."""

@@ -425,7 +425,7 @@ class TrainLoop:
             "time/train_s": spent,
         }
         chosen = selection_row(algorithm.select, episodes, algorithm.name)
-        self._write(with_own_numbers(row, chosen, targets.log, algorithm.name))
+        self._write(with_own_numbers(row, algorithm.name, chosen=chosen, log=targets.log))
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.

@@ -28,7 +28,7 @@ from turngym.trainers.optimizer_step import (
     run_epochs,
 )
 from turngym.trainers.ranks import SINGLE, Ranks
-from turngym.trainers.run_config import OptimizerConfig, RunConfig
+from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig
 from turngym.trainers.run_folder import RunState
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop
@@ -285,6 +285,15 @@ def test_what_a_filter_says_is_in_the_row(ragged: list[Episode], monkeypatch: py
         patch.setattr(train_loop.step_metrics, "step_row", lambda *given: {})
         (row,) = stepped(ragged, patch, columns, select=Half(keeps)).rows
     assert (row["groups/kept"], row["groups/uniform"]) == (keeps, 2 - keeps)
+
+
+def test_a_filter_has_no_name_that_every_run_has(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(Half):
+        def row(self, episodes: list[Episode]) -> dict[str, Any]:
+            return {"loss": 1.0}
+
+    with pytest.raises(ConfigError, match="its select has 'loss'"):
+        stepped(ragged, monkeypatch, COLUMNS, select=Named(9))
 
 
 def test_what_is_asked_of_the_rollouts(ragged: list[Episode]) -> None:

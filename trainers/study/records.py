@@ -137,7 +137,7 @@ class Record:
     game: Mapping[str, Any] = field(default_factory=dict)
     """What its evaluations played (`play_spec.game_of`)."""
     schema: Literal[3]
-    """Of this form of a record; one that does not say it is not read."""
+    """The form of a record; one that does not say it is not read."""
 
     @property
     def trained(self) -> bool:
