@@ -130,10 +130,8 @@ def _of_training(trace: Path) -> dict[str, Any]:
     run = trace.absolute().parent.parent
     if trace.parent.name != "eval" or not (run / CONFIG_FILE).is_file():
         return {}
-    about, model = (
-        read_toml(run / CONFIG_FILE, provenance=True)["provenance"],
-        run / "checkpoints" / trace.stem / "model",
-    )
+    about = read_toml(run / CONFIG_FILE, provenance=True)["provenance"]
+    model = run / "checkpoints" / trace.stem / "model"
     found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
         found["weights"] = weights_of(model)

@@ -274,7 +274,7 @@ class LocalEngine:
                 self._compact(batch)
 
     def _run_alone(self, row: RequestRow) -> None:
-        """Decode one row with the model\'s own cache, if it has one that is right (`cache="recompute"`)."""
+        """Decode one row with the model's own cache, if it has one that is right (`cache="recompute"`)."""
         past: Any = None
         temperature = temperatures([row], self._model.device)
         while not row.finish:
