@@ -1,6 +1,6 @@
 """The HTTP base of the Flask servers (retrieval, shop, proxy, traces), in waitress: limits of connections, a good end.
 
-    server = DrainingServer(retrieval_front(create_app(retriever)), host="127.0.0.1", port=8000)
+    server = DrainingServer(retrieval_front(RetrievalApp(retriever)), host="127.0.0.1", port=8000)
     server.stop_on_signals()
     server.run()
 
@@ -36,7 +36,7 @@ from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
-from turngym.retrieval.server import RetrievalService
+from turngym.retrieval.server import RetrievalApp
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -97,9 +97,9 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """A Flask application with its limits."""
+    """A WSGI application with its limits."""
 
-    app: Flask
+    app: Flask | RetrievalApp
     path: str
     """What clients put behind the address, such as /v1."""
     threads: int
@@ -520,9 +520,9 @@ RETRIEVAL_THREADS = 96
 Threads that wait cost little; the retriever itself runs in the service's own few."""
 
 
-def retrieval_front(app: Flask, *, threads: int = RETRIEVAL_THREADS) -> Front:
-    """The front of `retrieval.server.create_app`; its refusals count among the answers of /stats."""
-    service: RetrievalService = app.extensions["retrieval"]
+def retrieval_front(app: RetrievalApp, *, threads: int = RETRIEVAL_THREADS) -> Front:
+    """The front of the retrieval server; its refusals count among the answers of /stats."""
+    service = app.service
 
     def refuse(status: int, text: str) -> bytes:
         service.stats.answered(status)

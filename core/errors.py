@@ -1,20 +1,19 @@
 """The errors that turngym raises on purpose, and the helpers that make their texts useful.
 
-A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int`, `finite` and
-`checked_choice` check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid
+A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int` and `checked_choice`
+check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid
 values, also where another library calls them otherwise.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 from heapq import nlargest
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,15 +82,6 @@ def checked_choice(name: str, value: object, choices: Iterable[T], error: type[T
             return choice
     names = [str(choice) for choice in known]
     raise error(f"{name} is {value!r}; valid: {', '.join(names)}.{did_you_mean(str(value), names)}")
-
-
-def finite(name: str, value: object) -> float:
-    """Returns `value` as a float. Raises TurngymError if it is no number, infinite or NaN."""
-    # a whole number may be beyond what a float holds
-    with suppress(OverflowError):
-        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    raise TurngymError(f"{name} is {brief(value, 80)}; it must be a number, such as -0.1")
 
 
 # EFBIG is what a limit on the size of files (ulimit -f) gives

@@ -12,7 +12,7 @@ what it finds in its own way:
 - `turngym.algorithms`: an algorithm's specification (turngym.trainers)
 - `turngym.translations`: what reads a teacher of other ids (turngym.trainers.teacher.Translation)
 - `turngym.rewards`: a function `Episode -> float` (`find_reward` below)
-- `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders, which has a finder of its own)
+- `turngym.encoders`: `make(device) -> Encoder` (turngym.retrieval.encoders)
 - `turngym.packages`: a package whose data is listed beside ours, and not imported for it (`installed_folders` below)
 """
 

@@ -1,7 +1,7 @@
 """TextEnv: what all environments share, so that a new one writes only its tasks and its rules.
 
 The least code for an environment is the list of methods in the docstring of `TextEnv`. An exact snapshot of an episode
-is `get_state()`; a snapshot that `set_state()` refuses leaves the environment as it was (`SnapshotGuard`).
+is `get_state()`; a snapshot that `set_state()` refuses leaves the environment as it was.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 
-from turngym.core.errors import EnvBackendError, TaskError, TurngymError, checked_choice, did_you_mean, nearest
+from turngym.core.errors import EnvBackendError, TaskError, TurngymError, did_you_mean, nearest
+from turngym.core.numbers import Number, Seed
 from turngym.core.plugin_values import checked_text, failures_of, unique
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
@@ -375,17 +377,22 @@ class TextEnv(gym.Env[str, str], ABC):
             TaskError: the task is unknown, or has another hash than in the snapshot.
             TurngymError: this is no snapshot, or not one of this environment.
         """
-        check_snapshot(state, _ENV_KEYS, self.env_id)
+        check_snapshot(state, _Snapshot, self.env_id)
         self.__require_task(state["task"])
         closed = self.__phase == "closed"
-        guard = SnapshotGuard(self, self.get_state() if self.__phase in ("playing", "over") else None)
+        # beginning a task changes the last of these attributes in place
+        attributes = {**vars(self), "_np_random": copy.deepcopy(self._np_random)}
+        before = self.get_state() if self.__phase in ("playing", "over") else None
         try:
             self.__open_again()
             self.__restore(state)
         except BaseException as error:
             if closed and self.__phase != "closed":
                 self._close()
-            guard.put_back(self.__restore)
+            vars(self).clear()
+            vars(self).update(attributes)
+            if before is not None:
+                self.__restore(before)
             # what reading a snapshot raises that was changed, or that another environment took
             wrong = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
             if isinstance(error, wrong) and not isinstance(error, TurngymError):
@@ -465,41 +472,28 @@ def quote(text: str, limit: int = 120, *, beside: str | None = None) -> str:
     return f'"{line}"' if len(text) <= limit else f'"{first_letters(line, limit)}..."'
 
 
-_ENV_KEYS: Mapping[str, tuple[type, ...]] = {
-    "task": (str,),
-    "sha256": (str,),
-    "phase": (str,),
-    "env_steps": (int,),
-    "frame": (str,),
-    "rng": (dict,),
-    "rng_seed": (int, type(None)),
-    "inner": (object,),
-}
-"""Keys of `TextEnv.get_state()`, and the types of their values."""
+class _Snapshot(msgspec.Struct):
+    """What `TextEnv.get_state()` gives."""
+
+    task: str
+    sha256: str
+    phase: Literal["playing", "over"]
+    env_steps: Number
+    frame: str
+    rng: dict[str, Any]
+    rng_seed: Seed | None
+    inner: Any
 
 
-def check_snapshot(state: Any, keys: Mapping[str, tuple[type, ...]], where: str) -> None:
-    """Raises TurngymError unless `state` has these keys with values of these types."""
-    if not isinstance(state, Mapping):
+def check_snapshot(state: Any, kind: type[msgspec.Struct], where: str) -> None:
+    """Raises TurngymError unless `state` has the fields of `kind`, with values of their types."""
+    try:
+        msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
         raise TurngymError(
-            f"{where}: set_state() takes what get_state() gave, not {type(state).__name__} {brief(state, 80)}"
-        )
-    missing = [key for key in keys if key not in state]
-    if missing:
-        # a guard's snapshot has the environment's inside, and the two are easily confused
-        inside = " (this looks like a guard's: its item 'env' is the environment's)" if "env" in state else ""
-        outside = " (this looks like an environment's, not its guard's)" if "inner" in state else ""
-        raise TurngymError(
-            f"{where}: the snapshot lacks {', '.join(missing)}; give what get_state() gave{inside or outside}"
-        )
-    for key, types in keys.items():
-        # True is an int to Python, and no snapshot counts below 0
-        number = isinstance(state[key], int) and bool not in types
-        if not isinstance(state[key], types) or (number and (isinstance(state[key], bool) or state[key] < 0)):
-            names = " or ".join(kind.__name__ for kind in types)
-            raise TurngymError(f"{where}: the snapshot's {key} is {brief(state[key], 80)}; it must be {names}")
-    if "phase" in keys:
-        checked_choice(f"{where}: the snapshot's phase", state["phase"], ("playing", "over"))
+            f"{where}: this is no snapshot that get_state() gave: {error} (that of an environment is the item 'env' of "
+            "its guard's)"
+        ) from error
 
 
 def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
@@ -523,21 +517,3 @@ def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
         kinds = shape if isinstance(shape, tuple) else (shape,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{what} is {brief(value, 80)}; it must be {' or '.join(kind.__name__ for kind in kinds)}")
-
-
-class SnapshotGuard:
-    """Remembers the attributes of an object and a snapshot of its episode, to put both back."""
-
-    def __init__(self, target: Any, snapshot: Any) -> None:
-        self._target = target
-        self._snapshot = snapshot
-        self._attributes = dict(vars(target))
-        # beginning a task changes this one attribute in place
-        self._attributes["_np_random"] = copy.deepcopy(target._np_random)
-
-    def put_back(self, restore: Callable[[Any], None]) -> None:
-        """Puts back the attributes, and calls `restore` with the snapshot if there is one."""
-        vars(self._target).clear()
-        vars(self._target).update(self._attributes)
-        if self._snapshot is not None:
-            restore(self._snapshot)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
+import msgspec
 from gymnasium.utils import RecordConstructorArgs
 
-from turngym.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int, finite
+from turngym.core.errors import EnvBackendError, TurngymError, checked_choice, checked_int
+from turngym.core.numbers import Number
 from turngym.core.plugin_values import checked_number, checked_text
 from turngym.core.redaction import brief, said_by
 from turngym.core.task import MAX_TURNS, Task, Verdict
@@ -22,8 +24,14 @@ from turngym.envs.spaces import printable
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
-_STATE_KEYS: Mapping[str, tuple[type, ...]] = {"turn": (int,), "over": (bool,), "env": (dict,)}
-"""Keys of `ActionGuard.get_state()`, and the types of their values."""
+
+
+class _Snapshot(msgspec.Struct):
+    """What `ActionGuard.get_state()` gives."""
+
+    turn: Number
+    over: bool
+    env: dict[str, Any]
 
 
 class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
@@ -91,11 +99,9 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         self.channel = make_channel(channel, base.tool) if isinstance(channel, str) else channel
         self.max_turns = limit_of_turns(max_turns)
         # checked even if it is not used, so that a mistake does not wait for another policy
-        penalty = finite("penalty", penalty)
+        penalty = checked_number("penalty", penalty, error=TurngymError)
         self.penalty = penalty if on_invalid == "penalize" else 0.0
-        self.invalid_cost = finite("invalid_cost", invalid_cost)
-        if self.invalid_cost < 0:
-            raise TurngymError(f"invalid_cost is {invalid_cost!r}; it is taken from a reward: 0 or more")
+        self.invalid_cost = checked_number("invalid_cost", invalid_cost, least=0.0, error=TurngymError)
         self.list_admissible = list_admissible
         self.show_admissible = show_admissible
         self.reading: Reading = checked_choice("reading", reading, get_args(Reading))
@@ -173,7 +179,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `get_state()`. A refused snapshot changes nothing."""
-        check_snapshot(state, _STATE_KEYS, self.env_id)
+        check_snapshot(state, _Snapshot, self.env_id)
         self.base.set_state(state["env"])
         self._turn, self._over = state["turn"], state["over"]
 

@@ -17,19 +17,18 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core.errors import RetrievalError
+from turngym.core.errors import RetrievalError, checked_choice
+from turngym.core.files import missing_weights
 from turngym.core.hub import load_problem, model_folder
 from turngym.core.memory_mapped import map_array
-from turngym.core.named_module import import_named
+from turngym.core.plugins import PluginError, find, installed
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage
@@ -70,22 +69,10 @@ def find_encoder(name: str) -> Callable[[str], Encoder]:
     fingerprint; an encoder whose vectors change must change its fingerprint, so that old indexes refuse it. Raises
     RetrievalError if there is no such encoder or it cannot be imported.
     """
-    points = _installed()
-    _, colon, attribute = name.partition(":")
-    if colon and attribute and "/" not in name:
-        point = EntryPoint(name=name, value=name, group=GROUP)
-    elif name in points:
-        point = points[name]
-    else:
-        known = [*BUILT_IN, *sorted(points)]
-        near = get_close_matches(name, known, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RetrievalError(f"unknown encoder {name!r}; name {', '.join(known)} or package.module:name.{hint}")
     try:
-        import_named(point.module)
-        make: Callable[[str], Encoder] = point.load()
-    except (ImportError, AttributeError) as error:
-        raise RetrievalError(f"encoder {name!r}: {point.value} cannot be loaded ({error})") from error
+        make: Callable[[str], Encoder] = find(GROUP, name, {}, known=BUILT_IN)
+    except PluginError as error:
+        raise RetrievalError(str(error)) from error
     return make
 
 
@@ -94,7 +81,7 @@ def recorded_encoder(name: str) -> Callable[[str], Encoder]:
 
     Raises RetrievalError for any other name.
     """
-    if name not in _installed():
+    if name not in installed(GROUP):
         raise RetrievalError(
             f"it names the encoder {brief(name, 200)}, which no installed package has as an entry point of "
             f"{GROUP}; name it yourself: encoder='package.module:name', --encoder of turngym serve retrieval"
@@ -110,10 +97,6 @@ def recorded_model(name: str) -> str:
     if name != MINILM and not user_path(name).is_dir():
         raise RetrievalError(f"there is no folder {brief(name, 200)}, and a file does not say what is downloaded")
     return name
-
-
-def _installed() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 BUCKETS = 1 << 18
@@ -306,13 +289,18 @@ class HuggingFaceEncoder:
         self._batch_tokens = batch_tokens or (4_096 if device == "cpu" else 16_384)
         # a fast tokenizer cannot be used from two threads at once
         self._tokenizing = threading.Lock()
-        pooler = self.style.pooling == "pooler"
-        self._query = _load(model, device, pooler=pooler)
-        self._for_passages = _load(passage_model, device, pooler=pooler) if passage_model else self._query
+        self._query = self._load(model)
+        self._for_passages = self._load(passage_model) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._for_passages, self.style)}"
         # this also shows now, and not hours later, whether the model has the pooling
         probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
         self.dim = int(probe.shape[1])
+
+    def _load(self, name: str) -> tuple[Any, Any]:
+        # many encoders come without a pooler, which only one way of pooling uses
+        unused = "" if self.style.pooling == "pooler" else "pooler."
+        tokenizer, model = load_model(name, "encoder", "AutoModel", unused)
+        return tokenizer, model.to(self.device)
 
     @cached_property
     def _passage(self) -> tuple[Any, Any]:
@@ -385,11 +373,7 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
         if len(known) != 1:
             raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
         return STYLES[known[0]]
-    if style not in STYLES:
-        close = get_close_matches(style, STYLES, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise RetrievalError(f"no encoder style {style!r}; there are {', '.join(STYLES)}{hint}")
-    return STYLES[style]
+    return STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
 
 
 def weights_digest(model: Any) -> str:
@@ -402,37 +386,38 @@ def weights_digest(model: Any) -> str:
     return sha.hexdigest()
 
 
-def refuse_random(what: str, missing: Iterable[str]) -> None:
-    """Raises RetrievalError for weights that a model's files lack; transformers would fill them with random numbers."""
-    if names := sorted(missing):
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise RetrievalError(f"cannot load {what}: its files lack the weights {', '.join(names[:3])}{more}")
+def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, Any]:
+    """(tokenizer, model in float32 and eval mode) of a folder or hub name.
 
+    Args:
+        use: `encoder` or `reranker`, for errors.
+        kind: class of transformers that loads the model.
+        unused: part of the names of weights that are not used, and may be missing; they are set to 0.
 
-def _load(name: str, device: str, *, pooler: bool) -> tuple[Any, Any]:
-    """(tokenizer, model in float32 and eval mode); `pooler` says whether the model's own pooler is used."""
+    Raises RetrievalError where transformers or the model is not there, and for weights that the model's files lack,
+    which transformers would fill with random numbers.
+    """
     try:
         import torch
-        from transformers import AutoModel, AutoTokenizer
+        import transformers
     except ImportError as error:
-        raise RetrievalError(f"encoding with {name!r} needs transformers: pip install 'turngym[train]'") from error
+        raise RetrievalError(f"the {use} {name!r} needs transformers: pip install 'turngym[train]'") from error
     try:
         files = str(library_path(model_folder(model_files(name))))
-        tokenizer = AutoTokenizer.from_pretrained(files, trust_remote_code=False)
-        load: Any = AutoModel.from_pretrained
-        wanted = {"dtype": torch.float32, "output_loading_info": True}
-        model, loading = load(files, trust_remote_code=False, **wanted)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(files, trust_remote_code=False)
+        load: Any = getattr(transformers, kind).from_pretrained
+        model, loading = load(files, trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError) as error:
-        raise RetrievalError(f"cannot load the encoder {name!r}: {load_problem(error)}") from error
-    # many encoders come without a pooler, which only one way of pooling uses
-    unused = [key for key in loading["missing_keys"] if not pooler and "pooler." in key]
-    refuse_random(f"the encoder {name!r}", set(loading["missing_keys"]).difference(unused))
-    for key in unused:
+        raise RetrievalError(f"cannot load the {use} {name!r}: {load_problem(error)}") from error
+    spare = [key for key in loading["missing_keys"] if unused and unused in key]
+    if problem := missing_weights({**loading, "missing_keys": set(loading["missing_keys"]).difference(spare)}):
+        raise RetrievalError(f"cannot load the {use} {name!r}: {problem}")
+    for key in spare:
         # random weights differ at every load, and would change the fingerprint
         model.get_parameter(key).data.zero_()
     # padding happens per batch, after texts are sorted by length, so the warning to pad earlier does not apply
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
-    return tokenizer, model.to(device).eval()
+    return tokenizer, model.eval()
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from turngym.core.errors import RetrievalError
-from turngym.core.numbers import NotNegative, Number
+from turngym.core.numbers import Count, NotNegative, Number, Positive
 from turngym.core.redaction import brief, excerpt
 from turngym.core.user_files import too_many_values
 from turngym.retrieval.core import Hit, Passage
@@ -27,33 +29,31 @@ from turngym.retrieval.corpus import parse_row
 class RetrievalServerSettings:
     """Limits, batching and cache of one retrieval server."""
 
-    topk: Number = 3
+    topk: Count = 3
     """Passages per query if a request does not say."""
-    max_topk: Number = 100
+    max_topk: Count = 100
     """Most passages per query that a request may ask for."""
-    max_queries: Number = 8192
+    max_queries: Count = 8192
     """Most queries in one request; Search-R1 sends a whole training batch at once."""
-    max_query_chars: Number = 32_768
+    max_query_chars: Count = 32_768
     """Longest query, in characters."""
-    max_body: Number = 32 * 2**20
+    max_body: Count = 32 * 2**20
     """Largest request body, in bytes."""
-    max_batch: Number = 32
+    max_batch: Count = 32
     """Most queries that one call of the retriever answers. Half of the clients is best: the other half sends its next
     queries meanwhile."""
     window_ms: NotNegative = 3.0
     """How long a batch waits for more queries while several clients are busy; an idle server never waits."""
-    workers: Number = 1
+    workers: Count = 1
     """Threads that call the retriever; faiss uses all cores in each."""
     max_waiting: Number = 32_768
     """Most queries that may wait; further ones are refused with 503 until some are answered."""
-    deadline: NotNegative = 12.0
+    deadline: Positive = 12.0
     """Seconds after which a waiting request is answered with 503; should be less than the client's own deadline."""
     cache: Number = 16_384
     """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
 
     def __post_init__(self) -> None:
-        from_1 = ("topk", "max_topk", "max_queries", "max_query_chars", "max_body", "max_batch", "workers")
-        check_numbers(self, "server", above_0=("deadline",), from_1=from_1)
         if self.topk > self.max_topk:
             raise RetrievalError(f"server setting topk is {self.topk}, more than max_topk, {self.max_topk}")
         if self.max_waiting < self.max_queries:
@@ -63,25 +63,6 @@ class RetrievalServerSettings:
             )
 
 
-def check_numbers(settings: Any, whose: str, *, above_0: Collection[str], from_1: Collection[str]) -> None:
-    """Raises RetrievalError for a field of `settings` that is too small or not finite, or not whole as its default is.
-
-    Args:
-        whose: begins the error: `client` or `server`.
-        above_0: fields that must be more than 0.
-        from_1: fields that must be at least 1; all others are at least 0.
-    """
-    for field in fields(settings):
-        name, value = field.name, getattr(settings, field.name)
-        least, wanted = int(name in from_1), "a whole number" if isinstance(field.default, int) else "a finite number"
-        kind = int if isinstance(field.default, int) else (int, float)
-        number = isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
-        if not number or (name in above_0 and value == 0):
-            limit = "more than 0" if name in above_0 else f"at least {least}"
-            raise RetrievalError(f"{whose} setting {name} is {value!r}; it must be {wanted}, {limit}")
-
-
-FIELDS = ("queries", "query", "topk", "return_scores")
 EXAMPLE = '{"queries": ["who wrote Hamlet"], "topk": 3, "return_scores": true}'
 
 
@@ -111,91 +92,53 @@ class SearchRequest:
     scores: bool
 
 
-def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchRequest:
-    """Reads the request in `body`. It may have no queries: Search-R1 sends that when no episode searches.
-
-    Raises:
-        BadRequest: not UTF-8 or not JSON (400), unknown fields, wrong types, beyond the limits (422).
-    """
-    try:
-        text = body.decode("utf-8")
-        if len(body) > COUNTED_FROM and too_many_values(body, settings.max_queries + 8):
-            valid = f"at most {settings.max_queries} queries, which are strings"
-            raise BadRequest("the body has too many values", field="queries", valid=valid)
-        fields = json.loads(text)
-    except UnicodeDecodeError as error:
-        byte = body[error.start]
-        raise BadRequest(f"the body is not UTF-8: byte 0x{byte:02x} at offset {error.start}", status=400) from None
-    except (ValueError, RecursionError) as error:
-        what = "the body is empty" if not body.strip() else f"the body is not JSON: {excerpt(error, 60)}"
-        raise BadRequest(what, status=400) from None
-    if not isinstance(fields, dict):
-        raise BadRequest(f"the body is {_type(fields)}; it must be a JSON object")
-    for name in fields:
-        if name not in FIELDS:
-            near = get_close_matches(name, FIELDS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            valid = f"fields {', '.join(FIELDS)}"
-            raise BadRequest(f"unknown field {excerpt(name, 60)!r}{hint}", field=excerpt(name, 60), valid=valid)
-    queries = _queries(fields, settings)
-    k = fields.get("topk")
-    if isinstance(k, bool) or not isinstance(k, int | None):
-        raise BadRequest(f"topk is {_type(k)}; it must be a whole number or null", field="topk")
-    # 0 is not given, too, as with the original server
-    k = k or settings.topk
-    if not 0 < k <= settings.max_topk:
-        valid = f"1 to {settings.max_topk}, or null for {settings.topk}"
-        raise BadRequest(f"topk is {excerpt(k, 60)}, out of range", field="topk", valid=valid)
-    scores = fields.get("return_scores", False)
-    if not isinstance(scores, bool):
-        what = f"return_scores is {_type(scores)}; it must be true or false"
-        raise BadRequest(what, field="return_scores", valid="true or false")
-    return SearchRequest(queries=queries, k=k, scores=scores)
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    queries: list[str] | None = None
+    query: str | None = None
+    topk: int | None = None
+    return_scores: bool = False
 
 
 COUNTED_FROM = 1 << 20
 """Bytes from which a body's values are counted before they are made."""
 
 
-def _queries(fields: dict[str, Any], settings: RetrievalServerSettings) -> tuple[str, ...]:
-    if ("queries" in fields) == ("query" in fields):
-        what = "both queries and query are given" if "query" in fields else "there is no queries field"
-        raise BadRequest(f"{what}; send queries (a list) or query (one string)", field="queries")
-    if "query" in fields:
-        return (_text(fields["query"], "query", settings),)
-    queries = fields["queries"]
-    if not isinstance(queries, list):
-        hint = "; send a single one as query" if isinstance(queries, str) else ""
-        raise BadRequest(f"queries is {_type(queries)}; it must be a list of strings{hint}", field="queries")
-    if len(queries) > settings.max_queries:
-        valid = f"at most {settings.max_queries} queries"
-        raise BadRequest(f"{len(queries)} queries in one request", field="queries", valid=valid)
-    return tuple(_text(query, f"queries[{number}]", settings) for number, query in enumerate(queries))
+def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchRequest:
+    """Reads the request in `body`. It may have no queries: Search-R1 sends that when no episode searches.
 
-
-def _text(query: Any, field: str, settings: RetrievalServerSettings) -> str:
-    if not isinstance(query, str):
-        raise BadRequest(f"{field} is {_type(query)}; each query must be a string", field=field)
-    if len(query) > settings.max_query_chars:
-        valid = f"at most {settings.max_query_chars} characters"
-        raise BadRequest(f"{field} has {len(query)} characters", field=field, valid=valid)
+    Raises:
+        BadRequest: not UTF-8 or not JSON (400), unknown fields, wrong types, beyond the limits (422).
+    """
+    many = f"at most {settings.max_queries} queries, which are strings"
+    if len(body) > COUNTED_FROM and too_many_values(body, settings.max_queries + 8):
+        raise BadRequest("the body has too many values", field="queries", valid=many)
     try:
-        query.encode("utf-8")
-    except UnicodeEncodeError as error:
-        what = f"{field} has half a surrogate pair at character {error.start}, which is no text"
-        raise BadRequest(what, field=field, valid="any Unicode text") from None
-    return query
-
-
-def _type(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object")):
-        if isinstance(value, kind):
-            return name
-    return f"the number {excerpt(json.dumps(value), 60)}"
+        asked = msgspec.json.decode(body, type=_Body)
+    except msgspec.ValidationError as error:
+        # it names the place as `$.queries[1]`, or the field that is unknown
+        found = re.search(r"\$\.([\w\[\]]+)|unknown field `(.+)`", str(error), re.DOTALL)
+        field = None if found is None else excerpt(found[1] or found[2], 60)
+        raise BadRequest(excerpt(error, 200), field=field) from None
+    except ValueError as error:
+        what = "the body is empty" if not body.strip() else f"the body is not JSON in UTF-8: {excerpt(error, 60)}"
+        raise BadRequest(what, status=400) from None
+    if (asked.queries is None) == (asked.query is None):
+        what = "there is no queries field" if asked.query is None else "both queries and query are given"
+        raise BadRequest(f"{what}; send queries (a list) or query (one string)", field="queries")
+    queries = tuple(asked.queries or ()) if asked.query is None else (asked.query,)
+    if len(queries) > settings.max_queries:
+        raise BadRequest(f"{len(queries)} queries in one request", field="queries", valid=many)
+    for number, query in enumerate(queries):
+        if len(query) > settings.max_query_chars:
+            name = f"queries[{number}]" if asked.query is None else "query"
+            valid = f"at most {settings.max_query_chars} characters"
+            raise BadRequest(f"{name} has {len(query)} characters", field=name, valid=valid)
+    # 0 is not given, too, as with the original server
+    k = asked.topk or settings.topk
+    if not 0 < k <= settings.max_topk:
+        valid = f"1 to {settings.max_topk}, or null for {settings.topk}"
+        raise BadRequest(f"topk is {excerpt(k, 60)}, out of range", field="topk", valid=valid)
+    return SearchRequest(queries=queries, k=k, scores=asked.return_scores)
 
 
 FINGERPRINT_HEADER = "Turngym-Fingerprint"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from turngym.core.clean_keys import clean_address
@@ -26,13 +26,14 @@ from turngym.core.http_client import (
     read_json,
     retry_after,
 )
+from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed
 from turngym.core.redaction import redacted
+from turngym.core.spec import Spec, read
 from turngym.retrieval.answer_cache import Answers
 from turngym.retrieval.core import Hit, RetrieverUnavailable, check_request, renew_in_children
 from turngym.retrieval.http_format import (
     FINGERPRINT_HEADER,
     WireError,
-    check_numbers,
     normalize,
     read_reply,
     request_body,
@@ -75,38 +76,33 @@ class Breaker:
             self._retry_at = self._clock() + self._cooldown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
+class ClientSettings(Spec):
     """Time-outs, retries and cache of a client. Durations are in seconds."""
 
-    deadline: float = 20.0
+    deadline: Positive = 20.0
     """Seconds for one `search`, with all attempts and waits."""
-    connect: float = 3.0
+    connect: Positive = 3.0
     """Seconds for one connection."""
-    attempt: float = 15.0
+    attempt: Positive = 15.0
     """Seconds for one request and its whole answer; our server gives up after 12 s by itself."""
-    retries: int = 2
+    retries: Number = 2
     """Further attempts after a failed one."""
-    backoff: float = 0.1
+    backoff: NotNegative = 0.1
     """Mean wait before the first retry; doubles with each."""
-    breaker_failures: int = 3
+    breaker_failures: Count = 3
     """Failed searches in a row after which the server is not asked for a while."""
-    breaker_cooldown: float = 5.0
+    breaker_cooldown: NotNegative = 5.0
     """How long it is not asked."""
-    cache: int = 8_192
+    cache: Number = 8_192
     """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
-    chunk: int = 512
+    chunk: Count = 512
     """Most queries per request."""
-    max_query_chars: int = 32_768
+    max_query_chars: Count = 32_768
     """Longer queries are cut, because a server would refuse them."""
-    max_answer: int = 64 * 2**20
+    max_answer: Count = 64 * 2**20
     """Largest answer that is read, in bytes."""
-    seed: int = 0
+    seed: Seed = 0
     """Seeds the jitter of the waits."""
-
-    def __post_init__(self) -> None:
-        from_1 = ("breaker_failures", "chunk", "max_query_chars", "max_answer")
-        check_numbers(self, "client", above_0=("deadline", "connect", "attempt"), from_1=from_1)
 
 
 class HttpRetriever:
@@ -117,29 +113,28 @@ class HttpRetriever:
     def __init__(
         self,
         url: str,
-        settings: ClientSettings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        **overrides: Any,
+        **settings: Any,
     ) -> None:
-        """Connects with the first search. `overrides` are fields of ClientSettings: `HttpRetriever(url, deadline=5)`.
+        """Connects with the first search. `settings` are fields of ClientSettings: `HttpRetriever(url, deadline=5)`.
 
         Args:
             url: address of the server, with or without `/retrieve`.
-            settings: deadline, retries and limits; by default those of `ClientSettings`.
             clock: seconds, never stepping back.
             sleep: waits between two attempts; gets the seconds.
 
         Raises:
-            RetrievalError: the url is invalid, an override is unknown or out of range, or httpx is not installed.
+            RetrievalError: the url is invalid, or httpx is not installed.
+            SettingsError: a setting is unknown or out of its range.
         """
         try:
             import httpx  # noqa: F401
         except ImportError as error:
             raise RetrievalError("asking a retrieval server needs httpx: pip install 'turngym[serve]'") from error
         self._base = _base(url)
-        self.settings = _settings(settings or ClientSettings(), overrides)
+        self._given, self.settings = settings, read(ClientSettings, settings, "retrieval client")
         self._clock, self._sleep = clock, sleep
         self._fingerprint: str | None = None
         self._closed = False
@@ -155,7 +150,7 @@ class HttpRetriever:
         self._breaker = Breaker(self.settings.breaker_failures, self.settings.breaker_cooldown, self._clock)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HttpRetriever, (self._base, self.settings)
+        return partial(HttpRetriever, self._base, **self._given), ()
 
     @property
     def url(self) -> str:
@@ -285,11 +280,3 @@ def _base(url: str) -> str:
     if "?" in url or "#" in url:
         raise RetrievalError(f"retriever url {redacted(url)!r} has a ? or a # in it; write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/retrieve").rstrip("/")
-
-
-def _settings(settings: ClientSettings, overrides: dict[str, Any]) -> ClientSettings:
-    names = [field.name for field in fields(ClientSettings)]
-    unknown = [name for name in overrides if name not in names]
-    if unknown:
-        raise RetrievalError(f"unknown client setting {unknown[0]!r}; valid: {', '.join(names)}")
-    return replace(settings, **overrides)

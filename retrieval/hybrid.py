@@ -8,10 +8,8 @@ from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
 from turngym.core.errors import RetrievalError
-from turngym.core.hub import load_problem, model_folder
-from turngym.core.user_files import library_path
 from turngym.retrieval.core import Hit, Passage, Retriever, check_request, checked_hits, searched
-from turngym.retrieval.encoders import refuse_random, weights_digest
+from turngym.retrieval.encoders import load_model, weights_digest
 from turngym.retrieval.lucene_text import analyze
 
 DEPTH = 50
@@ -183,24 +181,9 @@ class CrossEncoderReranker:
             max_length: most tokens of query and passage together; the rest is cut.
             batch: most pairs that are scored at once.
         """
-        try:
-            import torch
-            from transformers import AutoModelForSequenceClassification, AutoTokenizer
-        except ImportError as error:
-            raise RetrievalError(
-                f"reranking with {model!r} needs transformers: pip install 'turngym[train]'"
-            ) from error
-        try:
-            files = str(library_path(model_folder(model)))
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(files, trust_remote_code=False)
-            load: Any = AutoModelForSequenceClassification.from_pretrained
-            wanted = {"dtype": torch.float32, "output_loading_info": True}
-            loaded, loading = load(files, trust_remote_code=False, **wanted)
-        except (OSError, ValueError) as error:
-            raise RetrievalError(f"cannot load the reranker {model!r}: {load_problem(error)}") from error
         # an encoder without a classification head would give random scores
-        refuse_random(f"the reranker {model!r}", loading["missing_keys"])
-        self._model: Any = loaded.to(device).eval()
+        self._tokenizer, loaded = load_model(model, "reranker", "AutoModelForSequenceClassification")
+        self._model: Any = loaded.to(device)
         # a fast tokenizer cannot be used from two threads at once
         self._tokenizing = threading.Lock()
         self._device, self._max_length, self._batch = device, max_length, batch

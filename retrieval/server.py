@@ -1,22 +1,21 @@
 """The retrieval server: POST /retrieve, GET /health, GET /stats. Every answer is JSON, errors included.
 
-HTTP -> fast_retrieve or Flask -> RetrievalService (cache, one search per query) -> MicroBatcher -> retriever
+HTTP -> RetrievalApp -> RetrievalService (cache, one search per query) -> MicroBatcher -> retriever
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence, Sized
 from concurrent.futures import Future
 from functools import partial
-from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
 
-from turngym.core.errors import RetrievalError
 from turngym.retrieval.answer_cache import Answers, Key
 from turngym.retrieval.batching import Found, MicroBatcher
 from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
@@ -29,9 +28,7 @@ from turngym.retrieval.http_format import (
     reply_body,
 )
 
-if TYPE_CHECKING:
-    from flask import Flask, Response
-
+log = logging.getLogger(__name__)
 RECENT = 4096
 """Latency percentiles are over this many requests."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -212,124 +209,65 @@ class RetrievalService:
         self._retriever.close()
 
 
-WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-Answer = Callable[[RetrievalService, bytes], tuple[bytes, int]]
 JSON = "application/json"
-REASONS = {200: "OK", 400: "Bad Request", 422: "Unprocessable Entity", 503: "Service Unavailable"}
-"""Reason phrases of the statuses that `Answer` gives."""
+ROUTES = {"/retrieve": "POST", "/health": "GET", "/stats": "GET"}
+_VALID = ", ".join(f"{method} {path}" for path, method in ROUTES.items())
 
 
-def fast_retrieve(flask: WsgiApp, service: RetrievalService, answer: Answer) -> WsgiApp:
-    """Wraps the application `flask` so that well-formed search requests bypass it and get the same answer.
+class RetrievalApp:
+    """The WSGI application that serves `retriever`: routing and objects of a framework cost more than everything else
+    that is done for a search."""
 
-    Flask's routing and objects cost more than everything else that is done for a request. Whatever HTTP itself refuses
-    (another method, type or address, a body without a length or too large) and every error of ours goes to Flask.
-    """
+    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
+        self.service = RetrievalService(retriever, settings)
 
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        began, length = time.perf_counter(), search_length(environ)
-        if not 0 <= length <= service.settings.max_body:
-            return flask(environ, start_response)
-        asked = environ["wsgi.input"].read(length)
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        began, headers = time.perf_counter(), {"Content-Type": JSON}
+        path, method, searched = environ["PATH_INFO"], environ["REQUEST_METHOD"], False
         try:
-            body, status = answer(service, asked)
-            reason = REASONS[status]
-        except Exception:
-            # Flask answers once more, so that the error is logged and becomes a 500
-            return flask({**environ, "wsgi.input": BytesIO(asked)}, start_response)
-        service.stats.answered(status, time.perf_counter() - began)
-        headers = [("Content-Type", JSON), ("Content-Length", str(len(body)))]
-        start_response(f"{status} {reason}", [*headers, (FINGERPRINT_HEADER, service.fingerprint)])
-        return [body]
+            if path not in ROUTES:
+                status, answer = 404, {"error": f"there is no {method} {path}", "valid": _VALID}
+            elif method != ROUTES[path] and (method, ROUTES[path]) != ("HEAD", "GET"):
+                status, answer = 405, {"error": f"{path} does not take {method}", "valid": _VALID}
+                headers["Allow"] = ROUTES[path]
+            elif path == "/stats":
+                status, answer = 200, self.service.statistics()
+            elif path == "/health":
+                answer = self.service.health()
+                status = 200 if answer["status"] == "ok" else 503
+            elif (refusal := self._refusal(environ)) is not None:
+                status, answer = refusal
+            else:
+                length = environ.get("CONTENT_LENGTH") or "0"
+                status, answer = retrieve(self.service, environ["wsgi.input"].read(int(length)))
+                headers[FINGERPRINT_HEADER], searched = self.service.fingerprint, True
+        except Exception as error:
+            log.exception("request failed")
+            status, answer = 500, {"error": f"internal error: {type(error).__name__}"}
+        if path == "/retrieve" and status != 500:
+            self.service.stats.answered(status, time.perf_counter() - began if searched else None)
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        headers["Content-Length"] = str(len(body))
+        start_response(f"{status} {HTTPStatus(status).phrase}", list(headers.items()))
+        return [] if method == "HEAD" else [body]
 
-    return application
-
-
-def search_length(environ: dict[str, Any]) -> int:
-    """Bytes of a search request's body; -1 for other requests, and for those that do not say."""
-    if environ["REQUEST_METHOD"] != "POST" or environ["PATH_INFO"] != "/retrieve":
-        return -1
-    length = environ.get("CONTENT_LENGTH", "")
-    plain = "HTTP_TRANSFER_ENCODING" not in environ and length.isdecimal() and length.isascii()
-    return int(length) if plain and environ.get("CONTENT_TYPE", "").lower() == JSON else -1
-
-
-ROUTES = "POST /retrieve, GET /health, GET /stats"
-
-
-def create_app(retriever: Retriever | RetrievalService, settings: RetrievalServerSettings | None = None) -> Flask:
-    """Makes a WSGI application that serves `retriever`; `app.extensions["retrieval"]` is its service.
-
-    Raises RetrievalError if Flask is not installed.
-    """
-    try:
-        from flask import Flask, abort, request
-    except ImportError as error:
-        raise RetrievalError("the retrieval server needs Flask: pip install 'turngym[serve]'") from error
-    service = retriever if isinstance(retriever, RetrievalService) else RetrievalService(retriever, settings)
-    # both paths are given, because Flask cannot find them for a package inside a namespace
-    here = str(Path(__file__).parent)
-    app = Flask("turngym.retrieval.server", root_path=here, instance_path=here, static_folder=None)
-    app.extensions["retrieval"] = service
-    app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body
-
-    @app.post("/retrieve")
-    def retrieve() -> Response:
-        began = time.perf_counter()
+    def _refusal(self, environ: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        """(status, answer) for a body that is not read: another type, or too large."""
         # a web page may send text/plain or a form to any address, but JSON only to servers that allow it (CORS)
-        if request.mimetype != "application/json":
-            abort(415)
-        body, status = _retrieve(service, request.get_data(cache=False))
-        service.stats.answered(status, time.perf_counter() - began)
-        return _json(body, status, {FINGERPRINT_HEADER: service.fingerprint})
-
-    @app.get("/health")
-    def health() -> Response:
-        health = service.health()
-        return _json(_dump(health), 200 if health["status"] == "ok" else 503)
-
-    @app.get("/stats")
-    def stats() -> Response:
-        return _json(_dump(service.statistics()), 200)
-
-    @app.errorhandler(Exception)
-    def refused(error: Exception) -> Response:
-        status = getattr(error, "code", None)
-        if not isinstance(status, int):
-            app.logger.exception("request failed", exc_info=error)
-            return _json(_dump({"error": f"internal error: {type(error).__name__}"}), 500)
-        said = {
-            404: f"there is no {request.method} {request.path}",
-            405: f"{request.path} does not take {request.method}",
-            415: "send Content-Type: application/json",
-            413: f"the body is larger than {service.settings.max_body} bytes",
-        }
-        if request.path == "/retrieve":
-            service.stats.answered(status)
-        allowed = getattr(error, "valid_methods", None)
-        headers = {"Allow": ", ".join(sorted(allowed))} if allowed else None
-        return _json(_dump({"error": said.get(status, str(error)), "valid": ROUTES}), status, headers)
-
-    app.wsgi_app = fast_retrieve(app.wsgi_app, service, _retrieve)  # type: ignore[assignment, method-assign]
-    return app
+        if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
+            return 415, {"error": f"send Content-Type: {JSON}", "valid": _VALID}
+        most = self.service.settings.max_body
+        if int(environ.get("CONTENT_LENGTH") or 0) > most:
+            return 413, {"error": f"the body is larger than {most} bytes", "valid": _VALID}
+        return None
 
 
-def _retrieve(service: RetrievalService, body: bytes) -> tuple[bytes, int]:
-    """(JSON, HTTP status) of one search request."""
+def retrieve(service: RetrievalService, body: bytes) -> tuple[int, bytes | dict[str, Any]]:
+    """(HTTP status, JSON or what becomes JSON) of one search request."""
     try:
         asked = read_request(body, service.settings)
-        return reply_body(service.search(asked.queries, asked.k), asked.scores), 200
+        return 200, reply_body(service.search(asked.queries, asked.k), asked.scores)
     except BadRequest as error:
-        return _dump(error.as_json()), error.status
+        return error.status, error.as_json()
     except RetrieverUnavailable as error:
-        return _dump({"error": str(error)}), 503
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def _json(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response:
-    from flask import Response
-
-    return Response(body, status=status, headers=headers, mimetype="application/json")
+        return 503, {"error": str(error)}

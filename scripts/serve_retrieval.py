@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, retrieval_front
-from turngym.core.errors import RetrievalError
 from turngym.core.numbers import Million, Processes, Threads
 from turngym.core.spec import Unread, needing
 from turngym.retrieval.http_format import RetrievalServerSettings
@@ -77,7 +76,7 @@ def serve(config: ServeRetrieval) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from turngym.retrieval.batching import ProcessRetriever
     from turngym.retrieval.open_retriever import open_retriever
-    from turngym.retrieval.server import create_app
+    from turngym.retrieval.server import RetrievalApp
 
     named: dict[str, Any] = {"device": config.device}
     if config.rerank is not None:
@@ -85,12 +84,8 @@ def serve(config: ServeRetrieval) -> int:
     opener = partial(open_retriever, config.index, encoder=config.encoder, **named)
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
     settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
-    try:
-        app = create_app(retriever, settings)
-    except RetrievalError:
-        retriever.close()
-        raise
-    service = app.extensions["retrieval"]
+    app = RetrievalApp(retriever, settings)
+    service = app.service
     try:
         front = retrieval_front(app, threads=config.threads)
         server = DrainingServer(front, **asdict(config.listen))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import msgspec
 
 from turngym.envs.alfworld.game import Game
 from turngym.envs.alfworld.pddl import Indices, LookGoal, Problem, listing
-from turngym.envs.base import require_shape
 
 NOTHING = "Nothing happens."
 Command = tuple[str, int, int]
@@ -29,9 +30,8 @@ _TREATMENTS = (
 _KNIVES = frozenset({"knifetype", "butterknifetype"})
 
 
-@dataclass(slots=True)
-class GameState:
-    """The part of a game that playing changes. Indices are those of `Problem`."""
+class GameState(msgspec.Struct, array_like=True):
+    """The part of a game that playing changes. Indices are those of `Problem`. Its record is a list of JSON."""
 
     location: int
     held: int
@@ -57,39 +57,28 @@ class GameState:
         places = list(problem.contents), list(problem.at), taken
         return cls(problem.start, problem.held, set(problem.opened), *places, *flags)
 
-    @classmethod
-    def read(cls, record: Sequence[Any]) -> GameState:
-        """The state that `record` wrote."""
-        location, held, opened, contents, at, taken, *flags = record
-        by_receptacle, by_location, gone = ([tuple(things) for things in place] for place in (contents, at, taken))
-        return cls(location, held, set(opened), by_receptacle, by_location, gone, *map(set, flags))
-
     def record(self) -> list[Any]:
         """A copy in types of JSON, sets sorted."""
-        flags = (sorted(flag) for flag in (self.clean, self.hot, self.cool, self.sliced, self.toggled))
-        places = ([list(things) for things in place] for place in (self.contents, self.at, self.taken))
-        return [self.location, self.held, sorted(self.opened), *places, *flags]
+        record: list[Any] = msgspec.to_builtins(self, order="deterministic")
+        return record
 
 
-_RECORD = [int, int, [int], [[int]], [[int]], [[int]], [int], [int], [int], [int], [int]]
-"""The shape of `GameState.record()`."""
-
-
-def check_record(problem: Problem, record: Any) -> None:
-    """Raises TypeError or ValueError unless `record` is of a state that a game of `problem` may have."""
-    require_shape(record, _RECORD)
-    location, held, opened, contents, at, taken, *flags = record
-    objects, receptacles, locations = len(problem.objects), len(problem.receptacles), len(problem.locations)
-    sizes = (len(contents), len(taken), len(at))
+def check_state(problem: Problem, state: GameState) -> None:
+    """Raises ValueError for a state that no game of `problem` may have."""
+    sizes = (len(state.contents), len(state.taken), len(state.at))
+    receptacles, locations = len(problem.receptacles), len(problem.locations)
     if sizes != (receptacles, receptacles, locations):
         raise ValueError(f"contents of {sizes} places; the game has {(receptacles, receptacles, locations)}")
-    things = [thing for places in (contents, at, taken) for place in places for thing in place]
-    things += [thing for flag in flags for thing in flag]
-    for what, numbers, count in (("location", [location], locations), ("receptacle", opened, receptacles)):
-        if not all(0 <= number < count for number in numbers):
-            raise ValueError(f"{what} {max(numbers)} of {count}")
-    if not all(0 <= thing < objects for thing in things) or not -1 <= held < objects:
-        raise ValueError(f"an object that is none of the game's {objects}")
+    flags = (state.clean, state.hot, state.cool, state.sliced, state.toggled)
+    things = chain.from_iterable((*state.contents, *state.at, *state.taken, *flags))
+    for what, numbers, least, count in (
+        ("location", [state.location], 0, locations),
+        ("receptacle", state.opened, 0, receptacles),
+        ("object in hand", [state.held], -1, len(problem.objects)),
+        ("object", things, 0, len(problem.objects)),
+    ):
+        if odd := [number for number in numbers if not least <= number < count]:
+            raise ValueError(f"{what} {odd[0]} of {count}")
 
 
 class NativeEngine:
@@ -155,8 +144,8 @@ class NativeEngine:
         return self.state.record()
 
     def set_state(self, state: Sequence[Any]) -> None:
-        """Return to a snapshot of the same game."""
-        self.state = GameState.read(state)
+        """Return to a snapshot of the same game. Raises a ValueError for what has not the shape of one."""
+        self.state = msgspec.convert(state, GameState)
         self._forget()
 
     def _forget(self) -> None:

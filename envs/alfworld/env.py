@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import TaskError, checked_choice
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
-from turngym.envs.alfworld.engine import NativeEngine, check_record
+from turngym.envs.alfworld.engine import NativeEngine, check_state
 from turngym.envs.alfworld.game import KEYS, Game, game_hash
 from turngym.envs.alfworld.games import SPLITS, GameSource, GeneratedGames, RealGames, find_root
 from turngym.envs.alfworld.generate import UNSEEN, unseen
@@ -21,7 +22,7 @@ from turngym.envs.alfworld.pddl import GameError, GameUnsupported, category, par
 from turngym.envs.alfworld.players import ReadingHouseholdPlayer, SearchingPlayer, next_action, plausible_mistake
 from turngym.envs.alfworld.priors import GeneratorConfig, Part, preset
 from turngym.envs.alfworld.textworld import Reference, acquire, release
-from turngym.envs.base import Outcome, Player, TextEnv, require_shape
+from turngym.envs.base import Outcome, Player, TextEnv
 
 Engine = Literal["native", "textworld"]
 Words = Literal["game", "put"]
@@ -231,10 +232,7 @@ class ALFWorldEnv(TextEnv):
         return [self._shuffle, native, None if self._reference is None else list(self._reference.get_state())]
 
     def _set_state(self, state: Any) -> None:
-        require_shape(state, [(int, type(None)), (list, tuple, type(None)), (list, tuple, type(None))])
-        shuffle, native, history = state
-        if history is not None:
-            require_shape(history, [str], "the commands")
+        shuffle, native, history = msgspec.convert(state, tuple[int | None, list[Any] | None, list[str] | None])
         if (history is not None) is not (self._reference is not None):
             taken = "native" if history is None else "textworld"
             raise TaskError(
@@ -247,8 +245,8 @@ class ALFWorldEnv(TextEnv):
         if self._reference is not None:
             self._reference.set_state(tuple(history))
         if self._native is not None:
-            check_record(self._native.problem, native)
-            self._native.set_state(native)
+            self._native.set_state(native or ())
+            check_state(self._native.problem, self._native.state)
 
     def _close(self) -> None:
         if self._reference is not None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import TaskError, checked_choice, checked_int
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
-from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
+from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
 from turngym.envs.channels import Channel
 from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
@@ -29,9 +30,8 @@ search for it; the best passages come back between <information> and </informati
 like, one query at a time. Once you know enough, give the answer alone, without explanation."""
 
 
-_TEXT = (str, type(None))
-_STATE = [[[str, str]], _TEXT, [str], [str], [[str, str, str, (int, float)]], _TEXT]
-"""The shape of `SearchEnv._get_state()`."""
+_State = tuple[list[tuple[str, str]], str | None, list[str], set[str], list[tuple[str, str, str, float]], str | None]
+"""What `SearchEnv._get_state()` gives."""
 
 
 class SearchEnv(TextEnv):
@@ -295,8 +295,5 @@ class SearchEnv(TextEnv):
         return [*plays, sorted(self._seen), hits, self._answer]
 
     def _set_state(self, state: Any) -> None:
-        require_shape(state, _STATE)
-        log, self._pending, queries, seen, hits, self._answer = state
-        self._log = [(response, observation) for response, observation in log]
-        self._queries, self._seen = list(queries), set(seen)
+        self._log, self._pending, self._queries, self._seen, hits, self._answer = msgspec.convert(state, _State)
         self._hits = tuple(Hit(passage=Passage(id=i, title=t, text=x), score=score) for i, t, x, score in hits)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, get_args
 
 from turngym.envs.lookalikes import alike
 from turngym.envs.spaces import printable
@@ -21,7 +22,8 @@ NEXT_PAGE = "Next >"
 PREV_PAGE = "< Prev"
 BUY_NOW = "Buy Now"
 SEARCH_BUTTON = "Search"
-SUB_PAGES = ("Description", "Features", "Reviews", "Attributes")
+SubPage = Literal["Description", "Features", "Reviews", "Attributes"]
+SUB_PAGES: tuple[SubPage, ...] = get_args(SubPage)
 """Labels of the buttons, as the pages show them; clicks name them in lower case."""
 SEARCH_TEMPLATE = "search[<your keywords>]"
 PER_PAGE = 10
@@ -125,14 +127,20 @@ def named(argument: str, labels: Mapping[str, Target], quirks: Quirks) -> str | 
 
 def click_on(label: str, labels: Mapping[str, Target], quirks: Quirks) -> str | None:
     """The action that clicks `label`; None where no action can, as with a bracket or a line end in it."""
-    actions = [click_action(label)]
-    if not quirks.exact_labels:
-        actions.append(click_action(" ".join(printable(label).split())))
-    for action in actions:
-        parsed = parse_action(action)
-        if parsed is not None and named(parsed[1], labels, quirks) == label:
-            return action
-    return None
+    if label in labels and (action := _clicking(label)) is not None:
+        return action
+    if quirks.exact_labels:
+        return None
+    action = click_action(" ".join(printable(label).split()))
+    parsed = parse_action(action)
+    return action if parsed is not None and named(parsed[1], labels, quirks) == label else None
+
+
+@lru_cache(1 << 16)
+def _clicking(label: str) -> str | None:
+    """The action that names `label` to the last character; None where none does. Pages with hundreds of options ask."""
+    action = click_action(label)
+    return action if label != SEARCH and parse_action(action) == (CLICK, label) else None
 
 
 def clicks(labels: Mapping[str, Target], quirks: Quirks) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from turngym.core.sequences import LazySequence
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries
 from turngym.envs.webshop.products import (
     Instruction,
-    Kind,
     Product,
     ShopDataError,
     cut_repr,
@@ -209,8 +208,8 @@ def pricing_row(product: Product) -> tuple[float, float]:
 class MemoryCatalog(Catalog):
     """A shop of some thousand products, all of them in memory."""
 
-    def __init__(self, products: Iterable[Product], kind: Kind) -> None:
-        collector, digest = GoalCollector(kind), hashlib.sha256()
+    def __init__(self, products: Iterable[Product]) -> None:
+        collector, digest = GoalCollector(), hashlib.sha256()
         self._products: list[Product] = []
         self._rows: dict[str, int] = {}
         for row, product in enumerate(products):

@@ -1,35 +1,30 @@
-"""The WebShop environment: find and buy what an instruction asks for, in a shop that all environments share.
-
-`WebShopEnv` is the environment. `ShopSession` is the original's text environment call for call.
-"""
+"""The WebShop environment: find and buy what an instruction asks for, in a shop that all environments share."""
 
 from __future__ import annotations
 
 import os
-import string
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import TaskError, checked_choice, checked_int
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
-from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote, require_shape
+from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
 from turngym.envs.webshop.actions import (
     CLICK,
     COMPAT,
     SEARCH,
     SEARCH_TEMPLATE,
-    Quirks,
     canonical,
     click_on,
     named,
     parse_action,
 )
-from turngym.envs.webshop.goals import Goal, GoalIds, draw_goal, listed_goals, shuffled
+from turngym.envs.webshop.goals import Goal, GoalIds, listed_goals
 from turngym.envs.webshop.players import (
     ReadingShopPlayer,
     ShopScene,
@@ -40,12 +35,10 @@ from turngym.envs.webshop.players import (
     wandering_action,
 )
 from turngym.envs.webshop.queries import OracleQuery
-from turngym.envs.webshop.session import SessionState, play
+from turngym.envs.webshop.session import Page, SessionState, page_of, play
 from turngym.envs.webshop.shop import Shop, goal_task, open_shop
-from turngym.envs.webshop.views import SEPARATOR, Mode, PageView, views_of
+from turngym.envs.webshop.views import SEPARATOR, Mode, PageView, view
 
-_SESSIONS_KEPT = 1000
-"""Most session ids whose goals a ShopSession remembers; the original forgets none."""
 INSTRUCTIONS = """You shop in a web store: an instruction says what to buy, with which features and options and at \
 what price.
 Actions:
@@ -160,6 +153,14 @@ class WebShopEnv(TextEnv):
         return ShopScene(self.shop, self.goal, self._state, self._view.clickables, self.quirks)
 
     @property
+    def page(self) -> Page:
+        """What the page that is open shows."""
+        attributes, endless = self._show_attributes, self.quirks.endless_pages
+        return page_of(
+            self.shop, self.goal, self._state, self._session, show_attributes=attributes, endless_pages=endless
+        )
+
+    @property
     def statement(self) -> str:
         return f"Instruction: {self.goal.instruction_text}"
 
@@ -242,7 +243,7 @@ class WebShopEnv(TextEnv):
 
     def _begin(self, task_id: str) -> str:
         number, price_seed = self._listed.goal_of(task_id)
-        self._enter(self._opened if price_seed is None else self._opened.drawn_with(price_seed))
+        self.shop = self._opened if price_seed is None else self._opened.drawn_with(price_seed)
         goal = self.shop.goals[number]
         # hash and best purchase are worked out once for all samples of a task that are played in a row
         if goal is not self._goal or self._task is None or self._task.task_id != task_id:
@@ -253,14 +254,9 @@ class WebShopEnv(TextEnv):
         self._history.begin(self._view.observation)
         return self._view.observation
 
-    def _enter(self, shop: Shop) -> None:
-        """Play in `shop`: the opened one, or another draw of its prices."""
-        self.shop = shop
-        self._views = views_of(shop, self.quirks, show_attributes=self._show_attributes)
-
     def _show(self, state: SessionState) -> None:
         self._state = state
-        self._view = self._views.view(self.shop, self.goal, state, self._session, self.mode)
+        self._view = view(self.page, self.mode, self.quirks)
 
     @property
     def _session(self) -> str:
@@ -307,7 +303,7 @@ class WebShopEnv(TextEnv):
 
     def _set_state(self, state: Any) -> None:
         page, history = state
-        require_shape(history, [[str], [str]], "the history")
+        history = msgspec.convert(history, tuple[list[str], list[str]])
         self._show(SessionState.read(page, self.shop))
         self._history.set_state(history)
 
@@ -332,7 +328,7 @@ class WebShopEnv(TextEnv):
                 opened.close()
             raise
         self._opened = opened
-        self._enter(opened)
+        self.shop = opened
         self._listed = GoalIds(opened.profile.name, listed, len(opened.goals))
         self._goal = None
 
@@ -375,90 +371,3 @@ class History:
     def set_state(self, state: Sequence[Sequence[str]]) -> None:
         observations, actions = state
         self._observations, self._actions = tuple(observations), tuple(actions)
-
-
-class ShopSession:
-    """One shopper with the original's interface: `reset(session)`, `step(action)`, `get_available_actions()`.
-
-    No action is refused and the episode never ends; an action that is not understood shows the same page again.
-
-    Args:
-        shop: an open shop, which the session does not close.
-        observation_mode: `text`, `text_rich`, `html` or `url`.
-        quirks: which oddities of the original hold.
-        num_prev_obs: earlier observations shown in front of each one.
-        num_prev_actions: earlier actions shown in front of each observation.
-        session: first session, as for `reset`: a goal's index, an id that draws a goal, or None for an id made up.
-        session_prefix: stands before the id of every session.
-    """
-
-    def __init__(
-        self,
-        shop: Shop,
-        observation_mode: str = "text",
-        *,
-        quirks: Quirks = COMPAT["webshop"],
-        show_attrs: bool = False,
-        num_prev_obs: int = 0,
-        num_prev_actions: int = 0,
-        session: int | str | None = None,
-        session_prefix: str = "",
-    ) -> None:
-        self.shop = shop
-        self.mode: Mode = checked_choice("observation_mode", observation_mode, get_args(Mode))
-        self.quirks = quirks
-        self.views = views_of(shop, quirks, show_attributes=show_attrs)
-        self.history = History(num_prev_obs, num_prev_actions)
-        self.prefix = session_prefix
-        self.state = SessionState()
-        # the original has one global generator: sessions draw from it where the shuffle of the goals left it
-        self._rng = shuffled(len(shop.goals))[1]
-        self._goals: OrderedDict[str, int] = OrderedDict()
-        self.reset(session)
-
-    def reset(self, session: int | str | None = None) -> tuple[str, None]:
-        """Begin: an int is a goal's index, another id draws a goal once and keeps it, None makes up an id."""
-        name = "".join(self._rng.choices(string.ascii_lowercase, k=10)) if session is None else str(session)
-        self.session = self.prefix + name
-        if self.session not in self._goals:
-            if isinstance(session, int) and not 0 <= session < len(self.shop.goals):
-                raise TaskError(f"goal {session} does not exist; this shop has goals 0 to {len(self.shop.goals) - 1}")
-            drawn = session if isinstance(session, int) else draw_goal(self.shop.goals.weights.tolist(), self._rng)
-            self._goals[self.session] = drawn
-            if len(self._goals) > _SESSIONS_KEPT:
-                self._goals.popitem(last=False)
-        self.goal: Goal = self.shop.goals[self._goals[self.session]]
-        self._show(SessionState())
-        self.history.begin(self.view.observation)
-        return self.view.observation, None
-
-    def step(self, action: str) -> tuple[str, float, bool, None]:
-        """(observation, reward, done, None), whatever the text of `action` is."""
-        before = self.state
-        after = play(
-            self.shop, self.goal, self.quirks, before, parse_action(action), self.view.clickables, self.session
-        )
-        if after is not None:
-            self._show(after)
-        bought = after is not None and after.kind == "done"
-        reward = after.reward.total if after is not None and bought and after.reward is not None else 0.0
-        return self.history.step(action, self.view.observation), reward, bought, None
-
-    def get_available_actions(self) -> dict[str, Any]:
-        """`has_search_bar` and `clickables`, labels in the original's order."""
-        return {"has_search_bar": self.state.has_search_bar, "clickables": list(self.view.clickables)}
-
-    def get_instruction_text(self) -> str | None:
-        """The heading of the page with nothing between its two lines; the last page has none."""
-        if self.state.kind == "done":
-            return None
-        return f"Instruction:{' ' if self.state.kind == 'search' else ''}{self.goal.instruction_text}"
-
-    @property
-    def verbose_info(self) -> dict[str, Any] | None:
-        """What the last purchase's reward is made of."""
-        return None if self.state.reward is None else self.state.reward.verbose()
-
-    def _show(self, state: SessionState) -> None:
-        self.state = state
-        self.view: PageView = self.views.view(self.shop, self.goal, state, self.session, self.mode)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 
@@ -46,8 +44,6 @@ class Goal:
     title: str
     """Title of the goal product."""
     kind: Kind
-    weight: float
-    """Weight of this goal where goals are drawn at random."""
 
     @property
     def request(self) -> str:
@@ -65,20 +61,15 @@ class GoalEntries:
     """int32 [E]: which of the product's instructions."""
     goals: np.ndarray
     """int64 [E]: how many goals it makes, one per combination of options (synthetic) or one (human)."""
-    weight: np.ndarray
-    """float64 [E]: weight of each of its goals."""
 
 
 class GoalCollector:
     """Builds `GoalEntries` from products that are added one after another."""
 
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+    def __init__(self) -> None:
         self._row = array("q")
         self._number = array("i")
         self._goals = array("q")
-        self._wanted: list[tuple[str, ...]] = []
-        self._uses: Counter[str] = Counter()
         self._count = 0
 
     def add(self, row: int, product: Product) -> None:
@@ -94,37 +85,21 @@ class GoalCollector:
             self._row.append(row)
             self._number.append(number)
             self._goals.append(goals)
-            if self.kind == "synthetic":
-                self._wanted.append(instruction.attributes)
-                for attribute in instruction.attributes:
-                    self._uses[attribute] += goals
 
     def entries(self) -> GoalEntries:
-        """The columns. A synthetic goal weighs the mean of 1 / (goals with that attribute) over its attributes."""
-        goals = np.array(self._goals, dtype=np.int64)
-        weight = np.ones(len(goals))
-        for entry, wanted in enumerate(self._wanted):
-            if goals[entry]:
-                weight[entry] = sum(1.0 / self._uses[attribute] for attribute in wanted) / len(wanted)
-        row, number = np.array(self._row, dtype=np.int64), np.array(self._number, dtype=np.int32)
-        return GoalEntries(row=row, number=number, goals=goals, weight=weight)
+        return GoalEntries(
+            row=np.array(self._row, dtype=np.int64),
+            number=np.array(self._number, dtype=np.int32),
+            goals=np.array(self._goals, dtype=np.int64),
+        )
 
 
-def shuffled(count: int) -> tuple[np.ndarray, random.Random]:
-    """The original's order of `count` goals (int64 [count]: place in file order), and the generator as it is then."""
-    rng = random.Random(SHUFFLE_SEED)
+def shuffled(count: int) -> np.ndarray:
+    """The original's order of `count` goals (int64 [count]: place in file order)."""
     # shuffle draws by the length alone: the same order as the original's list of goals, in 8 bytes each
     order = array("q", range(count))
-    rng.shuffle(order)
-    return np.array(order, dtype=np.int64), rng
-
-
-def draw_goal(weights: Sequence[float], rng: random.Random) -> int:
-    """The goal of a session that does not name one, as the original draws it, off by one: goal 0 is (almost) never
-    drawn, each later goal has the weight of the one before, and the last has its own as well.
-    """
-    cumulative = [0.0, *accumulate(weights)]
-    return min(bisect(cumulative, rng.uniform(0, cumulative[-1])), len(cumulative) - 2)
+    random.Random(SHUFFLE_SEED).shuffle(order)
+    return np.array(order, dtype=np.int64)
 
 
 class Goals(LazySequence[Goal]):
@@ -156,7 +131,7 @@ class Goals(LazySequence[Goal]):
         self.caps = np.array([draw_cap(price, rng) for price in prices[entries.row].tolist()])
         self._ends = np.cumsum(entries.goals)
         count = int(self._ends[-1]) if len(self._ends) else 0
-        self._order = shuffled(count)[0] if order is None else order
+        self._order = shuffled(count) if order is None else order
         self._product = product
         # of the object: a cache on the method would be shared by all shops and keep closed ones alive
         self._made = lru_cache(maxsize=4096)(self._make)
@@ -165,11 +140,6 @@ class Goals(LazySequence[Goal]):
     def order(self) -> np.ndarray:
         """int64 [len(self)]: place in file order of each goal."""
         return self._order
-
-    @property
-    def weights(self) -> np.ndarray:
-        """float64 [len(self)], in the goals' order."""
-        return np.repeat(self.entries.weight, self.entries.goals)[self._order]
 
     def __len__(self) -> int:
         return len(self._order)
@@ -208,7 +178,6 @@ class Goals(LazySequence[Goal]):
             product_category=product.product_category,
             title=product.title,
             kind=self.kind,
-            weight=float(self.entries.weight[entry]),
         )
 
 

@@ -101,7 +101,7 @@ def load_catalog(
 
     large = bool(paths) and paths[0].stat().st_size > MAPPED_FROM
     if storage == "memory" or (storage == "auto" and not large):
-        return MemoryCatalog(products(None), profile.kind)
+        return MemoryCatalog(products(None))
 
     # named after everything that fixes the content, so that each content is built once
     root = cache_folder(cache)
@@ -228,7 +228,7 @@ def build_folder(
 
 
 def _write_products(part: Path, products: Iterable[Product], kind: Kind, progress: Progress | None) -> dict[str, Any]:
-    collector, digest, asins = GoalCollector(kind), hashlib.sha256(), []
+    collector, digest, asins = GoalCollector(), hashlib.sha256(), []
     with (
         BlobWriter(part / "products", checked=True) as writer,
         ArrayWriter(part / "pricing.npy", np.float64, 2) as pricing,
@@ -247,7 +247,7 @@ def _write_products(part: Path, products: Iterable[Product], kind: Kind, progres
     for field in dataclasses.fields(entries):
         np.save(part / f"goal_{field.name}.npy", getattr(entries, field.name))
     goals = int(entries.goals.sum())
-    np.save(part / "goal_order.npy", shuffled(goals)[0])
+    np.save(part / "goal_order.npy", shuffled(goals))
     sha256 = digest.hexdigest()
     return {"format": FORMAT, "kind": kind, "products": len(asins), "goals": goals, "sha256": sha256}
 

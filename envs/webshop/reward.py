@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from rapidfuzz import fuzz, utils
 
+from turngym.core.numbers import Share
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.nouns import NounTagger
 from turngym.envs.webshop.products import Product
@@ -26,7 +26,7 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 class Reward:
     """A score and what it is made of; `total` is from 0 to 1."""
 
-    total: float
+    total: Share
     r_type: float
     """1.0, 0.5, 0.1 or 0.0: is it the same kind of product."""
     r_att: float
@@ -45,15 +45,6 @@ class Reward:
     """Share of the goal title's nouns that the bought product's title has."""
     tagger: str
     """What found the nouns; the same for all rewards that are compared."""
-
-    def verbose(self) -> dict[str, Any]:
-        """The original's `verbose_info`: same keys, and the option part only where options are wanted."""
-        info: dict[str, Any] = {"r_type": self.r_type, "r_att": self.r_att, "w_att": self.w_att}
-        info |= {"query_match": self.query_match, "category_match": self.category_match}
-        info["title_score"] = self.title_score
-        if self.r_option is not None:
-            info |= {"r_option": self.r_option, "w_option": self.w_option}
-        return info | {"r_price": self.r_price, "w_price": self.w_price}
 
 
 class ProductFacts:

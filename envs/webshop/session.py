@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from turngym.envs.base import require_shape
+import msgspec
+
+from turngym.core.numbers import Number
 from turngym.envs.webshop.actions import (
     BACK_TO_SEARCH,
     BUY_NOW,
@@ -26,6 +28,7 @@ from turngym.envs.webshop.actions import (
     SEARCH_BUTTON,
     SUB_PAGES,
     Quirks,
+    SubPage,
     Target,
     item_buttons,
     item_clickables,
@@ -39,17 +42,8 @@ from turngym.envs.webshop.shop import Shop
 Kind = Literal["search", "results", "item", "sub", "done"]
 BASE_URL = "http://127.0.0.1:3000"
 MOST_RESULTS = 50
-_SUB_PAGES = {name.lower(): name for name in SUB_PAGES}
+_SUB_PAGES: Mapping[str, SubPage] = {name.lower(): name for name in SUB_PAGES}
 _ROUTES = ((RESULTS_ROUTE, "results"), ("item_page", "item"), ("item_sub_page", "sub"), ("done", "done"))
-
-
-_TEXT, _NUMBER = (str, type(None)), (int, float)
-_RECORD: dict[str, Any] = {"kind": str, "keywords": [str], "found": [str], "page": int, "asin": _TEXT, "sub": _TEXT}
-_RECORD |= {"options": [[str, str]], "visited": [str], "searches": int, "reward": (dict, type(None))}
-_REWARD = {"total": _NUMBER, "r_type": _NUMBER, "r_att": _NUMBER, "r_option": (*_NUMBER, type(None)), "r_price": bool}
-_REWARD |= {"w_att": _NUMBER, "w_option": _NUMBER, "w_price": _NUMBER, "title_score": _NUMBER, "tagger": str}
-_REWARD |= {"query_match": bool, "category_match": bool}
-"""The shapes of `SessionState.record()` and of the reward in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +55,16 @@ class SessionState:
     """The query, split at single blanks; empty after Back to Search."""
     found: tuple[str, ...] = ()
     """Asins that the query found, best first."""
-    page: int = 0
+    page: Number = 0
     """1-based number of the page of results."""
     asin: str | None = None
     options: tuple[tuple[str, str], ...] = ()
     """(name, value) pairs in the order in which the names were first chosen."""
-    sub: str | None = None
+    sub: SubPage | None = None
     """Label of the sub-page that is open."""
     visited: frozenset[str] = frozenset()
     """Asins opened since the last Back to Search."""
-    searches: int = 0
+    searches: Number = 0
     """Searches so far: the stream of `<r>`."""
     reward: Reward | None = None
     """Reward of the last purchase."""
@@ -86,34 +80,20 @@ class SessionState:
 
     def record(self) -> dict[str, Any]:
         """The state in types of JSON."""
-        lists = {"keywords": list(self.keywords), "found": list(self.found), "visited": sorted(self.visited)}
-        return {**asdict(self), **lists, "options": [list(option) for option in self.options]}
+        record: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        return record
 
     @classmethod
-    def read(cls, record: Mapping[str, Any], shop: Shop) -> SessionState:
-        """The state that `record` wrote; lists of JSON may stand for its tuples.
-
-        Raises TypeError or ValueError for one that no play in `shop` leads to: other types, unknown pages or products.
-        """
-        require_shape(record, _RECORD)
-        kind, asin, sub = record["kind"], record["asin"], record["sub"]
-        if kind not in get_args(Kind) or sub not in (None, *SUB_PAGES) or record["page"] < 0 or record["searches"] < 0:
-            raise ValueError(f"there is no page {kind!r} with number {record['page']} and sub-page {sub!r}")
-        if (kind in ("item", "sub", "done") and asin is None) or (kind == "sub" and sub is None):
-            raise ValueError(f"the page {kind!r} lacks its product or its sub-page")
-        if record["reward"] is not None:
-            require_shape(record["reward"], _REWARD, "the reward")
-            if not 0.0 <= record["reward"]["total"] <= 1.0:
-                raise ValueError(f"a reward of {record['reward']['total']}; it is from 0 to 1")
-        elif kind == "done":
-            raise ValueError("the last page lacks its reward")
-        for known in (*record["found"], *record["visited"], *(() if asin is None else (asin,))):
+    def read(cls, record: Any, shop: Shop) -> SessionState:
+        """The state that `record` wrote. Raises a ValueError for one that no play in `shop` leads to."""
+        state = msgspec.convert(record, cls)
+        lacks_product = state.kind in ("item", "sub", "done") and state.asin is None
+        if lacks_product or (state.kind == "sub" and not state.sub) or (state.kind == "done" and not state.reward):
+            raise ValueError(f"the page {state.kind!r} lacks its product, its sub-page or its reward")
+        for known in (*state.found, *state.visited, *(() if state.asin is None else (state.asin,))):
             if shop.products.row(known) is None:
                 raise ValueError(f"product {known!r} is not in the shop")
-        lists = {name: tuple(record[name]) for name in ("keywords", "found")}
-        options = tuple((name, value) for name, value in record["options"])
-        reward = None if record["reward"] is None else Reward(**record["reward"])
-        return cls(**{**record, **lists, "options": options, "visited": frozenset(record["visited"]), "reward": reward})
+        return state
 
 
 def play(
@@ -298,7 +278,7 @@ def page_of(
         keywords=state.keywords,
         number=state.page,
         total=len(state.found),
-        has_next=has_next(state, endless_pages),
+        has_next=endless_pages or state.page * PER_PAGE < len(state.found),
         products=tuple(found for asin in on_page if (found := shop.product(asin)) is not None),
         product=shop.product(state.asin) if state.kind in ("item", "sub") and state.asin is not None else None,
         asin=state.asin or "",
@@ -308,11 +288,6 @@ def page_of(
         score=state.reward.total if state.reward is not None else 0.0,
         show_attributes=show_attributes,
     )
-
-
-def has_next(state: SessionState, endless_pages: bool) -> bool:
-    """Whether a page of results offers Next."""
-    return endless_pages or state.page * PER_PAGE < len(state.found)
 
 
 def nodes(page: Page) -> Iterator[Node]:

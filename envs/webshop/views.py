@@ -1,58 +1,32 @@
 """What does a session see? The observation of a page in its mode, and what can be clicked.
 
-Modes are `text`, `text_rich`, `html` and `url`. `Views` makes the pieces of each product once for all sessions of a
-shop, because results and products are shown again and again.
+Modes are `text`, `text_rich`, `html` and `url`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from typing import Literal
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 from turngym.envs.webshop.actions import (
     BACK_TO_SEARCH,
     BUY_NOW,
-    NAVIGATION,
     NEXT_PAGE,
     PREV_PAGE,
     SEARCH_BUTTON,
     Quirks,
     Target,
-    click_action,
     clicks,
     item_buttons,
-    item_clickables,
 )
-from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
-from turngym.envs.webshop.session import (
-    RATING,
-    Node,
-    Page,
-    SessionState,
-    clickables,
-    done_texts,
-    has_next,
-    item_nodes,
-    nodes,
-    page_of,
-    result_nodes,
-    sub_nodes,
-    sub_texts,
-    url,
-    visible,
-)
-from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.session import RATING, Page, clickables, done_texts, nodes, sub_texts
 
 Mode = Literal["text", "text_rich", "html", "url"]
 SEPARATOR = " [SEP] "
-_KEPT = 2048
-"""Products whose pieces are kept; a full table is emptied, because most are soon asked for again."""
-_NAVIGATION_CLICKS = tuple(map(click_action, NAVIGATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,102 +40,10 @@ class PageView:
     """The clicks among them that an action can name."""
 
 
-class Views:
-    """Makes views for all sessions of one shop with the same settings, and keeps the pieces of 2,048 products."""
-
-    def __init__(self, quirks: Quirks, *, show_attributes: bool = False) -> None:
-        self.quirks = quirks
-        self.show_attributes = show_attributes
-        self._results: dict[str, tuple[str, str, str]] = {}
-        self._items: dict[str, PageView] = {}
-
-    def page(self, shop: Shop, goal: Goal, state: SessionState, session: str) -> Page:
-        """What is on the page, from which a mode's observation is rendered.
-
-        Args:
-            shop: always the same one, since pieces of its products are kept.
-            session: the session's id, which is part of the page's address.
-        """
-        endless = self.quirks.endless_pages
-        return page_of(shop, goal, state, session, show_attributes=self.show_attributes, endless_pages=endless)
-
-    def view(self, shop: Shop, goal: Goal, state: SessionState, session: str, mode: Mode) -> PageView:
-        """The observation in `mode`, with what can be clicked.
-
-        Args:
-            shop: always the same one, since pieces of its products are kept.
-            session: the session's id, which is part of the page's address.
-            mode: `text`, `text_rich`, `html`, or `url` (the address alone).
-        """
-        if state.kind == "results":
-            body = self._list(shop, state)
-        elif state.kind == "item":
-            body = self._item(shop, state.asin or "")
-        elif state.kind == "sub":
-            product = shop.product(state.asin or "")
-            assert product is not None, f"{state.asin!r} is not in the shop"
-            texts = (text.strip() for _, text in sub_nodes(product, state.sub or ""))
-            body = PageView(SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, *texts]), NAVIGATION, _NAVIGATION_CLICKS)
-        else:
-            page = self.page(shop, goal, state, session)
-            labels = clickables(page)
-            return PageView(_RENDERERS[mode](page), labels, clicks(labels, self.quirks))
-        if mode == "text":
-            pieces = (text.strip() for _, text in visible("text", goal.instruction_text))
-            return replace(body, observation=SEPARATOR.join(["Instruction:", *pieces, body.observation]))
-        # the address alone needs no page, which would read every product on it
-        shown = url(state, session) if mode == "url" else _RENDERERS[mode](self.page(shop, goal, state, session))
-        return replace(body, observation=shown)
-
-    def _list(self, shop: Shop, state: SessionState) -> PageView:
-        """A page of results; its observation is the text after the instruction."""
-        lines = [BACK_TO_SEARCH, f"Page {state.page} (Total results: {len(state.found)})"]
-        labels = {BACK_TO_SEARCH.lower(): NAVIGATION[BACK_TO_SEARCH.lower()]}
-        buttons = [PREV_PAGE] if state.page > 1 else []
-        buttons += [NEXT_PAGE] if has_next(state, self.quirks.endless_pages) else []
-        for label in buttons:
-            lines.append(label)
-            labels[label.lower()] = ("button", label.lower())
-        actions = [click_action(label) for label in labels]
-        for asin in state.on_page:
-            piece = self._results.get(asin) or self._result(shop, asin)
-            lines.append(piece[0])
-            labels[piece[1]] = ("link", asin)
-            actions.append(piece[2])
-        return PageView(SEPARATOR.join(lines), labels, tuple(actions))
-
-    def _result(self, shop: Shop, asin: str) -> tuple[str, str, str]:
-        product = shop.product(asin)
-        assert product is not None, f"the search found {asin!r}, which is not in the shop"
-        if len(self._results) >= _KEPT:
-            self._results.clear()
-        piece = self._results[asin] = (join(result_nodes(product)), asin.lower(), click_action(asin))
-        return piece
-
-    def _item(self, shop: Shop, asin: str) -> PageView:
-        """A product's own page; its observation is the text after the instruction."""
-        item = self._items.get(asin)
-        if item is None:
-            product = shop.product(asin)
-            assert product is not None, f"{asin!r} is not in the shop"
-            labels = {**NAVIGATION, **item_clickables(product, self.show_attributes)}
-            text = SEPARATOR.join([BACK_TO_SEARCH, PREV_PAGE, join(item_nodes(product, self.show_attributes))])
-            if len(self._items) >= _KEPT:
-                self._items.clear()
-            item = self._items[asin] = PageView(text, labels, clicks(labels, self.quirks))
-        return item
-
-
-_SHARED: WeakKeyDictionary[Shop, dict[tuple[Quirks, bool], Views]] = WeakKeyDictionary()
-
-
-def views_of(shop: Shop, quirks: Quirks, *, show_attributes: bool = False) -> Views:
-    """The views that all sessions on `shop` with these settings share; they go when the shop goes."""
-    shared = _SHARED.setdefault(shop, {})
-    key = (quirks, show_attributes)
-    if key not in shared:
-        shared[key] = Views(quirks, show_attributes=show_attributes)
-    return shared[key]
+def view(page: Page, mode: Mode, quirks: Quirks) -> PageView:
+    """The observation of a page in `mode`, with what can be clicked."""
+    labels = clickables(page)
+    return PageView(_RENDERERS[mode](page), labels, clicks(labels, quirks))
 
 
 # --- mode `text`: the visible pieces of a page, stripped and joined by ` [SEP] `
@@ -169,12 +51,7 @@ def views_of(shop: Shop, quirks: Quirks, *, show_attributes: bool = False) -> Vi
 
 def render_text(page: Page) -> str:
     """The page as one line of text (product texts may contain line ends)."""
-    return join(nodes(page))
-
-
-def join(pieces: Iterable[Node]) -> str:
-    """Joins stripped pieces of text with the separator."""
-    return SEPARATOR.join([text.strip() for _, text in pieces])
+    return SEPARATOR.join([text.strip() for _, text in nodes(page)])
 
 
 # --- mode `text_rich`: one line for each visible piece, with buttons, options and products marked

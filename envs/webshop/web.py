@@ -25,7 +25,7 @@ from turngym.envs.webshop.actions import click_action, click_on, search_action
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.players import ShopScene
 from turngym.envs.webshop.reward import ProductFacts, Reward
-from turngym.envs.webshop.session import Page, page_of
+from turngym.envs.webshop.session import Page
 from turngym.envs.webshop.shop import Shop
 
 try:
@@ -368,9 +368,7 @@ class ShopPages:
 
     def _page(self, name: str, visit: Visit) -> str:
         env, state = visit.env, visit.env.scene.state
-        session, endless = str(env.goal.index), env.quirks.endless_pages
-        attributes = self.settings.attributes
-        page = page_of(self.shop, env.goal, state, session, show_attributes=attributes, endless_pages=endless)
+        page = env.page
         shown: dict[str, Any] = {"token": self._forms.token(name), "visit": visit, "page": page, "goal": env.goal}
         if state.kind == "done":
             assert state.reward is not None

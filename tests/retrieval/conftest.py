@@ -125,19 +125,19 @@ def serve() -> Iterator[Callable[..., Any]]:
     """Start real servers (waitress on a free port of this machine) for retrievers; keywords are ServerSettings."""
     from turngym.agents.serving import DrainingServer, retrieval_front
     from turngym.retrieval.http_format import RetrievalServerSettings
-    from turngym.retrieval.server import create_app
+    from turngym.retrieval.server import RetrievalApp
 
     running: list[tuple[DrainingServer, threading.Thread]] = []
 
     def start(retriever: Retriever, *, drain: float = 5.0, threads: int = 16, **settings: Any) -> DrainingServer:
-        app = create_app(retriever, RetrievalServerSettings(**settings))
+        app = RetrievalApp(retriever, RetrievalServerSettings(**settings))
         server = DrainingServer(retrieval_front(app, threads=threads), drain=drain)
 
         def run() -> None:
             try:
                 server.run()
             finally:
-                app.extensions["retrieval"].close()
+                app.service.close()
 
         thread = threading.Thread(target=run)
         thread.start()

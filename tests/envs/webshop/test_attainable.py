@@ -11,9 +11,9 @@ import pytest
 from turngym.envs.registration import make_env
 from turngym.envs.webshop.actions import COMPAT, parse_action, pressable
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.session import SessionState, play
+from turngym.envs.webshop.session import SessionState, page_of, play
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.views import views_of
+from turngym.envs.webshop.views import PageView, view
 
 MUG: dict[str, Any] = {
     "asin": "MUG0000001",
@@ -57,11 +57,12 @@ def shop_with(make_shop: Callable[..., Shop], options: dict[str, list[str]], **c
 def best_by_clicking(shop: Shop, goal: Any, compat: str) -> float:
     """The highest score of all sequences of clicks on the goal product's page and the pages that it leads to."""
     quirks, session = COMPAT[compat], str(goal.index)
-    views = views_of(shop, quirks)
+
+    def shown(state: SessionState) -> PageView:
+        return view(page_of(shop, goal, state, session, endless_pages=quirks.endless_pages), "text", quirks)
 
     def after(state: SessionState, action: str) -> SessionState | None:
-        labels = views.view(shop, goal, state, session, "text").clickables
-        return play(shop, goal, quirks, state, parse_action(action), labels, session)
+        return play(shop, goal, quirks, state, parse_action(action), shown(state).clickables, session)
 
     start = SessionState()
     for action in (shop.way_to(goal, "title") or "search[-]", f"click[{goal.asin.lower()}]"):
@@ -69,8 +70,7 @@ def best_by_clicking(shop: Shop, goal: Any, compat: str) -> float:
     seen, waiting, best = {start}, [start], 0.0
     while waiting:
         state = waiting.pop()
-        view = views.view(shop, goal, state, session, "text")
-        for action in view.admissible:
+        for action in shown(state).admissible:
             reached = after(state, action)
             if reached is None or reached.kind in ("search", "results"):
                 continue

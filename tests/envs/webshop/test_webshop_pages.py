@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shop_session import ShopSession
 
-from turngym.envs.webshop.env import ShopSession
 from turngym.envs.webshop.session import options_json, visible
 from turngym.envs.webshop.shop import Shop
 from turngym.envs.webshop.views import render_html, render_rich, render_text
@@ -100,18 +100,11 @@ class Parsed(HTMLParser):
 
 def check(session: ShopSession) -> None:
     """All renderers of the session's page agree."""
-    page = session.views.page(session.shop, session.goal, session.state, session.session)
+    page = session.page
     parsed = Parsed(render_html(page))
-    view = session.views.view(session.shop, session.goal, session.state, session.session, "text")
-    assert view.observation == render_text(page) == parsed.text()
+    assert session.view.observation == render_text(page) == parsed.text()
     assert render_rich(page) == parsed.rich(page.url, page.visited)
-    available = session.get_available_actions()
-    assert (available["has_search_bar"], available["clickables"]) == (parsed.has_search_bar, parsed.labels())
-    for mode, render in (("text_rich", render_rich), ("html", render_html)):
-        shown = session.views.view(session.shop, session.goal, session.state, session.session, mode)  # type: ignore[arg-type]
-        assert shown.observation == render(page)
-        assert shown.clickables == view.clickables
-        assert list(shown.clickables) == available["clickables"]
+    assert session.available() == {"has_search_bar": parsed.has_search_bar, "clickables": parsed.labels()}
 
 
 WALK = (
@@ -147,7 +140,7 @@ WALK = (
 
 @pytest.mark.parametrize("show_attrs", [False, True])
 def test_all_renderers_agree_on_every_page(tiny_shop: Shop, show_attrs: bool) -> None:
-    session = ShopSession(tiny_shop, show_attrs=show_attrs, session=0)
+    session = ShopSession(tiny_shop, show_attributes=show_attrs)
     kinds = set()
     check(session)
     for action in WALK:
@@ -177,9 +170,8 @@ def test_all_renderers_agree_on_any_product_text(
         "customization_options": {texts[5]: [{"value": value} for value in values]} if values else "",
     }
     ins = {"attributes": [texts[2]], "instruction": f"Find{texts[1]}", "instruction_attributes": [texts[2]]}
-    session = ShopSession(make_shop([item], {"ASIN000001": ins}), show_attrs=True, session=0)
+    session = ShopSession(make_shop([item], {"ASIN000001": ins}), show_attributes=True)
     session.state = type(session.state)(kind="item", asin="ASIN000001", keywords=("x",), page=1)
-    session.view = session.views.view(session.shop, session.goal, session.state, session.session, "text")
     check(session)
     for label in ("description", "features", "attributes", "reviews"):
         session.step(f"click[{label}]")
@@ -198,7 +190,7 @@ def test_whitespace_as_a_parser_sees_it() -> None:
 
 
 def test_a_blank_bullet_is_an_empty_piece_and_an_empty_description_is_none(tiny_shop: Shop) -> None:
-    session = ShopSession(tiny_shop, session=0)
+    session = ShopSession(tiny_shop)
     instruction = session.goal.instruction_text
     session.step("search[mug]")
     session.step("click[mug0000001]")
@@ -212,7 +204,7 @@ def test_a_blank_bullet_is_an_empty_piece_and_an_empty_description_is_none(tiny_
 
 
 def test_rich_pages(tiny_shop: Shop) -> None:
-    session = ShopSession(tiny_shop, "text_rich", session=0)
+    session = ShopSession(tiny_shop, "text_rich")
     session.step("search[mug]")
     session.step("click[mug0000001]")
     session.step("click[small]")
@@ -228,9 +220,9 @@ def test_rich_pages(tiny_shop: Shop) -> None:
 
 
 def test_urls(tiny_shop: Shop) -> None:
-    session = ShopSession(tiny_shop, "url", session=1)
+    session = ShopSession(tiny_shop, "url", goal=1)
     base = "http://127.0.0.1:3000"
-    assert session.reset(1)[0] == f"{base}/1"
+    assert session.reset(1) == f"{base}/1"
     assert session.step("search[red mug]")[0] == f"{base}/search_results/1/red+mug/1"
     assert session.step("click[mug0000001]")[0] == f"{base}/item_page/1/MUG0000001/red+mug/1/{{}}"
     assert session.step("click[grün]")[0] == f'{base}/item_page/1/MUG0000001/red+mug/1/{{"color": "gr\\u00fcn"}}'

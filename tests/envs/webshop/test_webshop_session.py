@@ -8,30 +8,31 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shop_session import ShopSession
 
-from turngym.core.errors import TaskError, TurngymError
+from turngym.core.errors import TurngymError
 from turngym.envs.webshop.actions import COMPAT, Quirks, canonical, parse_action
 from turngym.envs.webshop.actions import click_action as click
 from turngym.envs.webshop.actions import search_action as search
-from turngym.envs.webshop.env import History, ShopSession, WebShopEnv
+from turngym.envs.webshop.env import History, WebShopEnv
 from turngym.envs.webshop.session import Kind, SessionState, route, url
 from turngym.envs.webshop.shop import Shop
 
 
 def walk(shop: Shop, *actions: str, quirks: Quirks = COMPAT["webshop"]) -> ShopSession:
-    session = ShopSession(shop, quirks=quirks, session=0)
+    session = ShopSession(shop, quirks=quirks)
     for action in actions:
         session.step(action)
     return session
 
 
 def labels(session: ShopSession) -> list[str]:
-    return list(session.get_available_actions()["clickables"])
+    return list(session.available()["clickables"])
 
 
 def test_the_pages_offer_what_the_original_offers(tiny_shop: Shop) -> None:
     session = walk(tiny_shop)
-    assert session.get_available_actions() == {"has_search_bar": True, "clickables": ["search"]}
+    assert session.available() == {"has_search_bar": True, "clickables": ["search"]}
     session.step("search[lamp]")
     assert labels(session)[:3] == ["back to search", "next >", session.state.found[0].lower()]
     assert (len(labels(session)), len(session.state.found)) == (12, 28)
@@ -47,7 +48,7 @@ def test_the_pages_offer_what_the_original_offers(tiny_shop: Shop) -> None:
     session.step("click[mug0000001]")
     assert labels(session)[2:] == [*pages, "blue", 'red "deluxe"', "grün", "small", "large"]
     session.step("click[buy now]")
-    assert session.get_available_actions() == {"has_search_bar": False, "clickables": []}
+    assert session.available() == {"has_search_bar": False, "clickables": []}
 
 
 def test_prev_keeps_options_from_a_sub_page_and_loses_them_to_the_results(tiny_shop: Shop) -> None:
@@ -88,7 +89,7 @@ def test_prev_from_a_product_returns_to_its_page_of_results(tiny_shop: Shop) -> 
 def test_what_is_not_understood_changes_nothing(tiny_shop: Shop, action: str) -> None:
     session = walk(tiny_shop, "search[jug]", "click[odd0000001]")
     before = session.state
-    assert session.step(action) == (session.view.observation, 0.0, False, None)
+    assert session.step(action) == (session.view.observation, 0.0, False)
     assert session.state == before
 
 
@@ -99,7 +100,7 @@ def test_search_works_on_every_page_and_after_the_end(tiny_shop: Shop) -> None:
     assert session.step("click[buy now]")[2] is True
     assert session.step("click[back to search]")[2] is False
     assert session.state.kind == "done"
-    assert session.step("search[mug]")[1:3] == (0.0, False)
+    assert session.step("search[mug]")[1:] == (0.0, False)
     assert session.state.kind == "results"
     assert session.step("search[ ]")[0].endswith("Back to Search [SEP] Page 1 (Total results: 0) [SEP] Next >")
 
@@ -161,45 +162,14 @@ def test_backdoors_only_when_asked_for(tiny_shop: Shop) -> None:
         assert walk(tiny_shop, f"search[{query}]", quirks=open_door).state.found == ()
 
 
-def test_sessions_keep_their_goals(tiny_shop: Shop) -> None:
-    session = ShopSession(tiny_shop)
-    session.reset("visitor")
-    goal = session.goal
-    for number in range(len(tiny_shop.goals)):
-        session.reset(number)
-        assert (session.goal.index, session.session) == (number, str(number))
-    session.reset("visitor")
-    assert session.goal == goal
-    session.reset()
-    assert (len(session.session), session.session.islower()) == (10, True)
-    twin = ShopSession(tiny_shop)
-    twin.reset("visitor")
-    assert twin.goal == goal
-    with pytest.raises(TaskError, match="goal 99 does not exist"):
-        session.reset(99)
-
-
-def test_the_instruction(tiny_shop: Shop) -> None:
-    session = ShopSession(tiny_shop, session=0)
-    text = session.goal.instruction_text
-    assert session.get_instruction_text() == f"Instruction: {text}"
-    session.step("search[mug]")
-    assert session.get_instruction_text() == f"Instruction:{text}"
-    session.step("click[mug0000001]")
-    session.step("click[buy now]")
-    assert session.get_instruction_text() is None
-
-
 def test_history_stands_in_front_oldest_first(tiny_shop: Shop) -> None:
-    session = ShopSession(tiny_shop, num_prev_obs=1, num_prev_actions=2, session=0)
-    first = session.view.observation
-    observation = session.step("search[Mug]")[0]
-    second = session.view.observation
-    assert observation == f"{first} [SEP] search[Mug] [SEP] {second}"
-    observation = session.step("click[mug0000001]")[0]
-    third = session.view.observation
-    assert observation == f"search[Mug] [SEP] {second} [SEP] click[mug0000001] [SEP] {third}"
-    assert session.step("nonsense")[0] == f"click[mug0000001] [SEP] {third} [SEP] nonsense [SEP] {third}"
+    env = WebShopEnv(shop=tiny_shop, num_prev_obs=1, num_prev_actions=2, strict_admissible=False)
+    alone = ShopSession(tiny_shop)
+    first, _ = env.reset(options={"task": f"{tiny_shop.profile.name}/0"})
+    second, third = (alone.step(action)[0] for action in ("search[mug]", "click[mug0000001]"))
+    assert env.step("search[Mug]")[0] == f"{first} [SEP] search[mug] [SEP] {second}"
+    assert env.step("click[mug0000001]")[0] == f"search[mug] [SEP] {second} [SEP] click[mug0000001] [SEP] {third}"
+    assert env.step("nonsense")[0] == f"click[mug0000001] [SEP] {third} [SEP] nonsense [SEP] {third}"
     longer = History(3, 1)
     longer.begin("a")
     assert [longer.step(str(number), text) for number, text in enumerate("bcd")] == [
@@ -213,9 +183,9 @@ def test_wrong_settings_are_errors(tiny_shop: Shop) -> None:
     with pytest.raises(TurngymError, match=r"compat is 'webshpo'; .*Did you mean 'webshop'"):
         WebShopEnv(shop=tiny_shop, compat="webshpo")
     with pytest.raises(TurngymError, match="observation_mode is 'rich'"):
-        ShopSession(tiny_shop, "rich")
+        WebShopEnv(shop=tiny_shop, observation_mode="rich")
     with pytest.raises(TurngymError, match="num_prev_obs is -1"):
-        ShopSession(tiny_shop, num_prev_obs=-1)
+        WebShopEnv(shop=tiny_shop, num_prev_obs=-1)
 
 
 WORDS = st.sampled_from(["mug", "search_results", "item_page", "xitem_sub_pagex", "done", "search", "results", "a/b"])

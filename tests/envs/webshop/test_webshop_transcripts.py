@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shop_session import ShopSession
 
-from turngym.envs.webshop.env import ShopSession
 from turngym.envs.webshop.nouns import NounTagger
+from turngym.envs.webshop.reward import Reward
 from turngym.envs.webshop.shop import Shop, open_shop
 
 _TYPE = ("r_type", "title_score")
@@ -69,14 +70,14 @@ def replay(path: Path, shop_of: Callable[[bool], Shop], *, exact_tagger: bool = 
 
 def _episode(session: ShopSession, line: dict[str, Any], seen: Comparison, exact_tagger: bool) -> None:
     name = f"episode {seen.episodes} (goal {line['goal']})"
-    observation, _ = session.reset(line["goal"])
+    observation = session.reset(line["goal"])
     seen.check(f"{name}, reset", observation, line["reset"][0])
     for number, (action, recorded, available, reward, done) in enumerate(line["steps"]):
         where = f"{name}, step {number} {action!r}"
-        observation, earned, ended, _ = session.step(action)
+        observation, earned, ended = session.step(action)
         seen.check(f"{where}, done", ended, done)
         if available is not None:
-            seen.check(f"{where}, available actions", session.get_available_actions(), available)
+            seen.check(f"{where}, available actions", session.available(), available)
         bought = session.state.asin == session.goal.asin
         if not done or bought or exact_tagger:
             seen.check(f"{where}, observation", observation, recorded)
@@ -89,11 +90,17 @@ def _episode(session: ShopSession, line: dict[str, Any], seen: Comparison, exact
     seen.steps += len(line["steps"])
     seen.episodes += 1
     if "verbose" in line:
-        parts = session.verbose_info or {}
+        parts = {} if session.state.reward is None else _verbose(session.state.reward)
         # a purchase of the goal's own product has r_type 1.0 with any tagger: only its title score is left out
         skip = () if exact_tagger else _TYPE[session.state.asin == session.goal.asin :]
         for key in sorted({*parts, *line["verbose"]}.difference(skip)):
             seen.check(f"{name}, {key}", parts.get(key), line["verbose"].get(key))
+
+
+def _verbose(reward: Reward) -> dict[str, Any]:
+    """The original's `verbose_info`: the option part only where options are wanted."""
+    options = {"r_option", "w_option"} if reward.r_option is None else set()
+    return {name: value for name, value in asdict(reward).items() if name not in {"total", "tagger", *options}}
 
 
 def _unscored(observation: str, reward: float) -> tuple[str, bool]:
