@@ -18,7 +18,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,7 @@ class FolderInUseError(TurngymError):
     """Another process is writing to the folder or file."""
 
 
-@contextmanager
-def locked_folder(folder: str | Path | None) -> Iterator[None]:
+def locked_folder(folder: str | Path | None) -> AbstractContextManager[None]:
     """Makes the caller the only writer of `folder`, which is created if needed. None locks nothing.
 
     A killed process leaves its lock file behind, but the operating system drops the lock, so the next process gets it
@@ -54,22 +53,12 @@ def locked_folder(folder: str | Path | None) -> Iterator[None]:
         FolderInUseError: another process, or another call in this one, has the lock; the error names the holder.
         TurngymError: the lock file cannot be written.
     """
-    if folder is None:
-        yield
-        return
-    with _locked(Path(folder) / LOCK, Path(folder)):
-        yield
+    return nullcontext() if folder is None else _locked(Path(folder) / LOCK, Path(folder))
 
 
-@contextmanager
-def locked_file(path: str | Path | None) -> Iterator[None]:
+def locked_file(path: str | Path | None) -> AbstractContextManager[None]:
     """Makes the caller the only writer of the file `path`; otherwise as `locked_folder`."""
-    if path is None:
-        yield
-        return
-    path = Path(path)
-    with _locked(path.with_name(f".{path.name}.lock"), path):
-        yield
+    return nullcontext() if path is None else _locked(Path(path).with_name(f".{Path(path).name}.lock"), Path(path))
 
 
 @contextmanager
@@ -121,7 +110,7 @@ def marker_lock(path: Path, why: BaseException, *, timeout: float) -> SoftFileLo
     warnings.warn(
         f"{path} cannot be locked here ({why}): {marker.name} marks it as in use, for processes of this kind alone; a "
         "killed process on another machine leaves it behind, then delete it",
-        stacklevel=6,
+        stacklevel=4,
     )
     return SoftFileLock(marker, timeout=timeout, thread_local=False)
 
@@ -170,7 +159,8 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
         source: folder on the same disk; what is not moved stays in it.
         folder: where the files belong; it is made if needed.
     """
-    missing = [name for name in names if not _is_same(folder / name, source / name)]
+    there = ((name, folder / name) for name in names)
+    missing = [name for name, path in there if not (path.is_file() and filecmp.cmp(path, source / name, shallow=False))]
     if changed := [name for name in missing if os.path.lexists(folder / name)]:
         more = f" (so have {len(changed) - 1:,} other files)" if len(changed) > 1 else ""
         raise error(
@@ -180,10 +170,6 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
     for name in missing:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / name, folder / name)
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    return path.is_file() and filecmp.cmp(path, other, shallow=False)
 
 
 # Checksums of the files of a model or checkpoint folder, in one file beside them.

@@ -406,6 +406,8 @@ def show(value: Any, limit: int = 80) -> str:
 
 def text_problem(value: str) -> str | None:
     """Why `value` is no text that can be written to a file; None where it is one."""
+    if value.isascii():
+        return None
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
+from turngym.core.rows import text_problem
 from turngym.core.user_files import too_many_values
 
 MAX_DEPTH = 64
@@ -81,9 +82,9 @@ def strict_json(body: bytes) -> Any:
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for item in level:
-            if isinstance(item, str):
-                _check_text(item)
-            elif isinstance(item, dict | list):
+            if isinstance(item, str) and (problem := text_problem(item)) is not None:
+                raise JsonError(f"a text in the body {problem}")
+            if isinstance(item, dict | list):
                 below.append(item)
         if not below:
             return value
@@ -106,13 +107,3 @@ def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise JsonError(f"the body has a number of {len(digits)} digits; at most {MAX_DIGITS} are read")
     return int(digits)
-
-
-def _check_text(text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = ord(text[error.start])
-        raise JsonError(f"the body has half a surrogate pair, \\u{half:04x}, which is no text") from None

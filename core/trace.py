@@ -123,13 +123,6 @@ def episode_from_json(line: str) -> Episode:
     return episode
 
 
-def _floats(values: NDArray[np.float32]) -> list[float | str]:
-    # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact. JSON has
-    # no infinities; float() reads these strings back
-    numbers = map(float, np.asarray(values, dtype=np.float32).astype(str))
-    return [number if math.isfinite(number) else str(number) for number in numbers]
-
-
 def _array(kind: Any, values: Any) -> NDArray[Any]:
     """int32 or float32 of a list of JSON. Raises ValueError where it holds something else, OverflowError where a number
     does not fit."""
@@ -169,8 +162,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, TopK):
         tail = {} if value.tail is None else {"tail": value.tail}
         return {"k": value.ids.shape[1], "ids": value.ids.ravel(), "logp": value.logp.ravel(), **tail}
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        # NumPy's shortest decimal form of a float32 is half as long as the same number as a float64, and as exact. JSON
+        # has no infinities; float() reads these strings back
+        numbers = map(float, value.astype(np.float32).astype(str))
+        return [number if math.isfinite(number) else str(number) for number in numbers]
     if isinstance(value, np.ndarray):
-        return _floats(value) if value.dtype.kind == "f" else value.tolist()
+        return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"JSON has no {type(value).__name__}")
@@ -203,12 +201,11 @@ _SELDOM = {
 
 
 def _turn_to_record(turn: Turn) -> dict[str, Any]:
-    seldom = {name: getattr(turn, name) for name, default in _SELDOM.items()}
     # an array is only compared with None
     differ = [
         name
-        for name, value in seldom.items()
-        if value is not None and (_SELDOM[name] is None or value != _SELDOM[name])
+        for name, usual in _SELDOM.items()
+        if (value := getattr(turn, name)) is not None and (usual is None or value != usual)
     ]
     return {name: getattr(turn, name) for name in (*_ALWAYS, *differ)} | {"reward": float(turn.reward)}
 

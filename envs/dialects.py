@@ -6,6 +6,7 @@ The classes that read and write them are in `turngym.envs.tool_calls`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from turngym.core.errors import checked_choice
 from turngym.envs.tool_calls import (
@@ -28,6 +29,25 @@ one."""
 _LLAMA = ("name", "parameters")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _DEEPSEEK_HEAD = r"\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>\s*"
+_GLM = TaggedCalls(
+    name="glm",
+    starts=("<tool_call>",),
+    head=r"\s*<tool_call>\s*(?P<name>[^<\n{]{1,200})",
+    key=("<arg_key>", "</arg_key>"),
+    value=("<arg_value>", "</arg_value>"),
+    ends=("</tool_call>",),
+    form="<tool_call>%n\n%s</tool_call>",
+    argument="<arg_key>%k</arg_key>\n<arg_value>%s</arg_value>\n",
+    thoughts=Thoughts(before="", after="", gap="\n"),
+)
+_MISTRAL = JsonCalls(
+    name="mistral",
+    opening="[TOOL_CALLS]",
+    form="[TOOL_CALLS]%s",
+    keys=("name", "arguments", "id"),
+    listed=True,
+    thoughts=MISTRAL,
+)
 _ALL: tuple[CallDialect, ...] = (
     HERMES,
     TaggedCalls(
@@ -41,24 +61,10 @@ _ALL: tuple[CallDialect, ...] = (
         argument="<parameter=%k>\n%s\n</parameter>\n",
         python=True,
     ),
-    TaggedCalls(
-        name="glm",
-        starts=("<tool_call>",),
-        head=r"\s*<tool_call>\s*(?P<name>[^<\n{]{1,200})",
-        key=("<arg_key>", "</arg_key>"),
-        value=("<arg_value>", "</arg_value>"),
-        ends=("</tool_call>",),
-        form="<tool_call>%n\n%s</tool_call>",
-        argument="<arg_key>%k</arg_key>\n<arg_value>%s</arg_value>\n",
-        thoughts=Thoughts(before="", after="", gap="\n"),
-    ),
-    TaggedCalls(
+    _GLM,
+    replace(
+        _GLM,
         name="glm-compact",
-        starts=("<tool_call>",),
-        head=r"\s*<tool_call>\s*(?P<name>[^<\n{]{1,200})",
-        key=("<arg_key>", "</arg_key>"),
-        value=("<arg_value>", "</arg_value>"),
-        ends=("</tool_call>",),
         form="<tool_call>%n%s</tool_call>",
         argument="<arg_key>%k</arg_key><arg_value>%s</arg_value>",
         thoughts=Thoughts(before="", after="", gap=""),
@@ -91,22 +97,8 @@ _ALL: tuple[CallDialect, ...] = (
     JsonCalls(name="llama4", keys=_LLAMA, prefixes=("<|python_tag|>",), form="%s\n"),
     JsonCalls(name="json", keys=("name", "arguments")),
     JsonCalls(name="json-list", keys=("name", "arguments"), listed=True),
-    JsonCalls(
-        name="mistral",
-        opening="[TOOL_CALLS]",
-        form="[TOOL_CALLS]%s",
-        keys=("name", "arguments", "id"),
-        listed=True,
-        thoughts=MISTRAL,
-    ),
-    JsonCalls(
-        name="mistral-spaced",
-        opening="[TOOL_CALLS]",
-        form="[TOOL_CALLS] %s",
-        keys=("name", "arguments", "id"),
-        listed=True,
-        thoughts=MISTRAL,
-    ),
+    _MISTRAL,
+    replace(_MISTRAL, name="mistral-spaced", form="[TOOL_CALLS] %s"),
     NamedCalls(
         name="mistral-args",
         starts=("[TOOL_CALLS]",),

@@ -86,7 +86,7 @@ def serve(config: ServeWebshop) -> int:
 
 def settings_of(config: ServeWebshop) -> Any:
     """The settings of the pages in `config`."""
-    from turngym.envs.webshop.web import VisitLimits, WebSettings
+    from turngym.envs.webshop.web import WebSettings
 
     return WebSettings(
         split=config.split,
@@ -94,5 +94,6 @@ def settings_of(config: ServeWebshop) -> Any:
         attributes=config.attributes,
         pictures=config.pictures,
         seed=config.seed,
-        limits=VisitLimits(visits=config.visits, idle=config.idle),
+        visits=config.visits,
+        idle=config.idle,
     )

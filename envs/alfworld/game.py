@@ -16,9 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from turngym.core.errors import did_you_mean
+import msgspec
+
 from turngym.core.redaction import excerpt
-from turngym.core.rows import show, stat_stamp, text_problem
+from turngym.core.rows import stat_stamp, text_problem
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of
 from turngym.envs.alfworld.game_rules import (
@@ -213,24 +214,24 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
 
 def check_keys(data: Any, source: str) -> None:
     """Raise GameError unless `data` has every needed key with a value of the right type."""
-    if not isinstance(data, Mapping):
-        raise GameError(f"{source}: a game file must be a JSON object, not {type(data).__name__}")
-    for key in KEYS:
-        if key not in data:
-            hint = did_you_mean(key, [str(name) for name in data])
-            raise GameError(f"{source}: game file has no key {key!r}; it needs {', '.join(KEYS)}.{hint}")
-        if not isinstance(data[key], str):
-            raise GameError(f"{source}: key {key!r} must be text, not {type(data[key]).__name__}")
-    walkthrough = data.get("walkthrough")
-    if walkthrough is not None and not (
-        isinstance(walkthrough, (list, tuple)) and all(isinstance(line, str) for line in walkthrough)
+    try:
+        found = msgspec.convert(data, _GameFile)
+    except msgspec.ValidationError as error:
+        raise GameError(f"{source}: no game file: {error}; it needs {', '.join(KEYS)}") from error
+    for key, text in (
+        *((key, data[key]) for key in KEYS),
+        *(("walkthrough", line) for line in found.walkthrough or ()),
     ):
-        raise GameError(f"{source}: key 'walkthrough' must be a list of commands, not {show(walkthrough)}")
-    if not isinstance(solvable := data.get("solvable"), bool | None):
-        raise GameError(f"{source}: key 'solvable' is {show(solvable)}; it must be true, false or null")
-    for key, text in (*((key, data[key]) for key in KEYS), *(("walkthrough", line) for line in walkthrough or ())):
         if (problem := text_problem(text)) is not None:
             raise GameError(f"{source}: key {key!r} {problem}")
+
+
+class _GameFile(msgspec.Struct):
+    pddl_domain: str
+    grammar: str
+    pddl_problem: str
+    walkthrough: list[str] | None = None
+    solvable: bool | None = None
 
 
 def _one_line(error: Exception) -> str:

@@ -10,25 +10,25 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from turngym.core.redaction import brief, excerpt
-from turngym.core.rows import text_problem
 from turngym.core.sequences import LazySequence
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries
 from turngym.envs.webshop.products import (
     Instruction,
     Product,
     ShopDataError,
-    cut_repr,
     encode_product,
     parse_pricing,
     price_text,
 )
 from turngym.retrieval.bm25 import LuceneIndex
 
+T = TypeVar("T")
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of a product that the attributes file does not list; the original's placeholder."""
 LONGEST_ASIN = 10
@@ -49,12 +49,61 @@ def read_products(
     seen: set[str] = set()
     for number, item in enumerate(items):
         where = f"{source}, record {number}"
-        if not isinstance(item, dict):
-            raise ShopDataError(f"{where} is a JSON {type(item).__name__}, not an object with asin, name and so on")
-        asin = _text(item, "asin", where)
+        asin = _typed(item, _Named, where).asin
         if asin != "nan" and len(asin) <= LONGEST_ASIN and asin not in seen:
             seen.add(asin)
             yield parse_product(item, asin, attributes, human, f"{where}, product {asin!r}")
+
+
+class _Named(msgspec.Struct):
+    asin: str
+
+
+class _Choice(msgspec.Struct):
+    value: str
+
+
+class _Item(msgspec.Struct):
+    """The fields of a record that are read, but for its pricing."""
+
+    name: str
+    full_description: str
+    small_description: list[str] | str | None
+    category: str
+    query: str
+    product_category: str
+    customization_options: dict[str, list[_Choice] | None] | list[Any] | str | None
+    """An empty text or list is none."""
+    images: list[str] | str | None = None
+
+
+class _Entry(msgspec.Struct):
+    """An entry of the attributes file."""
+
+    attributes: list[str] = msgspec.field(default_factory=lambda: list(NO_ATTRIBUTES))
+
+
+class _SyntheticEntry(_Entry):
+    instruction: str | None = None
+    instruction_attributes: list[str] = msgspec.field(default_factory=list)
+
+
+class _Human(msgspec.Struct):
+    """One of the instructions by people."""
+
+    instruction: str
+    instruction_attributes: list[str]
+    instruction_options: list[str]
+
+
+def _typed(value: Any, kind: type[T], where: str) -> T:
+    try:
+        found = msgspec.convert(value, kind)
+        # half a surrogate pair is no text that could be written
+        msgspec.json.encode(found)
+        return found
+    except ValueError as error:
+        raise ShopDataError(f"{where}: {excerpt(error, 200)}") from error
 
 
 def parse_product(
@@ -66,104 +115,47 @@ def parse_product(
         attributes: asin -> its entry in the attributes file.
         human: asin -> its instructions by people; None: synthetic goals.
     """
-    extra = attributes.get(asin)
-    if extra is not None and not isinstance(extra, dict):
-        raise ShopDataError(f"{where}: its entry in the attributes file is {cut_repr(extra)}, not an object")
-    listed = _texts(extra, "attributes", where) if extra is not None and "attributes" in extra else NO_ATTRIBUTES
-    bullets = _get(item, "small_description", where)
+    record, entry, instructions = _typed(item, _Item, where), _Entry(), list[Instruction]()
+    if (extra := attributes.get(asin)) is not None:
+        entry = _typed(extra, _SyntheticEntry if human is None else _Entry, f"{where}: its entry among the attributes")
+    if human is not None:
+        # those without attributes cannot be scored
+        for one in _typed(human.get(asin), list[_Human] | None, f"{where}: its human instructions") or ():
+            if one.instruction_attributes:
+                wanted, options = tuple(one.instruction_attributes), tuple(one.instruction_options)
+                instructions.append(Instruction(text=one.instruction, attributes=wanted, options=options))
+    elif not isinstance(entry, _SyntheticEntry):
+        raise ShopDataError(f"{where} is not in the attributes file, which synthetic goals need for every product")
+    elif entry.instruction is not None:
+        if not entry.instruction_attributes:
+            raise ShopDataError(f"{where}: it has an instruction but instruction_attributes is empty")
+        instructions.append(Instruction(text=entry.instruction, attributes=tuple(entry.instruction_attributes)))
+    choices = record.customization_options or {}
+    if not isinstance(choices, dict):
+        said = brief(choices, 60)
+        raise ShopDataError(f"{where}: customization_options is {said}; valid: '' or an object of lists")
+    bullets, images = record.small_description, record.images or ""
     prices = parse_pricing(item.get("pricing"), where)
     return Product(
         asin=asin,
-        title=_text(item, "name", where),
-        description=_text(item, "full_description", where),
-        # one text, or null, which the original shows as None, is one bullet
-        bullets=("None",) if bullets is None else _texts(item, "small_description", where, or_one=True),
-        category=_text(item, "category", where),
-        query=_text(item, "query", where).lower().strip(),
-        product_category=_text(item, "product_category", where),
-        attributes=listed,
-        options=_options(_get(item, "customization_options", where), where),
-        main_image=next(iter(_texts(item, "images", where, or_one=True)), "") if item.get("images") is not None else "",
+        title=record.name,
+        description=record.full_description,
+        # null, which the original shows as None, is one bullet
+        bullets=tuple(bullets) if isinstance(bullets, list) else (str(bullets),),
+        category=record.category,
+        query=record.query.lower().strip(),
+        product_category=record.product_category,
+        attributes=tuple(entry.attributes),
+        options={
+            name.lower(): tuple(one.value.strip().replace("/", " | ").lower() for one in values)
+            for name, values in choices.items()
+            if values is not None
+        },
+        main_image=images if isinstance(images, str) else images[0],
         price_text=price_text(prices),
         prices=prices,
-        instructions=_synthetic(extra, where) if human is None else _human(human.get(asin), where),
+        instructions=tuple(instructions),
     )
-
-
-def _options(contents: Any, where: str) -> dict[str, tuple[str, ...]]:
-    if contents is None or contents == "" or contents == []:
-        return {}
-    if not isinstance(contents, dict):
-        raise ShopDataError(f"{where}: customization_options is {cut_repr(contents)}; valid: '' or an object of lists")
-    options = {}
-    for name, values in contents.items():
-        if values is None:
-            continue
-        if not isinstance(values, list) or not all(
-            isinstance(value, dict) and isinstance(value.get("value"), str) for value in values
-        ):
-            raise ShopDataError(f"{where}: option {brief(name, 60)} is not a list of objects with a text 'value'")
-        for text in (name, *(value["value"] for value in values)):
-            # the line is made where it is said: it takes longer than to read the option
-            if (problem := text_problem(text)) is not None:
-                raise ShopDataError(f"{where}: option {brief(name, 60)} {problem}")
-        options[name.lower()] = tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
-    return options
-
-
-def _synthetic(extra: Mapping[str, Any] | None, where: str) -> tuple[Instruction, ...]:
-    if extra is None:
-        raise ShopDataError(f"{where} is not in the attributes file, which synthetic goals need for every product")
-    if extra.get("instruction") is None:
-        return ()
-    wanted = _texts(extra, "instruction_attributes", where)
-    if not wanted:
-        raise ShopDataError(f"{where}: it has an instruction but instruction_attributes is empty")
-    return (Instruction(text=_text(extra, "instruction", where), attributes=wanted),)
-
-
-def _human(entries: Any, where: str) -> tuple[Instruction, ...]:
-    """The human instructions of a product. Those without attributes cannot be scored and are left out."""
-    if entries is not None and not isinstance(entries, list):
-        raise ShopDataError(f"{where}: its entry in the instructions file is {cut_repr(entries)}, not a list")
-    found = []
-    for entry in entries or ():
-        if not isinstance(entry, dict):
-            raise ShopDataError(f"{where}: one of its human instructions is {cut_repr(entry)}, not an object")
-        if wanted := _texts(entry, "instruction_attributes", where):
-            text, options = _text(entry, "instruction", where), _texts(entry, "instruction_options", where)
-            found.append(Instruction(text=text, attributes=wanted, options=options))
-    return tuple(found)
-
-
-def _get(item: Mapping[str, Any], key: str, where: str) -> Any:
-    if key not in item:
-        raise ShopDataError(f"{where} has no {key!r}; keys here: {excerpt(', '.join(sorted(item)), 200)}")
-    return item[key]
-
-
-def _text(item: Mapping[str, Any], key: str, where: str) -> str:
-    value = _get(item, key, where)
-    if not isinstance(value, str):
-        raise ShopDataError(f"{where}: {key!r} is {cut_repr(value)}, not a text")
-    _check(value, f"{where}: {key!r}")
-    return value
-
-
-def _texts(item: Mapping[str, Any], key: str, where: str, *, or_one: bool = False) -> tuple[str, ...]:
-    """A list of texts; a single text, too, if `or_one`."""
-    value = _get(item, key, where)
-    values = [value] if or_one and isinstance(value, str) else value
-    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
-        raise ShopDataError(f"{where}: {key!r} is {cut_repr(value)}, not a list of texts")
-    for text in values:
-        _check(text, f"{where}: {key!r}")
-    return tuple(values)
-
-
-def _check(text: str, what: str) -> None:
-    if (problem := text_problem(text)) is not None:
-        raise ShopDataError(f"{what} {problem}")
 
 
 # --- where products are kept

@@ -7,16 +7,16 @@ enough to train on a laptop; `vocabulary` lists every phrase that can occur in i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import checked_choice
@@ -120,8 +120,7 @@ def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, A
 # --- the word lists of prose shops
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Department:
+class Department(msgspec.Struct, frozen=True, rename={"is_": "is"}):
     """Products that share features, materials and options."""
 
     category: str
@@ -136,6 +135,8 @@ class Department:
     """Features that follow `that is`."""
     has: tuple[str, ...]
     """Features that follow `with`."""
+    groups: dict[str, tuple[str, ...]]
+    """Kinds of things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +157,20 @@ class Leaf:
         return " › ".join(names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogWords:
-    leaves: tuple[Leaf, ...]
-    """Leaves of all departments in turn, so that any prefix is mixed."""
+class CatalogWords(msgspec.Struct, frozen=True, dict=True):
+    departments: tuple[Department, ...]
     options: dict[str, tuple[str, ...]]
     """`color` or `size:clothes` to values; what stands before the colon is the option's name."""
     brands: tuple[str, ...]
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Leaves of all departments in turn, so that any prefix is mixed."""
+        columns = [
+            [Leaf(kind=kind, group=group, department=one) for group, kinds in one.groups.items() for kind in kinds]
+            for one in self.departments
+        ]
+        return tuple(leaf for turn in zip(*columns, strict=True) for leaf in turn)
 
 
 def plural(kind: str) -> str:
@@ -176,24 +184,8 @@ def plural(kind: str) -> str:
 
 @cache
 def load_words() -> CatalogWords:
-    record = json.loads((Path(__file__).parent / "data" / "catalog_words.json").read_text(encoding="utf-8"))
-    columns = []
-    for row in record["departments"]:
-        department = Department(
-            category=row["category"],
-            name=row["name"],
-            price=tuple(row["price"]),
-            materials=tuple(row["materials"]),
-            uses=tuple(row["uses"]),
-            options=tuple(row["options"]),
-            is_=tuple(row["is"]),
-            has=tuple(row["has"]),
-        )
-        kinds = [(group, kind) for group, names in row["groups"].items() for kind in names]
-        columns.append([Leaf(kind=kind, group=group, department=department) for group, kind in kinds])
-    leaves = tuple(leaf for turn in zip(*columns, strict=True) for leaf in turn)
-    options = {name: tuple(values) for name, values in record["options"].items()}
-    return CatalogWords(leaves=leaves, options=options, brands=tuple(record["brands"]))
+    data = (Path(__file__).parent / "data" / "catalog_words.json").read_bytes()
+    return msgspec.json.decode(data, type=CatalogWords)
 
 
 # --- style prose: what is in a cluster of near-duplicates, before it is put into words

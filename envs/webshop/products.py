@@ -25,14 +25,6 @@ class ShopDataError(TurngymError):
     """Shop data that cannot be used: missing, damaged or foreign files, products or goals; the text names which."""
 
 
-def cut_repr(value: Any) -> str:
-    """A value in an error, cut after 60 characters."""
-    try:
-        return f"{brief(value, 60)}"
-    except RecursionError:
-        return f"a {type(value).__name__} that is nested too deep"
-
-
 Kind = Literal["human", "synthetic"]
 """Who wrote the instructions: people, or a template over attributes and options."""
 
@@ -129,7 +121,7 @@ def parse_pricing(text: Any, where: str) -> tuple[float, ...]:
     except (AttributeError, InvalidOperation):
         prices = ()
     if not prices or not all(map(math.isfinite, prices)):
-        raise ShopDataError(f"{where}: pricing is {cut_repr(text)}; valid: '', '$9.99' or '$9.99 - $19.99'")
+        raise ShopDataError(f"{where}: pricing is {brief(text, 60)}; valid: '', '$9.99' or '$9.99 - $19.99'")
     return prices[:2]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +99,10 @@ def score_parts(env: WebShopEnv, reward: Reward) -> list[ScorePart]:
 Record = Callable[[Episode], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisitLimits:
-    """Limits on visits, on their idle time and on their length."""
-
-    visits: int = 256
-    """Most visitors at a time. A new one takes the place of the one away longest."""
-    idle: float = 3600.0
-    """Seconds without a click after which a visit ends."""
-    turns: int = 300
-    """Clicks and searches per goal."""
-
-
 class Visit:
     """One person's shopping for one goal at a time, recorded turn by turn as an agent's is."""
 
-    def __init__(self, env: WebShopEnv, limits: VisitLimits, record: Record) -> None:
+    def __init__(self, env: WebShopEnv, most_turns: int, record: Record) -> None:
         self.env = env
         self.lock = threading.Lock()
         self.turns: list[Turn] = []
@@ -122,7 +110,7 @@ class Visit:
         """How the episode ended; None while it goes on."""
         self.begun = False
         """Whether there is a goal yet."""
-        self._limits = limits
+        self._most_turns = most_turns
         self._record = record
         self._observation = ""
         self._admissible: tuple[str, ...] = ()
@@ -157,7 +145,7 @@ class Visit:
         self._observation, self._admissible = observation, self.env.admissible()
         if terminated:
             self._end(Status.COMPLETED)
-        elif len(self.turns) >= self._limits.turns:
+        elif len(self.turns) >= self._most_turns:
             self._end(Status.TRUNCATED_TURNS)
         return self.turns[-1].verdict
 
@@ -191,37 +179,6 @@ class Visit:
         )
 
 
-class Visits(Visitors[Visit]):
-    """All visits; those that end without a purchase are recorded as left.
-
-    Args:
-        make_env: makes the environment of a new visit.
-        record: gets every episode that ends, but for those without a turn.
-        limits: on the number of visits, their idle time and their turns.
-        clock: the time in seconds; only differences count.
-    """
-
-    def __init__(
-        self,
-        make_env: Callable[[], WebShopEnv],
-        record: Record,
-        limits: VisitLimits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(most=limits.visits, idle=limits.idle, dismiss=self._leave, clock=clock)
-        self.make_env, self.record, self.limits = make_env, record, limits
-
-    def visit(self, name: str) -> Visit:
-        """The visit of that visitor, a new one if need be."""
-        return self.enter(name, lambda: Visit(self.make_env(), self.limits, self.record))
-
-    @staticmethod
-    def _leave(visit: Visit) -> None:
-        with visit.lock:
-            visit.leave()
-            visit.env.close()
-
-
 COOKIE = "turngym_shop"
 _NOTES = {
     "gone": "Your visit has ended, or the shop was restarted. Choose a goal to begin again.",
@@ -243,7 +200,12 @@ class WebSettings:
     """Load pictures from where the shop's data says; without it only pictures that are part of the data."""
     seed: int | None = None
     """Fixes the goals drawn at random; by default another order every time."""
-    limits: VisitLimits = field(default_factory=VisitLimits)
+    visits: int = 256
+    """Most visitors at a time. A new one takes the place of the one away longest."""
+    idle: float = 3600.0
+    """Seconds without a click after which a visit ends."""
+    turns: int = 300
+    """Clicks and searches per goal."""
 
 
 def create_app(shop: Shop, settings: WebSettings | None = None, record: Record | None = None) -> Flask:
@@ -270,24 +232,36 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
 
 
 class ShopPages:
-    """The pages over one shop."""
+    """The pages over one shop. `record` gets every episode that ends, but for those without a turn."""
 
-    def __init__(self, shop: Shop, settings: WebSettings, record: Record) -> None:
-        self.shop = shop
-        self.settings = settings
+    def __init__(
+        self, shop: Shop, settings: WebSettings, record: Record, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.shop, self.settings, self.record = shop, settings, record
         probe = self._env()
         self._ids = probe.task_ids()
         probe.close()
         self._rng = np.random.default_rng(settings.seed)
         self._lock = threading.Lock()
         self._forms = Forms(COOKIE)
-        self.visits = Visits(self._env, record, settings.limits)
+        self.visits = Visitors[Visit](most=settings.visits, idle=settings.idle, dismiss=self._dismiss, clock=clock)
 
     def _env(self) -> WebShopEnv:
         settings = self.settings
         return WebShopEnv(
             shop=self.shop, split=settings.split, compat=settings.compat, show_attributes=settings.attributes
         )
+
+    def visit(self, name: str) -> Visit:
+        """The visit of that visitor, a new one if need be."""
+        return self.visits.enter(name, lambda: Visit(self._env(), self.settings.turns, self.record))
+
+    @staticmethod
+    def _dismiss(visit: Visit) -> None:
+        """Those that end without a purchase are recorded as left."""
+        with visit.lock:
+            visit.leave()
+            visit.env.close()
 
     # --- pages
 
@@ -301,11 +275,13 @@ class ShopPages:
         if name is None:
             return self.error(403)
         wish = request.form.get("goal", "").strip().removeprefix(f"{self.shop.profile.name}/")
-        task_id = f"{self.shop.profile.name}/{wish}" if wish else self._draw()
+        with self._lock:
+            drawn = self._ids[int(self._rng.integers(len(self._ids)))]
+        task_id = f"{self.shop.profile.name}/{wish}" if wish else drawn
         if task_id not in self._ids:
             last = len(self.shop.goals) - 1
             return self._start(f"There is no goal {excerpt(wish, 40)!r}: goals have numbers from 0 to {last}."), 404
-        visit = self.visits.visit(name)
+        visit = self.visit(name)
         with visit.lock:
             visit.begin(task_id)
         return redirect("/shop", 303)
@@ -378,7 +354,3 @@ class ShopPages:
         elif state.kind == "item":
             shown["chips"] = list(chips(page, env.scene))
         return render_template(f"{state.kind}.html", **shown)
-
-    def _draw(self) -> str:
-        with self._lock:
-            return self._ids[int(self._rng.integers(len(self._ids)))]

@@ -142,7 +142,7 @@ def test_texts_of_numpy_are_texts(env_id: str) -> None:
         ("max_turns", True, "max_turns is True; it must be a whole number, or None for no limit"),
         ("max_turns", 0, "max_turns is 0; it must be at least 1, or None for no limit"),
         ("penalty", "x", "{env_id}: penalty is 'x'; valid: a number"),
-        ("penalty", float("inf"), "penalty is inf; it must be a number, such as -0.1"),
+        ("penalty", float("inf"), "penalty is inf; it must be a finite number"),
     ],
 )
 @pytest.mark.parametrize("env_id", ENVS)

@@ -105,25 +105,17 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     text = json.dumps(house())
     for content, said in [
         (text[: len(text) // 2], "damaged game file, not JSON"),
-        ("[1, 2]", "must be a JSON object, not list"),
+        ("[1, 2]", "Expected `object`, got `array`"),
         ("\udcff", "damaged game file, not JSON"),
-        (text.replace('"grammar"', '"gramar"'), "no key 'grammar'"),
-        (json.dumps(house() | {"pddl_problem": 3}), "key 'pddl_problem' must be text, not int"),
-        (json.dumps(house() | {"walkthrough": "look"}), "key 'walkthrough' must be a list of commands"),
+        (text.replace('"grammar"', '"gramar"'), "`grammar`"),
+        (json.dumps(house() | {"pddl_problem": 3}), "pddl_problem"),
+        (json.dumps(house() | {"walkthrough": "look"}), "walkthrough"),
     ]:
         file.write_bytes(content.encode("utf-8", "surrogateescape"))
         with pytest.raises(GameError) as caught:
             load_game(file)
         assert str(caught.value).startswith(f"{file}: ")
         assert said in str(caught.value)
-    assert "Did you mean 'gramar'?" in str(_error(file, text.replace('"grammar"', '"gramar"')))
-
-
-def _error(file: Path, text: str) -> GameError:
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(GameError) as caught:
-        load_game(file)
-    return caught.value
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:

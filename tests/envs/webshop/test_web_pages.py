@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from turngym.core.episode import Episode, Status
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop, open_shop
-from turngym.envs.webshop.web import COOKIE, MAX_FORM, VisitLimits, WebSettings, create_app, picture
+from turngym.envs.webshop.web import COOKIE, MAX_FORM, WebSettings, create_app, picture
 
 Person = tools.Person
 
@@ -166,7 +166,7 @@ def test_a_second_click_and_an_old_page_do_nothing(open_web: Callable[..., Any],
 
 
 def test_steps_are_limited(open_web: Callable[..., Any], episodes: list[Episode]) -> None:
-    person = Person(open_web(limits=VisitLimits(turns=3))).begin(0)
+    person = Person(open_web(turns=3)).begin(0)
     person.act(search="mug")
     person.act(click="next >")
     person.act(click="back to search")

@@ -18,9 +18,8 @@ import pytest
 from turngym.core.episode import Episode, Status
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.visitors import EpisodeRecorder
-from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.web import VisitLimits, Visits
+from turngym.envs.webshop.web import ShopPages, WebSettings
 from turngym.scripts.main import main
 
 
@@ -43,66 +42,62 @@ def episodes() -> list[Episode]:
 
 
 @pytest.fixture
-def visits(tiny_shop: Shop, clock: Clock, episodes: list[Episode]) -> Visits:
-    return Visits(
-        make_env=lambda: WebShopEnv(shop=tiny_shop, split="eval"),
-        record=episodes.append,
-        limits=VisitLimits(visits=3, idle=100.0, turns=50),
-        clock=clock,
-    )
+def pages(tiny_shop: Shop, clock: Clock, episodes: list[Episode]) -> ShopPages:
+    settings = WebSettings(split="eval", visits=3, idle=100.0, turns=50)
+    return ShopPages(tiny_shop, settings, episodes.append, clock)
 
 
-def test_who_was_away_longest_makes_room(visits: Visits, episodes: list[Episode]) -> None:
+def test_who_was_away_longest_makes_room(pages: ShopPages, episodes: list[Episode]) -> None:
     for name in "abc":
-        visits.visit(name).begin("tiny/0")
-    visits.visit("a").play("search[mug]")
-    first = visits.get("b")
+        pages.visit(name).begin("tiny/0")
+    pages.visit("a").play("search[mug]")
+    first = pages.visits.get("b")
     assert first is not None
     first.play("search[lamp]")
-    visits.visit("d")
-    assert [visits.get(name) is None for name in "abcd"] == [False, False, True, False]
+    pages.visit("d")
+    assert [pages.visits.get(name) is None for name in "abcd"] == [False, False, True, False]
     assert episodes == []
-    visits.visit("e")
-    assert len(visits) == 3
+    pages.visit("e")
+    assert len(pages.visits) == 3
     assert [episode.turns[0].action for episode in episodes] == ["search[mug]"]
     assert (episodes[0].status, episodes[0].meta["error"]) == (Status.TRUNCATED_DEPTH, "the player left")
 
 
-def test_idle_visits_end(visits: Visits, clock: Clock, episodes: list[Episode]) -> None:
+def test_idle_visits_end(pages: ShopPages, clock: Clock, episodes: list[Episode]) -> None:
     for name in "ab":
-        visits.visit(name).begin("tiny/1")
+        pages.visit(name).begin("tiny/1")
         clock.now += 40
-    visits.visit("a").play("search[mug]")
+    pages.visit("a").play("search[mug]")
     clock.now += 90
-    assert visits.get("b") is None
-    assert visits.get("a") is not None
+    assert pages.visits.get("b") is None
+    assert pages.visits.get("a") is not None
     assert episodes == []
     clock.now += 101
-    assert visits.get("x") is None
-    assert len(visits) == 0
+    assert pages.visits.get("x") is None
+    assert len(pages.visits) == 0
     assert len(episodes) == 1
 
 
-def test_another_goal_records_the_one_before(visits: Visits, episodes: list[Episode]) -> None:
-    visit = visits.visit("a")
+def test_another_goal_records_the_one_before(pages: ShopPages, episodes: list[Episode]) -> None:
+    visit = pages.visit("a")
     assert not visit.under_way
     for goal in (0, 1, 2):
         visit.begin(f"tiny/{goal}")
         if goal != 1:
             visit.play("search[mug]")
-    visits.close()
+    pages.visits.close()
     assert [episode.task.task_id for episode in episodes] == ["tiny/0", "tiny/2"]
     assert not visit.under_way
 
 
-def test_many_visitors_at_once(visits: Visits, episodes: list[Episode]) -> None:
+def test_many_visitors_at_once(pages: ShopPages, episodes: list[Episode]) -> None:
     """Threads that enter, play and are pushed out: nothing breaks, nothing is held beyond the bound."""
     problems: list[BaseException] = []
 
     def shop(number: int) -> None:
         try:
             for turn in range(20):
-                visit = visits.visit(f"{number}-{turn % 2}")
+                visit = pages.visit(f"{number}-{turn % 2}")
                 with visit.lock:
                     visit.begin("tiny/0")
                     visit.play("search[mug]")
@@ -114,22 +109,22 @@ def test_many_visitors_at_once(visits: Visits, episodes: list[Episode]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    visits.close()
+    pages.visits.close()
     assert problems == []
-    assert len(visits) == 0
+    assert len(pages.visits) == 0
     assert len(episodes) <= 120
 
 
-def test_samples_go_on_in_the_same_file(tmp_path: Path, visits: Visits, episodes: list[Episode]) -> None:
+def test_samples_go_on_in_the_same_file(tmp_path: Path, pages: ShopPages, episodes: list[Episode]) -> None:
     path = tmp_path / "sessions.jsonl"
     for expected in ([0, 1], [0, 1, 2, 3]):
         recorder = EpisodeRecorder(path)
-        visits.record = recorder
+        pages.record = recorder
         for name in (f"{len(expected)}a", f"{len(expected)}b"):
-            visit = visits.visit(name)
+            visit = pages.visit(name)
             visit.begin("tiny/3")
             visit.play("search[mug]")
-        visits.close()
+        pages.visits.close()
         recorder.close()
         found, problems = read_trace(path)
         assert [episode.sample for episode in found] == expected
@@ -137,7 +132,7 @@ def test_samples_go_on_in_the_same_file(tmp_path: Path, visits: Visits, episodes
 
 
 def test_a_full_disk_does_not_stop_the_shop(
-    tmp_path: Path, visits: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, pages: ShopPages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = EpisodeRecorder(tmp_path / "sessions.jsonl")
 
@@ -145,11 +140,11 @@ def test_a_full_disk_does_not_stop_the_shop(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TraceWriter, "write", full)
-    visits.record = recorder
-    visit = visits.visit("a")
+    pages.record = recorder
+    visit = pages.visit("a")
     visit.begin("tiny/0")
     visit.play("search[mug]")
-    visits.close()
+    pages.visits.close()
     assert recorder.failed == 1
     assert "No space left" in caplog.text
 
