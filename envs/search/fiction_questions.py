@@ -1,14 +1,15 @@
 """What is asked about a fiction? Makes the fiction and draws its questions, family by family.
 
 `generate_fiction` makes graph, passages and questions from nothing but settings and a seed. Each family of questions
-(`FAMILY`) draws one question at random, or None where the draw led nowhere: a path asked for its end, two paths that
-meet, or a comparison of two. `vocabulary` lists every phrase of the episodes in a fiction.
+(`FAMILY`) draws one question at random, or raises NoQuestion where the draw led nowhere: a path asked for its end, two
+paths that meet, or a comparison of two. `vocabulary` lists every phrase of the episodes in a fiction.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,7 +27,7 @@ from turngym.envs.search.fiction import (
     make_graph,
     relations,
 )
-from turngym.envs.search.fiction_text import QuestionDraft, Teller, Writer
+from turngym.envs.search.fiction_text import NoQuestion, QuestionDraft, Teller, Writer
 from turngym.envs.search.passage_text import NOTHING
 from turngym.envs.search.questions import Question
 from turngym.envs.search.turn_protocol import INVALID
@@ -94,9 +95,9 @@ def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tupl
     for _ in range(count * ATTEMPTS):
         if len(found) == count:
             return found
-        draft = FAMILY[family](teller)
-        question = None if draft is None else teller.finish(draft, len(found))
-        if draft is not None and question is not None:
+        with suppress(NoQuestion):
+            draft = FAMILY[family](teller)
+            question = teller.finish(draft, len(found))
             found.append((question, tuple((entities[f.subject].name, f.relation, f.value) for f in draft.facts)))
     if len(found) < count:
         raise TaskError(
@@ -109,18 +110,15 @@ def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tupl
 # --- the families
 
 
-def popqa(teller: Teller) -> QuestionDraft | None:
+def popqa(teller: Teller) -> QuestionDraft:
     """One hop about an entity drawn by popularity, in a fixed form of words."""
-    facts = walk(teller, teller.popular(), 1)
-    return None if facts is None else chain(teller, facts)
+    return chain(teller, walk(teller, teller.popular(), 1))
 
 
-def nq(teller: Teller) -> QuestionDraft | None:
+def nq(teller: Teller) -> QuestionDraft:
     """One hop about something described instead of named, without capitals."""
     subject = teller.one([e for e in teller.members() if e.theme is not None or e.invention is not None])
     facts = walk(teller, subject, 1)
-    if subject is None or facts is None:
-        return None
     if subject.theme is not None:
         role, deed = subject.theme
         described = f"the {'movie' if subject.kind == 'film' else 'novel'} about a {role} who {deed}"
@@ -130,7 +128,7 @@ def nq(teller: Teller) -> QuestionDraft | None:
     return QuestionDraft(text=draft.text.lower().rstrip("?"), answers=draft.answers, facts=facts)
 
 
-def wiki(teller: Teller) -> QuestionDraft | None:
+def wiki(teller: Teller) -> QuestionDraft:
     """2Wiki's four types: compositional, inference, comparison, bridge-comparison."""
     kind = teller.rng.random() if not teller.config.plain else 0.0
     if kind < 0.45:
@@ -140,7 +138,7 @@ def wiki(teller: Teller) -> QuestionDraft | None:
     return comparison(teller) if kind < 0.84 else bridge_comparison(teller)
 
 
-def hotpot(teller: Teller) -> QuestionDraft | None:
+def hotpot(teller: Teller) -> QuestionDraft:
     """HotpotQA's types: bridge, intersection, yes/no."""
     kind = teller.rng.random() if not teller.config.plain else 0.75
     if kind < 0.7:
@@ -148,7 +146,7 @@ def hotpot(teller: Teller) -> QuestionDraft | None:
     return meeting(teller, 0) if kind < 0.85 else same(teller)
 
 
-def musique(teller: Teller) -> QuestionDraft | None:
+def musique(teller: Teller) -> QuestionDraft:
     """Three or four hops, in a line or after two lines that meet."""
     kind = teller.rng.random() if not teller.config.plain else 0.0
     if kind < 0.2:
@@ -156,15 +154,15 @@ def musique(teller: Teller) -> QuestionDraft | None:
     return linear(teller, 4) if kind < 0.27 else meeting(teller, 1 if kind < 0.95 else 2)
 
 
-def long_chain(teller: Teller) -> QuestionDraft | None:
+def long_chain(teller: Teller) -> QuestionDraft:
     """Five or six hops in a line, more than any public set has; no relation comes twice."""
     facts = walk(teller, teller.one(teller.members()), int(teller.rng.integers(5, 7)))
-    if facts is None or len({fact.relation for fact in facts}) < len(facts):
-        return None
+    if len({fact.relation for fact in facts}) < len(facts):
+        raise NoQuestion
     return chain(teller, facts)
 
 
-FAMILY: dict[str, Callable[[Teller], QuestionDraft | None]] = {
+FAMILY: dict[str, Callable[[Teller], QuestionDraft]] = {
     "popqa-like": popqa,
     "nq-like": nq,
     "2wiki-like": wiki,
@@ -178,28 +176,26 @@ FAMILY: dict[str, Callable[[Teller], QuestionDraft | None]] = {
 # --- questions that follow paths: one after another, or two that meet
 
 
-def linear(teller: Teller, hops: int) -> QuestionDraft | None:
+def linear(teller: Teller, hops: int) -> QuestionDraft:
     """A path asked for its end; in `config.linked` of them the second passage names where the path begins."""
     facts = walk(teller, teller.one(teller.members()), hops)
-    if facts is None or teller.links(facts[0], facts[1]) != _linked(teller):
-        return None
+    if teller.links(facts[0], facts[1]) != _linked(teller):
+        raise NoQuestion
     return chain(teller, facts)
 
 
-def walk(teller: Teller, subject: Entity | None, hops: int) -> tuple[Fact, ...] | None:
+def walk(teller: Teller, subject: Entity, hops: int) -> tuple[Fact, ...]:
     """`hops` facts, each about the object of the one before; nothing comes twice."""
     facts: list[Fact] = []
     seen: set[str] = set()
-    while subject is not None and len(facts) < hops:
+    while len(facts) < hops:
         seen.add(subject.id)
         last = len(facts) == hops - 1
         found = [f for f in teller.inside(subject) if f.target not in seen and (last or f.target is not None)]
-        fact = teller.one(found)
-        if fact is None:
-            return None
-        facts.append(fact)
-        subject = None if fact.target is None else teller.target(fact)
-    return tuple(facts) if len(facts) == hops else None
+        facts.append(teller.one(found))
+        if not last:
+            subject = teller.target(facts[-1])
+    return tuple(facts)
 
 
 def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -> QuestionDraft:
@@ -212,19 +208,17 @@ def chain(teller: Teller, facts: tuple[Fact, ...], subject: str | None = None) -
     return QuestionDraft(text=teller.asked(facts[-1], text), answers=facts[-1].answers, facts=facts)
 
 
-def meeting(teller: Teller, more: int) -> QuestionDraft | None:
+def meeting(teller: Teller, more: int) -> QuestionDraft:
     """Two subjects with one object, and `more` hops from there: both are named, so their passages are easy to find."""
     target = teller.one(teller.met())
-    if target is None:
-        return None
     sources = teller.sources(target)
     one, two = (sources[int(i)] for i in teller.rng.choice(len(sources), size=2, replace=False))
     rest = walk(teller, target, more) if more else ()
     ends = (one.subject, two.subject)
-    if one.subject == two.subject or rest is None or any(fact.target in ends for fact in rest):
-        return None
+    if one.subject == two.subject or any(fact.target in ends for fact in rest):
+        raise NoQuestion
     if more and (teller.links(one, rest[0]) or teller.links(two, rest[0])) != _linked(teller):
-        return None
+        raise NoQuestion
     a, b = (teller.called(fact, teller.mention(teller.graph.entities[fact.subject])) for fact in (one, two))
     facts = (one, two, *rest)
     if not more:
@@ -284,62 +278,58 @@ SHARE_YES_NO = 0.3
 """Share of yes/no questions among bridge-comparisons."""
 
 
-def inference(teller: Teller) -> QuestionDraft | None:
+def inference(teller: Teller) -> QuestionDraft:
     """A question about two hops that have one name, such as a paternal grandfather."""
     row = teller.one([row for row in KINSHIP if row[0] in teller.relations and row[1] in teller.relations])
-    if row is None:
-        return None
     subject = teller.one(teller.members(row[0].partition(".")[0]))
-    first = None if subject is None else teller.only(subject, row[0])
-    second = None if first is None else teller.only(teller.target(first), row[1])
-    if subject is None or first is None or second is None or second.target == subject.id:
-        return None
+    first = teller.only(subject, row[0])
+    second = teller.only(teller.target(first), row[1])
+    if second.target == subject.id:
+        raise NoQuestion
     return QuestionDraft(text=row[2].format(x=teller.mention(subject)), answers=second.answers, facts=(first, second))
 
 
-def comparison(teller: Teller) -> QuestionDraft | None:
+def comparison(teller: Teller) -> QuestionDraft:
     """A question about which of two entities comes first, or has more of something."""
-    row = teller.one([row for row in ORDERS if row[0] in teller.relations])
-    pair = None if row is None else _pair(teller, row[0])
-    return None if row is None or pair is None else _ordered(teller, row[1], row[2], ((pair[0],), (pair[1],)))
+    relation, form, sign = teller.one([row for row in ORDERS if row[0] in teller.relations])
+    one, two = _pair(teller, relation)
+    return _ordered(teller, form, sign, ((one,), (two,)))
 
 
-def bridge_comparison(teller: Teller) -> QuestionDraft | None:
+def bridge_comparison(teller: Teller) -> QuestionDraft:
     """A comparison of the directors, authors or artists of two works; some are yes/no questions."""
     if teller.rng.random() < SHARE_YES_NO:
         form = teller.one([row for row in SAME_BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
-        chains = None if form is None else _bridges(teller, form[0], form[1])
-        return None if form is None or chains is None else _yes_no(teller, form[2], chains)
+        return _yes_no(teller, form[2], _bridges(teller, form[0], form[1]))
     row = teller.one([row for row in BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
-    chains = None if row is None else _bridges(teller, row[0], row[1])
-    return None if row is None or chains is None else _ordered(teller, row[2], row[3], chains)
+    return _ordered(teller, row[2], row[3], _bridges(teller, row[0], row[1]))
 
 
-def same(teller: Teller) -> QuestionDraft | None:
+def same(teller: Teller) -> QuestionDraft:
     """A question whether two subjects have the same object; yes and no are equally frequent."""
-    row = teller.one([row for row in SAME if row[0] in teller.relations])
-    pair = None if row is None else _pair(teller, row[0])
-    return None if row is None or pair is None else _yes_no(teller, row[1], ((pair[0],), (pair[1],)))
+    relation, form = teller.one([row for row in SAME if row[0] in teller.relations])
+    one, two = _pair(teller, relation)
+    return _yes_no(teller, form, ((one,), (two,)))
 
 
-def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) -> QuestionDraft | None:
-    """A question which of two chains ends in the smaller or larger literal; None for a tie."""
+def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) -> QuestionDraft:
+    """A question which of two chains ends in the smaller or larger literal."""
     ends = [chain[-1].order for chain in chains]
     a, b = (teller.graph.entities[chain[0].subject] for chain in chains)
     if ends[0] == ends[1] or a.name == b.name:
-        return None
+        raise NoQuestion
     winner = a if (ends[0] < ends[1]) == (sign < 0) else b
     return QuestionDraft(
         text=form.format(a=a.name, b=b.name), answers=winner.answers, facts=_interleaved(chains), choice=True
     )
 
 
-def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> QuestionDraft | None:
-    """A question whether two chains end in the same object; None if the other answer is due."""
+def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> QuestionDraft:
+    """A question whether two chains end in the same object."""
     yes = chains[0][-1].target == chains[1][-1].target
     key = f"{teller.part} {form}"
     if yes != teller.wants_yes(key):
-        return None
+        raise NoQuestion
     a, b = (teller.mention(teller.graph.entities[chain[0].subject]) for chain in chains)
     text, answer = form.format(a=a, b=b), "yes" if yes else "no"
     return QuestionDraft(text=text, answers=(answer,), facts=_interleaved(chains), choice=True, form=key)
@@ -350,27 +340,21 @@ def _interleaved(chains: tuple[Chain, Chain]) -> Chain:
     return tuple(fact for hop in zip(*chains, strict=True) for fact in hop)
 
 
-def _pair(teller: Teller, relation: str) -> tuple[Fact, Fact] | None:
+def _pair(teller: Teller, relation: str) -> tuple[Fact, Fact]:
     """Two subjects' facts of one relation; half of the draws look for a shared object first."""
     facts = teller.all_of(relation)
     first = teller.one(facts)
-    if first is None:
-        return None
     others = [fact for fact in facts if fact.subject != first.subject]
     twins = [fact for fact in others if fact.target is not None and fact.target == first.target]
-    second = teller.one(twins if twins and teller.rng.random() < 0.5 else others)
-    return None if second is None else (first, second)
+    return first, teller.one(twins if twins and teller.rng.random() < 0.5 else others)
 
 
-def _bridges(teller: Teller, first: str, second: str) -> tuple[Chain, Chain] | None:
+def _bridges(teller: Teller, first: str, second: str) -> tuple[Chain, Chain]:
     """Two works and a fact about what each leads to (two different ones)."""
-    pair = _pair(teller, first)
-    if pair is None or pair[0].target == pair[1].target:
-        return None
-    ends = [teller.only(teller.target(fact), second) for fact in pair]
-    if ends[0] is None or ends[1] is None:
-        return None
-    return (pair[0], ends[0]), (pair[1], ends[1])
+    one, two = _pair(teller, first)
+    if one.target == two.target:
+        raise NoQuestion
+    return (one, teller.only(teller.target(one), second)), (two, teller.only(teller.target(two), second))
 
 
 # --- every name and phrase that can occur in the episodes, for phrase tokenizers of tiny models

@@ -198,6 +198,10 @@ def _a(noun: str) -> str:
 Item = TypeVar("Item")
 
 
+class NoQuestion(Exception):
+    """This draw makes no question; another one is tried."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionDraft:
     """A question before it is checked: `facts` are the gold chain, in the order in which they can be found."""
@@ -249,9 +253,11 @@ class Teller:
 
     # --- draws
 
-    def one(self, items: Sequence[Item]) -> Item | None:
-        """One of `items`, each equally likely; None where there is none."""
-        return items[int(self.rng.integers(len(items)))] if items else None
+    def one(self, items: Sequence[Item]) -> Item:
+        """One of `items`, each equally likely. Raises NoQuestion where there is none."""
+        if not items:
+            raise NoQuestion
+        return items[int(self.rng.integers(len(items)))]
 
     def popular(self) -> Entity:
         """An entity, popular ones more often."""
@@ -267,9 +273,12 @@ class Teller:
         """The facts of `subject`."""
         return self._inside.get((self.part, subject.id), [])
 
-    def only(self, subject: Entity, relation: str) -> Fact | None:
-        """The fact of `subject` in `relation`, if there is one."""
-        return next((fact for fact in self.inside(subject) if fact.relation == relation), None)
+    def only(self, subject: Entity, relation: str) -> Fact:
+        """The fact of `subject` in `relation`. Raises NoQuestion where there is none."""
+        for fact in self.inside(subject):
+            if fact.relation == relation:
+                return fact
+        raise NoQuestion
 
     def sources(self, target: Entity) -> list[Fact]:
         """The facts whose object is `target`."""
@@ -285,8 +294,8 @@ class Teller:
         """Every subject's fact of `relation`."""
         key = self.part, relation
         if key not in self._same:
-            members = self.members(relation.partition(".")[0])
-            self._same[key] = [fact for entity in members if (fact := self.only(entity, relation)) is not None]
+            facts = (fact for entity in self.members(relation.partition(".")[0]) for fact in self.inside(entity))
+            self._same[key] = [fact for fact in facts if fact.relation == relation]
         return self._same[key]
 
     def target(self, fact: Fact) -> Entity:
@@ -313,18 +322,18 @@ class Teller:
 
     def called(self, fact: Fact, subject: str) -> str:
         """The object described by its subject: `the director of Silent Harbour`."""
-        return str(self.one(self.relations[fact.relation].np)).format(x=subject)
+        return self.one(self.relations[fact.relation].np).format(x=subject)
 
     def asked(self, fact: Fact, subject: str) -> str:
         """The question for the object: `Who directed Silent Harbour?`"""
-        return str(self.one(self.relations[fact.relation].ask)).format(x=subject)
+        return self.one(self.relations[fact.relation].ask).format(x=subject)
 
     def aside(self, fact: Fact) -> str:
         """Something else that the passage of `fact` says about its subject; empty where it says nothing else."""
-        others = self.graph.entities[fact.subject]
-        told = [f for f in self.inside(others) if f is not fact and self.gold(f) == self.gold(fact)]
-        other = self.one([f for f in told if f.target is not None and f.target != fact.target])
-        return "" if other is None else f", also connected with {other.value},"
+        subject = self.graph.entities[fact.subject]
+        told = [f for f in self.inside(subject) if f is not fact and self.gold(f) == self.gold(fact)]
+        others = [f for f in told if f.target is not None and f.target != fact.target]
+        return f", also connected with {self.one(others).value}," if others else ""
 
     def hop(self, fact: Fact) -> str:
         """What to search for to learn one fact once its subject is known."""
@@ -346,17 +355,18 @@ class Teller:
         """Whether the passage of the second hop names the subject of the first."""
         return self.graph.entities[first.subject].name in self._texts[self.gold(second)]
 
-    def finish(self, draft: QuestionDraft, number: int) -> Question | None:
-        """The question; None where it was asked before, gives its answer away or uses a passage for two hops."""
+    def finish(self, draft: QuestionDraft, number: int) -> Question:
+        """The question. Raises NoQuestion where it was asked before, gives its answer away or uses a passage for two
+        hops."""
         gold = tuple(self.gold(fact) for fact in draft.facts)
         # blanks around both, so that an answer is found as whole words only
         asked = f" {normalize(draft.text)} "
         told = any(f" {normalize(answer)} " in asked for answer in draft.answers)
         intros = self.rng.random() < self.share(self.config.intros)
         if intros and not all(passage.endswith(".0") for passage in gold):
-            return None
+            raise NoQuestion
         if len(set(gold)) < len(gold) or (told and not draft.choice) or asked in self._asked:
-            return None
+            raise NoQuestion
         self._asked.add(asked)
         if draft.form:
             self._yes[draft.form] += 1
