@@ -262,7 +262,10 @@ def connections(wanted: int) -> int:
         # Windows has no such limit on sockets
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = _open_files()
+    used = 64
+    for folder in ("/dev/fd", "/proc/self/fd"):
+        with suppress(OSError):
+            used = len(os.listdir(folder))
     need = used + SPARE_DESCRIPTORS + wanted
     if soft != resource.RLIM_INFINITY and soft < need:
         soft_then = need if hard == resource.RLIM_INFINITY else min(need, hard)
@@ -270,10 +273,3 @@ def connections(wanted: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft_then, hard))
             soft = soft_then
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - used - SPARE_DESCRIPTORS))
-
-
-def _open_files() -> int:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with suppress(OSError):
-            return len(os.listdir(folder))
-    return 64

@@ -112,7 +112,9 @@ def episode_from_json(line: str) -> Episode:
     try:
         for turn in turns if isinstance(turns, list) else ():
             if isinstance(turn, dict) and turn.get("teacher") is not None:
-                turn["teacher"] = _teacher(turn["teacher"])
+                flat = msgspec.convert(turn["teacher"], _Teacher, dec_hook=_array)
+                ids = flat.ids.reshape((-1, flat.k))
+                turn["teacher"] = TopK(ids=ids, logp=flat.logp.reshape(ids.shape), tail=flat.tail)
         episode = msgspec.convert(record, Episode, dec_hook=_array)
     # another type; contradictions; a number that no array can hold
     except (msgspec.ValidationError, EpisodeError, OverflowError) as error:
@@ -149,12 +151,6 @@ class _Teacher(msgspec.Struct):
     ids: NDArray[np.int32]
     logp: NDArray[np.float32]
     tail: NDArray[np.float32] | None = None
-
-
-def _teacher(record: Any) -> TopK:
-    flat = msgspec.convert(record, _Teacher, dec_hook=_array)
-    ids = flat.ids.reshape((-1, flat.k))
-    return TopK(ids=ids, logp=flat.logp.reshape(ids.shape), tail=flat.tail)
 
 
 def _plain(value: Any) -> Any:
@@ -409,7 +405,10 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
             except TraceError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
             except ValueError as error:
-                item = TraceProblem(line=number, reason=_reason(error, torn), torn=torn)
+                malformed = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+                text = f"not valid JSON ({error})" if malformed else str(error) or type(error).__name__
+                reason = f"torn: the file ends inside this line; {text}" if torn else text
+                item = TraceProblem(line=number, reason=reason, torn=torn)
                 # an id or a number that no array can hold
                 if vocabulary is not None and isinstance(error.__cause__, OverflowError):
                     raise TraceError(f"{path}, line {number}: {error}") from error
@@ -491,11 +490,3 @@ def trace_errors(path: Path, kept: str) -> Iterator[None]:
     except OSError as error:
         why = "no room left on the disk" if is_disk_full(error) else error.strerror or str(error)
         raise TraceError(f"{path} cannot be written: {why}; {kept}") from error
-
-
-def _reason(error: ValueError, torn: bool) -> str:
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
-        text = f"not valid JSON ({error})"
-    else:
-        text = str(error) or type(error).__name__
-    return f"torn: the file ends inside this line; {text}" if torn else text

@@ -235,7 +235,14 @@ def find_panel(name: str, folder: str | Path | None = None) -> Panel:
     if path is not None:
         return _read(path)
     package, colon, name = name.rpartition(":")
-    folder = _folder_of(package) if colon else Path(folder or PANEL_FOLDER)
+    if colon:
+        # where another package keeps its manifests
+        if (home := package_folder(package)) is None:
+            raise PanelError(
+                f"there is no package {package!r} to take a panel from; install it, or name a manifest's path"
+            )
+        folder = home / "panel_data"
+    folder = Path(folder or PANEL_FOLDER)
     names = list_panels(folder)
     # sorted by number, not as text: v10 is newer than v9
     for full_name in reversed(names):
@@ -332,14 +339,6 @@ def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
     epochs = {place // count for place in places}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
     return [int(orders[place // count][place % count]) for place in places]
-
-
-def _folder_of(package: str) -> Path:
-    """Where another package keeps its manifests."""
-    folder = package_folder(package)
-    if folder is None:
-        raise PanelError(f"there is no package {package!r} to take a panel from; install it, or name a manifest's path")
-    return folder / "panel_data"
 
 
 def _text_env(env: gym.Env[Any, Any]) -> TextEnv:

@@ -61,7 +61,10 @@ def read_action(response: str, channel: Channel | None, env: ActionRules, readin
         channel: how actions are written; None for bare ones.
         reading: how much is forgiven at most.
     """
-    parsed = _parsed(response, channel)
+    if channel is not None:
+        parsed = channel.parse(response)
+    else:
+        parsed = Parsed(action=response) if response.strip() else Parsed(reason="the action is empty")
     if reading == "strict" or (parsed.action is not None and _fits(env, parsed.action)):
         return parsed, "strict"
     folded = parsed if channel is None else channel.parse(_fold_tags(response, env.tool.tags))
@@ -102,12 +105,6 @@ def _looks_possible(env: ActionRules, action: str) -> str | None:
 
 def _fits(env: ActionRules, action: str) -> bool:
     return bool(action.strip()) and refusal(env, env.canonical(action)) is None
-
-
-def _parsed(response: str, channel: Channel | None) -> Parsed:
-    if channel is not None:
-        return channel.parse(response)
-    return Parsed(action=response) if response.strip() else Parsed(reason="the action is empty")
 
 
 def _fold_tags(response: str, tags: tuple[str, ...]) -> str:

@@ -186,7 +186,9 @@ class MicroBatcher:
         if self._on_batch is not None:
             self._on_batch(len(batch))
         try:
-            found = self._call(batch)
+            found = self._search([waiting.query for waiting in batch], batch[0].k)
+            if len(found) != len(batch):
+                raise RetrieverUnavailable(f"the retriever gave {len(found)} answers to {len(batch)} queries")
         except RetrieverUnavailable as error:
             _fail(batch, error)
         except Exception as error:
@@ -202,12 +204,6 @@ class MicroBatcher:
                     waiting.answer.set_result(checked_hits(hits, waiting.k))
                 except RetrieverUnavailable as error:
                     _fail([waiting], error)
-
-    def _call(self, batch: list[Waiting]) -> Sequence[Sequence[Hit]]:
-        found = self._search([waiting.query for waiting in batch], batch[0].k)
-        if len(found) != len(batch):
-            raise RetrieverUnavailable(f"the retriever gave {len(found)} answers to {len(batch)} queries")
-        return found
 
 
 def _fail(batch: Sequence[Waiting], error: Exception) -> None:

@@ -124,15 +124,14 @@ def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
     hits = found if isinstance(found, list | tuple) else (found,)
     if len(hits) > most:
         raise RetrieverUnavailable(f"the retriever gave {len(hits)} hits; at most {most} were asked for")
-    return tuple(map(_checked_hit, hits))
-
-
-def _checked_hit(hit: object) -> Hit:
-    if not isinstance(hit, Hit) or not isinstance(hit.passage, Passage):
-        raise RetrieverUnavailable(f"the retriever gave {brief(hit, 80)}; it must be a list of Hit for each query")
-    checked_passage(hit.passage, "a passage that was found", RetrieverUnavailable)
-    score = checked_number(f"the score of passage {hit.passage.id!r}", hit.score, error=RetrieverUnavailable)
-    return hit if type(hit.score) is float else replace(hit, score=score)
+    checked: list[Hit] = []
+    for hit in hits:
+        if not isinstance(hit, Hit) or not isinstance(hit.passage, Passage):
+            raise RetrieverUnavailable(f"the retriever gave {brief(hit, 80)}; it must be a list of Hit for each query")
+        checked_passage(hit.passage, "a passage that was found", RetrieverUnavailable)
+        score = checked_number(f"the score of passage {hit.passage.id!r}", hit.score, error=RetrieverUnavailable)
+        checked.append(hit if type(hit.score) is float else replace(hit, score=score))
+    return tuple(checked)
 
 
 def checked_passage(passage: Passage, what: str, error: Refusal = RetrievalError) -> Passage:
@@ -200,10 +199,4 @@ def renew_in_children(thing: Renewable) -> None:
     _LIVING.add(thing)
 
 
-def _renew_all() -> None:
-    for thing in list(_LIVING):
-        thing.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+os.register_at_fork(after_in_child=lambda: [thing.renew() for thing in list(_LIVING)])

@@ -83,12 +83,11 @@ class DenseRetriever:
         self._exact = type(self._index).__name__.startswith("IndexFlat")
         # the clusters that IVF looks into may hold no passage
         self._compares_all = load_faiss().try_extract_index_ivf(self._index) is None
-        if (
-            self._exact
-            and 0 < self._index.ntotal * self._index.d <= CHECKED_NUMBERS
-            and not _finite(stored_vectors(self._index))
-        ):
-            raise RetrievalError("the index holds vectors that are not finite, whose passages are never found")
+        if self._exact and 0 < self._index.ntotal * self._index.d <= CHECKED_NUMBERS:
+            stored = stored_vectors(self._index)
+            # both are NaN where one number is; unlike np.isfinite of all, they take no memory
+            if not np.isfinite((stored.min(), stored.max())).all():
+                raise RetrievalError("the index holds vectors that are not finite, whose passages are never found")
         self._fingerprint = fingerprint + "".join(f":{name}={value:g}" for name, value in settings.items())
 
     @classmethod
@@ -199,11 +198,6 @@ class DenseRetriever:
         close = getattr(self._passages, "close", None)
         if close is not None:
             close()
-
-
-def _finite(vectors: NDArray[np.float32]) -> bool:
-    # both are NaN where one number is; unlike np.isfinite of all, they take no memory
-    return bool(np.isfinite(vectors.min()) and np.isfinite(vectors.max()))
 
 
 def _check_found(rows: NDArray[np.int64], passages: int) -> None:

@@ -21,14 +21,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
-from turngym.core.errors import RetrievalError
+from turngym.core.errors import RetrievalError, did_you_mean
 from turngym.core.files import LOCK
 from turngym.core.memory_mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
 from turngym.core.numbers import Number
@@ -117,7 +116,9 @@ def read_manifest(folder: str | Path) -> IndexManifest:
     folder = Path(folder)
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise IndexFolderError(f"{folder}: there is no such index folder{_hint(folder)}")
+        beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        hint = did_you_mean(str(folder), [str(path) for path in beside if (path / MANIFEST).is_file()], 1)
+        raise IndexFolderError(f"{folder}: there is no such index folder.{hint}")
     if not path.is_file():
         raise IndexFolderError(
             f"{folder}: no {MANIFEST} in it, so it is no finished index; `turngym index build` makes one"
@@ -146,14 +147,6 @@ def check_files(folder: str | Path, manifest: IndexManifest, *, contents: bool =
     others = {name: facts for name, facts in manifest.files.items() if name != rows}
     passages = {name: facts for name, facts in manifest.files.items() if name == rows}
     return changed_files(Path(folder), others, limit=CHECKED) + changed_files(Path(folder), passages, limit=-1)
-
-
-def _hint(folder: Path) -> str:
-    if not folder.parent.is_dir():
-        return ""
-    names = [path.name for path in folder.parent.iterdir() if (path / MANIFEST).is_file()]
-    close = get_close_matches(folder.name, names, 1)
-    return f"; did you mean {folder.parent / close[0]}?" if close else ""
 
 
 SAMPLE = 64
@@ -410,10 +403,10 @@ class _Build:
 def _check(plan: BuildPlan, force: bool) -> None:
     if plan.kind not in INDEX_KINDS:
         raise IndexFolderError(f"index kind {plan.kind!r}; there are {', '.join(INDEX_KINDS)}")
-    if not is_built_in(plan.encoder):
-        find_encoder(plan.encoder)
     if plan.shard_rows < 1:
         raise IndexFolderError(f"shard_rows is {plan.shard_rows}; it must be at least 1")
+    if not is_built_in(plan.encoder):
+        find_encoder(plan.encoder)
     if not plan.corpus.is_file():
         # raises the error that says what is wrong with the file
         next(read_corpus(plan.corpus))

@@ -370,20 +370,16 @@ class IndexSearcher:
     def search(self, terms: Iterable[tuple[int, int]], k: int) -> tuple[np.ndarray, np.ndarray]:
         """(rows, float32 scores) of the best `k` documents; `terms` are (number, times in the query)."""
         clauses = sorted((self._clause(*term) for term in terms), key=lambda clause: (-clause.bound, clause.start))
-        sums = self._borrow()
+        try:
+            # a zero for each document; not `if self._spare`, because another thread may take the last in between
+            sums = self._spare.pop()
+        except IndexError:
+            sums = np.zeros(len(self._parts.norms))
         seen, totals = self._collect(clauses, k, sums)
         # only after a search that came to its end, because after an error it may not be zero
         self._spare.append(sums)
         # as Lucene does: add the terms' float scores in double, and round once
         return self._best(seen, totals.astype(np.float32), k)
-
-    def _borrow(self) -> np.ndarray:
-        """A zero for each document."""
-        try:
-            # not `if self._spare`, because another thread may take the last one in between
-            return self._spare.pop()
-        except IndexError:
-            return np.zeros(len(self._parts.norms))
 
     def _clause(self, number: int, times: int) -> _Clause:
         parts = self._parts

@@ -58,7 +58,10 @@ def read_questions(path: str | Path, data_source: str | None = None, *, split: s
     path = user_path(path)
     if not path.is_file():
         raise TaskError(f"there is no question file {path}; give a .parquet of Search-R1's form or a .jsonl")
-    rows = _parquet_rows(path) if path.suffix == ".parquet" else _file_rows(path)
+    if path.suffix == ".parquet":
+        rows = _parquet_rows(path)
+    else:
+        rows = ((row.number, row.value) for row in read_rows(path, _FORM, TaskError))
     name = data_source or stem(path)
     aliases = _Aliases(path.parent / ALIAS_FILE)
     questions = []
@@ -210,7 +213,11 @@ def _given_answers(row: _Row) -> Iterator[tuple[str, Any]]:
     """(field, value) of every field in which the row gives answers."""
     for name in ANSWERS:
         value = row.unfolded(name)
-        if isinstance(value, list) and isinstance(row.fields[name], str) and not all(map(_is_name, value)):
+        if (
+            isinstance(value, list)
+            and isinstance(row.fields[name], str)
+            and any(not isinstance(item, str | Mapping) for item in value)
+        ):
             raise row.wrong(name, row.fields[name], "a text, or a text of JSON that is a list of texts")
         if value is not None:
             yield name, value
@@ -220,10 +227,6 @@ def _given_answers(row: _Row) -> Iterator[tuple[str, Any]]:
     metadata = row.fields.get("metadata")
     if isinstance(metadata, Mapping) and (value := _Row(metadata, row.where, "").unfolded("answer")) is not None:
         yield "metadata.answer", value
-
-
-def _is_name(item: Any) -> bool:
-    return isinstance(item, str | Mapping)
 
 
 _VALID = "a text, a list of texts, or an object with value and aliases, with text, or with target"
@@ -334,11 +337,6 @@ def _missing(value: Any) -> bool:
 
 
 # --- files
-
-
-def _file_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    for row in read_rows(path, _FORM, TaskError):
-        yield row.number, row.value
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -72,7 +72,7 @@ class _Item(msgspec.Struct):
     category: str
     query: str
     product_category: str
-    customization_options: dict[str, list[_Choice] | None] | list[Any] | str | None
+    customization_options: dict[str, list[_Choice] | None] | list[str] | str | None
     """An empty text or list is none."""
     images: list[str] | str | None = None
 
@@ -119,11 +119,12 @@ def parse_product(
     if (extra := attributes.get(asin)) is not None:
         entry = _typed(extra, _SyntheticEntry if human is None else _Entry, f"{where}: its entry among the attributes")
     if human is not None:
+        said = f"{where}: its human instructions"
+        people = _typed(human.get(asin), list[dict[str, Any]] | None, said) or ()
         # those without attributes cannot be scored
-        for one in _typed(human.get(asin), list[_Human] | None, f"{where}: its human instructions") or ():
-            if one.instruction_attributes:
-                wanted, options = tuple(one.instruction_attributes), tuple(one.instruction_options)
-                instructions.append(Instruction(text=one.instruction, attributes=wanted, options=options))
+        for one in _typed([one for one in people if one.get("instruction_attributes") != []], list[_Human], said):
+            wanted, options = tuple(one.instruction_attributes), tuple(one.instruction_options)
+            instructions.append(Instruction(text=one.instruction, attributes=wanted, options=options))
     elif not isinstance(entry, _SyntheticEntry):
         raise ShopDataError(f"{where} is not in the attributes file, which synthetic goals need for every product")
     elif entry.instruction is not None:

@@ -131,18 +131,14 @@ class Goals(LazySequence[Goal]):
         self.caps = np.array([draw_cap(price, rng) for price in prices[entries.row].tolist()])
         self._ends = np.cumsum(entries.goals)
         count = int(self._ends[-1]) if len(self._ends) else 0
-        self._order = shuffled(count) if order is None else order
+        self.order = shuffled(count) if order is None else order
+        """int64 [len(self)]: place in file order of each goal."""
         self._product = product
         # of the object: a cache on the method would be shared by all shops and keep closed ones alive
         self._made = lru_cache(maxsize=4096)(self._make)
 
-    @property
-    def order(self) -> np.ndarray:
-        """int64 [len(self)]: place in file order of each goal."""
-        return self._order
-
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     def item(self, index: int) -> Goal:
         return self._made(index)
@@ -152,7 +148,7 @@ class Goals(LazySequence[Goal]):
         return (self._make(number) for number in range(len(self)))
 
     def _make(self, index: int) -> Goal:
-        place = int(self._order[index])
+        place = int(self.order[index])
         # right: an entry without goals ends where it begins, and is passed over
         entry = int(np.searchsorted(self._ends, place, side="right"))
         product = self._product(int(self.entries.row[entry]))

@@ -75,7 +75,10 @@ def test_an_index_is_built_and_opened_with_it(outside: None, tmp_path: Path, nam
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("hasing", r"unknown encoder 'hasing'; encoders are: hashing, minilm, hf:MODEL, count, package.module:name\. Did"),
+        (
+            "hasing",
+            r"unknown encoder 'hasing'; encoders are: hashing, minilm, hf:MODEL, count, package\.module:name\. Did",
+        ),
         ("counting_encoder:Cout", "encoder 'counting_encoder:Cout': counting_encoder has no 'Cout'"),
         ("no_such_module:Count", "cannot import 'no_such_module'"),
     ],

@@ -388,7 +388,7 @@ def test_another_encoder_is_refused(built: Path, tmp_path: Path) -> None:
 
 def test_damaged_folders(built: Path, tmp_path: Path) -> None:
     folder = damaged(built, tmp_path)
-    with pytest.raises(IndexFolderError, match=r"did you mean .*copy\?"):
+    with pytest.raises(IndexFolderError, match=r"Did you mean .*copy'?\?"):
         open_retriever(tmp_path / "cpoy")
     with pytest.raises(IndexFolderError, match="no finished index"):
         open_retriever(tmp_path)

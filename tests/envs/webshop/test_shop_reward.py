@@ -59,7 +59,6 @@ def goal(**changes: object) -> Goal:
         "product_category": "Home › Furniture › Tables",
         "title": "oak side table",
         "kind": "synthetic",
-        "weight": 1.0,
     }
     return Goal(**(plain | changes))  # type: ignore[arg-type]
 
