@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,15 +35,15 @@ LONGEST_ASIN = 10
 
 
 def read_products(
-    items: Iterable[Any], attributes: Mapping[str, Any], human: Mapping[str, Any] | None, *, source: str = "items"
+    items: Iterable[Any], entry_of: Callable[[str], Any], human: Mapping[str, Any] | None, *, source: str = "items"
 ) -> Iterator[Product]:
     """The products of `items` in their order, without what the original skips: no asin, a long one, a repeated one.
 
-    `human` None: instructions come from `attributes` (synthetic goals), which must then hold every product.
+    `human` None: instructions come from the attributes file (synthetic goals), which must then hold every product.
     Raises ShopDataError naming the product: a missing or wrong field, a price that cannot be read.
 
     Args:
-        attributes: asin -> its entry in the attributes file.
+        entry_of: gives the entry of an asin in the attributes file, or None.
         human: asin -> its instructions by people; None: synthetic goals.
     """
     seen: set[str] = set()
@@ -52,7 +52,7 @@ def read_products(
         asin = _typed(item, _Named, where).asin
         if asin != "nan" and len(asin) <= LONGEST_ASIN and asin not in seen:
             seen.add(asin)
-            yield parse_product(item, asin, attributes, human, f"{where}, product {asin!r}")
+            yield parse_product(item, asin, entry_of(asin), human, f"{where}, product {asin!r}")
 
 
 class _Named(msgspec.Struct):
@@ -107,16 +107,16 @@ def _typed(value: Any, kind: type[T], where: str) -> T:
 
 
 def parse_product(
-    item: Mapping[str, Any], asin: str, attributes: Mapping[str, Any], human: Mapping[str, Any] | None, where: str
+    item: Mapping[str, Any], asin: str, extra: Any, human: Mapping[str, Any] | None, where: str
 ) -> Product:
     """Makes a product of one record. Raises ShopDataError for a missing or wrong field.
 
     Args:
-        attributes: asin -> its entry in the attributes file.
+        extra: its entry in the attributes file.
         human: asin -> its instructions by people; None: synthetic goals.
     """
     record, entry, instructions = _typed(item, _Item, where), _Entry(), list[Instruction]()
-    if (extra := attributes.get(asin)) is not None:
+    if extra is not None:
         entry = _typed(extra, _SyntheticEntry if human is None else _Entry, f"{where}: its entry among the attributes")
     if human is not None:
         said = f"{where}: its human instructions"

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,9 +47,7 @@ class NounTagger:
     """Whether this is the original's tagger; scores by another one are approximate in shops that the original has."""
 
 
-def find_tagger(
-    chosen: str | NounTagger | None, catalog: Catalog, profile: ShopProfile, cache: Any = None
-) -> NounTagger:
+def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: ShopProfile) -> NounTagger:
     """The tagger of a shop: `chosen`, or by default the recorded nouns of all its titles, else the built-in list.
 
     A generated shop has no original: there the built-in list is what its scores are defined by.
@@ -59,14 +56,13 @@ def find_tagger(
     Args:
         chosen: a tagger, or its name (`builtin`, `spacy`, `spacy:MODEL`, `all-words`); None: the shop's default.
         catalog: whose titles the recorded nouns are of.
-        cache: where recorded nouns are looked for; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
     """
     if isinstance(chosen, NounTagger):
         return chosen
     if chosen is not None:
         return make_tagger(chosen)
     if not profile.generated:
-        kept = kept_folder(catalog, cache)
+        kept = kept_folder(catalog)
         if (kept / MANIFEST).exists():
             return NounTable(kept).tagger()
         shipped = NounTable(SHIPPED)
@@ -216,9 +212,9 @@ PART = 4096
 """Titles that are written together while a shop is tagged; a kill loses the part that was under way."""
 
 
-def kept_folder(catalog: Catalog, cache: str | os.PathLike[str] | None) -> Path:
+def kept_folder(catalog: Catalog) -> Path:
     """Where the nouns of a catalog are kept: beside the mapped shops, however this one is stored."""
-    return cache_folder(cache) / "webshop" / f"nouns-{catalog.sha256[:32]}"
+    return cache_folder() / "webshop" / f"nouns-{catalog.sha256[:32]}"
 
 
 def record_nouns(
@@ -226,7 +222,6 @@ def record_nouns(
     data: str | os.PathLike[str] | None = None,
     *,
     model: str = SPACY_MODEL,
-    cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> NounTable:
     """Finds the nouns of all titles of a shop with a spaCy model, and keeps them for every later use of that shop.
@@ -238,7 +233,6 @@ def record_nouns(
         profile: the shop, for example `full-human`.
         data: folder of its files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
         model: name or folder of the model.
-        cache: where the nouns are kept; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
         progress: called with (what, products done); None: nothing is reported.
 
     Raises ShopDataError for a generated shop, a model that is not there, or a title that is too long.
@@ -247,9 +241,9 @@ def record_nouns(
     if chosen.generated:
         raise ShopDataError(f"profile {profile!r} is generated: its scores are defined by the built-in list of nouns")
     pipeline = Pipeline(model)
-    catalog = load_catalog(chosen, data, cache=cache, progress=progress)
+    catalog = load_catalog(chosen, data, progress=progress)
     try:
-        folder = kept_folder(catalog, cache)
+        folder = kept_folder(catalog)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked_file(folder):
             if (folder / MANIFEST).exists() and (table := NounTable(folder)).name == pipeline.name:

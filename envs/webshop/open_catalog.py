@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
-from turngym.core.errors import RetrievalError, checked_choice
+from turngym.core.errors import RetrievalError
 from turngym.core.memory_mapped import (
     ArrayWriter,
     BlobStore,
@@ -57,55 +57,37 @@ FORMAT = 1
 Progress = Callable[[str, int], None]
 """Called with what is being done and how many products it has done."""
 REPORT_EVERY = 10_000
-Storage = Literal["auto", "memory", "mapped"]
 MAPPED_FROM = 64 << 20
-"""Bytes of the items file from which on `auto` maps."""
+"""A shop is mapped if its items file has more bytes."""
 CACHE_VARIABLE = "TURNGYM_CACHE"
 
 
-def load_catalog(
-    profile: ShopProfile,
-    data: str | os.PathLike[str] | None,
-    *,
-    storage: Storage = "auto",
-    cache: str | os.PathLike[str] | None = None,
-    progress: Any = None,
-) -> Catalog:
-    """The products of a profile.
-
-    Mapped shops are built once, under the hash of their files.
+def load_catalog(profile: ShopProfile, data: str | os.PathLike[str] | None, *, progress: Any = None) -> Catalog:
+    """The products of a profile. A shop whose items file has more than 64 MiB is built once, under the hash of its
+    files, and then read from disk.
 
     Args:
         data: folder of the original's files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
             Generated shops ignore it.
-        storage: `memory`, `mapped` (from disk), or `auto`: mapped if the items file has more than 64 MiB.
-        cache: folder of mapped shops; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
         progress: called with (what, products done) while a mapped shop is built; None: nothing is reported.
     """
-    checked_choice("storage", storage, get_args(Storage), ShopDataError)
-    paths = () if profile.generated else find_files(profile, data)
+    if profile.generated:
+        items, attributes = generate_catalog(find_config(profile.preset))
+        return MemoryCatalog(read_products(items, attributes.get, None, source=profile.name))
+    paths = find_files(profile, data)
 
     def products(staging: Path | None) -> Iterator[Product]:
         """The profile's products; `staging` keeps the attributes file out of memory while it is read."""
-        if profile.generated:
-            items, attributes = generate_catalog(find_config(profile.preset))
-            source = "items" if staging else profile.name
-            yield from read_products(items, attributes, None, source=source)
-            return
         members = read_object(paths[1], ShopDataError)
-        entries = StagedEntries(staging, members) if staging is not None else dict(members)
+        entry_of = staged_entries(staging, members) if staging else dict(members).get
         people = dict(read_object(paths[2], ShopDataError)) if profile.kind == "human" else None
-        yield from read_products(read_array(paths[0], ShopDataError), entries, people, source=paths[0].name)
-        if isinstance(entries, StagedEntries):
-            entries.close()
+        yield from read_products(read_array(paths[0], ShopDataError), entry_of, people, source=paths[0].name)
 
-    large = bool(paths) and paths[0].stat().st_size > MAPPED_FROM
-    if storage == "memory" or (storage == "auto" and not large):
+    if paths[0].stat().st_size <= MAPPED_FROM:
         return MemoryCatalog(products(None))
-
     # named after everything that fixes the content, so that each content is built once
-    root = cache_folder(cache)
-    origin = [file_hash(path, root) for path in paths] if paths else repr(find_config(profile.preset))
+    root = cache_folder()
+    origin = [file_hash(path, root) for path in paths]
     parts = {"source": origin, "kind": profile.kind, "num_products": None, "format": FORMAT}
     folder = root / "webshop" / content_hash(parts)[:32]
     if not (folder / "manifest.json").exists():
@@ -113,9 +95,9 @@ def load_catalog(
     return MappedCatalog(folder)
 
 
-def cache_folder(cache: str | os.PathLike[str] | None) -> Path:
-    """The folder for what is built once: `cache`, `$TURNGYM_CACHE` or `~/.cache/turngym`."""
-    chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
+def cache_folder() -> Path:
+    """The folder for what is built once: `$TURNGYM_CACHE` or `~/.cache/turngym`."""
+    chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
 
 
@@ -162,32 +144,21 @@ class AsinTable:
         return int(self._rows[place]) if place >= 0 and self._asins[place] == wanted else None
 
 
-class StagedEntries(Mapping[str, Any]):
-    """The entries of the attributes file by asin, kept on disk, because a million objects would not fit into memory."""
+def staged_entries(folder: Path, members: Iterable[tuple[str, Any]]) -> Callable[[str], Any]:
+    """Finds an entry of the attributes file by asin; on disk, because a million objects would not fit into memory."""
+    asins = []
+    with BlobWriter(folder / "entries") as writer:
+        for asin, entry in members:
+            asins.append(asin.encode("utf-8", "surrogatepass"))
+            writer.append(json.dumps(entry).encode())
+    AsinTable.save(folder, asins)
+    table, entries = AsinTable(folder), BlobStore(folder / "entries")
 
-    def __init__(self, folder: Path, members: Iterable[tuple[str, Any]]) -> None:
-        asins = []
-        with BlobWriter(folder / "entries") as writer:
-            for asin, entry in members:
-                asins.append(asin.encode("utf-8", "surrogatepass"))
-                writer.append(json.dumps(entry).encode())
-        AsinTable.save(folder, asins)
-        self._table, self._entries = AsinTable(folder), BlobStore(folder / "entries")
+    def find(asin: str) -> Any:
+        row = table.row(asin)
+        return None if row is None else json_of(entries[row])
 
-    def __getitem__(self, asin: str) -> Any:
-        row = self._table.row(asin)
-        if row is None:
-            raise KeyError(asin)
-        return json_of(self._entries[row])
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[str]:
-        raise TypeError("entries are looked up by asin, one at a time")
-
-    def close(self) -> None:
-        self._entries.close()
+    return find
 
 
 def build_folder(

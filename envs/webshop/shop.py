@@ -34,7 +34,7 @@ from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.generate import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
 from turngym.envs.webshop.nouns import BUILTIN, SPACY_MODEL, NounTagger, find_tagger
-from turngym.envs.webshop.open_catalog import Storage, load_catalog
+from turngym.envs.webshop.open_catalog import load_catalog
 from turngym.envs.webshop.products import (
     DEFAULT_PRICE_SEED,
     Product,
@@ -79,22 +79,20 @@ class Shop:
         *,
         price_seed: int = DEFAULT_PRICE_SEED,
         tagger: str | NounTagger | None = None,
-        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         """Draws the prices of all products and the price caps of all goals.
 
         Args:
             price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
             tagger: what finds the nouns of titles, as for `open_shop`.
-            cache: folder of recorded nouns; None: `$TURNGYM_CACHE`, else `~/.cache/turngym`.
         """
         self.profile = profile
         self.products = catalog
         self.price_seed = price_seed
-        self.tagger = find_tagger(tagger, catalog, profile, cache)
+        self.tagger = find_tagger(tagger, catalog, profile)
         self.users = 0
         """How many `open_shop` calls have not been closed."""
-        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger, "cache": cache}
+        self._made_with: dict[str, Any] = {"price_seed": price_seed, "tagger": tagger}
         rng = random.Random(price_seed)
         self._prices = draw_prices(catalog.pricing, rng)
         self.goals = Goals(catalog.entries, self._prices, rng, kind=profile.kind, product=self._at, order=catalog.order)
@@ -299,8 +297,6 @@ def open_shop(
     *,
     price_seed: int = DEFAULT_PRICE_SEED,
     tagger: str | NounTagger | None = None,
-    storage: Storage = "auto",
-    cache: str | os.PathLike[str] | None = None,
     progress: Any = None,
 ) -> Shop:
     """The shop of a profile: one per process and arguments, freed when everyone who opened it has closed it.
@@ -312,9 +308,8 @@ def open_shop(
         price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
         tagger: what finds the nouns of titles: None for the recorded ones, else the built-in list; `builtin`, `spacy`,
             `spacy:MODEL`, `all-words`, or one of your own.
-        storage: `memory`, `mapped`, or `auto`: mapped from 64 MiB of products on.
-        cache: folder for mapped shops and recorded nouns; default `$TURNGYM_CACHE`, else `~/.cache/turngym`.
-        progress: called with (what, products done) while a mapped shop is built.
+        progress: called with (what, products done) while a mapped shop is built, in `$TURNGYM_CACHE`, else
+            `~/.cache/turngym`: one with more than 64 MiB of products.
 
     Raises:
         ShopDataError: files that are missing, damaged or foreign, and arguments that are not valid.
@@ -323,19 +318,12 @@ def open_shop(
     folder = "" if chosen.generated else shop_folder(data)
     # a shop whose files were edited is another one
     files = () if chosen.generated else tuple(map(path_stamp, find_files(chosen, data)))
-    key = (profile, folder, files, price_seed, tagger, storage, str(cache))
+    key = (profile, folder, files, price_seed, tagger)
     with _lock:
         if key not in _open:
-            catalog = load_catalog(chosen, data, storage=storage, cache=cache, progress=progress)
-            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger, cache=cache)
-            shop._opened_with = partial(
-                open_shop,
-                profile,
-                None if chosen.generated else data or folder,
-                price_seed=price_seed,
-                tagger=tagger,
-                storage=storage,
-                cache=cache,
-            )
+            catalog = load_catalog(chosen, data, progress=progress)
+            shop = _open[key] = Shop(catalog, chosen, price_seed=price_seed, tagger=tagger)
+            where = None if chosen.generated else data or folder
+            shop._opened_with = partial(open_shop, profile, where, price_seed=price_seed, tagger=tagger)
         _open[key].users += 1
         return _open[key]

@@ -110,11 +110,19 @@ def read_index(folder: Path) -> Reading:
 
 
 def write_shop(folder: Path) -> None:
-    _open_shop(folder).close()
+    from turngym.envs.webshop.open_catalog import build_folder, load_catalog
+    from turngym.envs.webshop.products import find_profile
+
+    products = load_catalog(find_profile("embedded"), None)
+    build_folder(folder / "shop", lambda _: products, "synthetic")
 
 
 def read_shop(folder: Path) -> Reading:
-    shop = _open_shop(folder)
+    from turngym.envs.webshop.open_catalog import MappedCatalog
+    from turngym.envs.webshop.products import find_profile
+    from turngym.envs.webshop.shop import Shop
+
+    shop = Shop(MappedCatalog(folder / "shop"), find_profile("embedded"))
     try:
         items = {str(row): _digest(product) for row, product in enumerate(shop.products)}
         items |= {f"p{row}": _digest(shop.price(product.asin)) for row, product in enumerate(shop.products)}
@@ -123,12 +131,6 @@ def read_shop(folder: Path) -> Reading:
         return Reading(items=items)
     finally:
         shop.close()
-
-
-def _open_shop(folder: Path) -> Any:
-    from turngym.envs.webshop.shop import open_shop
-
-    return open_shop("embedded", storage="mapped", cache=folder)
 
 
 def write_model(folder: Path) -> None:

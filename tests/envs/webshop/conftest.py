@@ -66,7 +66,7 @@ INS: dict[str, Any] = {item["asin"]: {"attributes": ["bright"]} for item in ITEM
 
 def make_tiny_shop(items: list[dict[str, Any]] = ITEMS, ins: dict[str, Any] = INS) -> Shop:
     profile = ShopProfile(name="tiny", kind="synthetic", items="items.json", attributes="ins.json")
-    catalog = MemoryCatalog(read_products(items, ins, None))
+    catalog = MemoryCatalog(read_products(items, ins.get, None))
     return Shop(catalog, profile, price_seed=0, tagger="all-words")
 
 

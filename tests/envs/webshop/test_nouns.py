@@ -24,7 +24,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ScriptedAgent
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.registration import make_env
-from turngym.envs.webshop import nouns
+from turngym.envs.webshop import nouns, open_catalog
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.envs.webshop.nouns import (
     SHIPPED,
@@ -85,9 +85,13 @@ def test_scores_are_the_real_taggers_without_spacy(webshop_data: Path, monkeypat
     builtin.close()
 
 
-@pytest.mark.parametrize(("profile", "storage"), [("1k-synthetic", "memory"), ("1k-human", "mapped")])
-def test_every_title_is_recorded(webshop_data: Path, tmp_path: Path, profile: str, storage: Any) -> None:
-    shop = open_shop(profile, webshop_data, storage=storage, cache=tmp_path)
+@pytest.mark.parametrize(("profile", "most"), [("1k-synthetic", 64 << 20), ("1k-human", 0)])
+def test_every_title_is_recorded(
+    webshop_data: Path, tmp_path: Path, profile: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_catalog, "MAPPED_FROM", most)
+    monkeypatch.setenv("TURNGYM_CACHE", str(tmp_path))
+    shop = open_shop(profile, webshop_data)
     assert shop.tagger.exact
     assert len(NounTable(SHIPPED)) == len({product.title for product in shop.products}) == 1000
     # a goal's title is tagged as its product's is
@@ -162,7 +166,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_shop_without_nouns_says_so_until_they_are_recorded(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shop_without_nouns_says_so_until_they_are_recorded(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop = open_shop("full-synthetic", data)
     why = "nouns of titles by builtin, not by en_core_web_sm: `turngym index nouns --profile full-synthetic`"
     assert shop.scoring == {"scored_with": "builtin", "approximate": why}
@@ -179,8 +185,9 @@ def test_a_shop_without_nouns_says_so_until_they_are_recorded(data: Path, capsys
         shop.tagger.nouns("another")
     shop.close()
     # however the shop is stored; the same products in another profile are the same shop
-    for profile, storage in (("full-synthetic", "mapped"), ("1k-synthetic", "memory")):
-        other = open_shop(profile, data, storage=storage)  # type: ignore[arg-type]
+    for profile, most in (("full-synthetic", 0), ("1k-synthetic", 64 << 20)):
+        monkeypatch.setattr(open_catalog, "MAPPED_FROM", most)
+        other = open_shop(profile, data)
         assert other.scoring == {"scored_with": "en_core_web_sm-9.9.9"}
         other.close()
     # asked for, the list is what was asked for

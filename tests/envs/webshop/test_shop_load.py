@@ -52,7 +52,7 @@ INS: dict[str, Any] = {
 
 
 def load(items: list[Any], ins: Any = INS, human: Any = None) -> list[Product]:
-    return list(read_products(items, ins, human))
+    return list(read_products(items, ins.get, human))
 
 
 def test_a_record_becomes_a_product() -> None:

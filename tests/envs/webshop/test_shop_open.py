@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from turngym.envs.webshop import open_catalog
 from turngym.envs.webshop import shop as shop_module
-from turngym.envs.webshop.products import ShopDataError
-from turngym.envs.webshop.shop import goal_task, open_shop
+from turngym.envs.webshop.open_catalog import load_catalog
+from turngym.envs.webshop.products import ShopDataError, find_profile
+from turngym.envs.webshop.shop import Shop, goal_task, open_shop
 
 
 def record(number: int) -> dict[str, Any]:
@@ -46,6 +48,14 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every shop is mapped, in this folder."""
+    monkeypatch.setattr(open_catalog, "MAPPED_FROM", 0)
+    monkeypatch.setenv("TURNGYM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(autouse=True)
 def _nothing_stays_open() -> Iterator[None]:
     yield
@@ -65,11 +75,6 @@ def test_data_comes_from_the_argument_or_the_environment(data: Path, monkeypatch
         open_shop("full-human", data)
 
 
-def test_an_unknown_storage(data: Path) -> None:
-    with pytest.raises(ShopDataError, match="storage is 'disk'"):
-        open_shop("1k-synthetic", data, storage="disk")  # type: ignore[arg-type]
-
-
 def test_one_shop_per_process_until_the_last_user_leaves(data: Path) -> None:
     first = open_shop("1k-synthetic", data)
     assert open_shop("1k-synthetic", str(data)) is first
@@ -83,11 +88,12 @@ def test_one_shop_per_process_until_the_last_user_leaves(data: Path) -> None:
     first.close()
 
 
-def test_a_mapped_shop_is_the_same_shop(data: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+def test_a_mapped_shop_is_the_same_shop(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for profile in ("1k-synthetic", "1k-human"):
-        plain = open_shop(profile, data)
-        mapped = open_shop(profile, data, storage="mapped", cache=cache)
+        mapped = open_shop(profile, data)
+        with monkeypatch.context() as changed:
+            changed.setattr(open_catalog, "MAPPED_FROM", 1 << 20)
+            plain = Shop(load_catalog(find_profile(profile), data), find_profile(profile))
         assert mapped.fingerprint == plain.fingerprint
         assert list(mapped.products) == list(plain.products)
         assert mapped.products[2:4] == plain.products[2:4]
@@ -102,69 +108,62 @@ def test_a_mapped_shop_is_the_same_shop(data: Path, tmp_path: Path) -> None:
     assert len(list((cache / "webshop").iterdir())) == 2
 
 
-def test_a_mapped_shop_is_built_once_and_follows_its_files(data: Path, tmp_path: Path) -> None:
-    built: list[int] = []
-    arguments: dict[str, Any] = {
-        "storage": "mapped",
-        "cache": tmp_path,
-        "progress": lambda what, done: built.append(done),
-    }
-    first = open_shop("full-synthetic", data, **arguments)
+def test_a_mapped_shop_is_built_once_and_follows_its_files(data: Path, cache: Path) -> None:
+    first = open_shop("full-synthetic", data)
     before = first.products.sha256
     first.close()
-    folder = next((tmp_path / "webshop").iterdir())
+    folder = next((cache / "webshop").iterdir())
     stamp = (folder / "manifest.json").stat().st_mtime_ns
-    open_shop("full-synthetic", data, **arguments).close()
+    open_shop("full-synthetic", data).close()
     assert (folder / "manifest.json").stat().st_mtime_ns == stamp
     (data / "items_shuffle.json").write_text(json.dumps([record(number) for number in range(20)]), "utf-8")
-    second = open_shop("full-synthetic", data, **arguments)
+    second = open_shop("full-synthetic", data)
     assert len(second.products) == 20
     assert second.products.sha256 != before
 
 
 def mapped_folder(data: Path, cache: Path, profile: str) -> Path:
     before = set(cache.glob("webshop/*"))
-    open_shop(profile, data, storage="mapped", cache=cache).close()
+    open_shop(profile, data).close()
     return (set(cache.glob("webshop/*")) - before).pop()
 
 
-def test_an_index_of_other_products_is_refused(data: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+def test_an_index_of_other_products_is_refused(data: Path, cache: Path) -> None:
     one = mapped_folder(data, cache, "1k-synthetic")
     (data / "items_shuffle.json").write_text(json.dumps([record(number) for number in range(29)]), "utf-8")
     other = mapped_folder(data, cache, "full-synthetic")
     shutil.rmtree(one / "search")
     shutil.copytree(other / "search", one / "search")
-    made = open_shop("1k-synthetic", data, storage="mapped", cache=cache)
+    made = open_shop("1k-synthetic", data)
     with pytest.raises(ShopDataError, match="built from other products; delete that folder"):
         made.search("table")
 
 
 @pytest.mark.parametrize("name", ["products.bin", "asins.npy", "goal_order.npy", "pricing.npy"])
-def test_a_damaged_folder_is_refused(data: Path, tmp_path: Path, name: str) -> None:
-    folder = mapped_folder(data, tmp_path / "cache", "1k-synthetic")
+def test_a_damaged_folder_is_refused(data: Path, cache: Path, name: str) -> None:
+    folder = mapped_folder(data, cache, "1k-synthetic")
     (folder / name).write_bytes((folder / name).read_bytes()[:-9])
     with pytest.raises(ShopDataError, match=r"cannot be used.*delete that folder"):
-        open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
+        open_shop("1k-synthetic", data)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "asins.npy", "goal_order.npy", "pricing.npy", "products.crc.npy"])
-def test_a_changed_byte_is_refused(data: Path, tmp_path: Path, name: str) -> None:
-    path = mapped_folder(data, tmp_path / "cache", "1k-synthetic") / name
+def test_a_changed_byte_is_refused(data: Path, cache: Path, name: str) -> None:
+    path = mapped_folder(data, cache, "1k-synthetic") / name
     content = bytearray(path.read_bytes())
     place = content.index(b'"sha256": "') + 12 if name == "manifest.json" else -3
     content[place] ^= 1
     path.write_bytes(content)
     with pytest.raises(ShopDataError, match=r"checksum differs.*; delete that folder"):
-        open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")
+        open_shop("1k-synthetic", data)
 
 
-def test_a_changed_product_is_refused_when_it_is_read(data: Path, tmp_path: Path) -> None:
-    path = mapped_folder(data, tmp_path / "cache", "1k-synthetic") / "products.bin"
-    with closing(open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")) as shop:
+def test_a_changed_product_is_refused_when_it_is_read(data: Path, cache: Path) -> None:
+    path = mapped_folder(data, cache, "1k-synthetic") / "products.bin"
+    with closing(open_shop("1k-synthetic", data)) as shop:
         title = shop.products[3].title.encode()
     path.write_bytes(path.read_bytes().replace(title, title.swapcase(), 1))
-    with closing(open_shop("1k-synthetic", data, storage="mapped", cache=tmp_path / "cache")) as shop:
+    with closing(open_shop("1k-synthetic", data)) as shop:
         changed = [row for row in range(len(shop.products)) if not readable(shop, row)]
         assert len(changed) == 1
         with pytest.raises(ShopDataError, match=r"record \d+ was changed.*delete"):
@@ -178,11 +177,11 @@ def readable(shop: Any, row: int) -> bool:
         return False
 
 
-def test_a_failed_build_leaves_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_failed_build_leaves_nothing(data: Path, cache: Path) -> None:
     (data / "items_shuffle.json").write_text(json.dumps([record(0), {"asin": "B000000099"}]), "utf-8")
     with pytest.raises(ShopDataError, match=r"items_shuffle\.json, record 1, product 'B000000099'"):
-        open_shop("full-synthetic", data, storage="mapped", cache=tmp_path / "cache")
-    assert list((tmp_path / "cache" / "webshop").iterdir()) == []
+        open_shop("full-synthetic", data)
+    assert list((cache / "webshop").iterdir()) == []
 
 
 def test_foreign_files_are_named(data: Path) -> None:
@@ -232,18 +231,15 @@ def test_searches_are_remembered(data: Path) -> None:
     assert made.search("") == made.search(" ") == made.search("zzz") == ()
 
 
-def test_a_shop_whose_files_were_edited_is_read_anew(tmp_path: Path) -> None:
-    def write(name: str) -> None:
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_a_shop_whose_files_were_edited_is_read_anew(
+    tmp_path: Path, cache: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_catalog, "MAPPED_FROM", most)
+    for name in ("Oak Table", "Elm Table"):
         (tmp_path / "items_shuffle_1000.json").write_text(json.dumps([record(1) | {"name": name}]), "utf-8")
         (tmp_path / "items_ins_v2_1000.json").write_text(json.dumps({"B000000001": {"attributes": []}}), "utf-8")
-
-    names = []
-    for name in ("Oak Table", "Elm Table"):
-        write(name)
         # the first stays open, as a running environment's would
-        for storage in ("memory", "mapped"):
-            shop = open_shop("1k-synthetic", tmp_path, storage=storage, cache=tmp_path / "cache")  # type: ignore[arg-type]
-            product = shop.product("B000000001")
-            assert product is not None
-            names.append(product.title)
-    assert names == ["Oak Table", "Oak Table", "Elm Table", "Elm Table"]
+        product = open_shop("1k-synthetic", tmp_path).product("B000000001")
+        assert product is not None
+        assert product.title == name
