@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from turngym.core.redaction import excerpt
 from turngym.core.user_files import json_of
 from turngym.envs.alfworld.pddl import TOKEN
@@ -153,14 +155,9 @@ def _value(tokens: Iterator[tuple[str, str]], field: str) -> str:
 def _json_rules(block: str) -> Rules:
     lines = (line for line in block.split("\n") if not line.lstrip().startswith("#"))
     try:
-        rules = json_of("\n".join(lines))
+        return msgspec.convert(json_of("\n".join(lines)), Rules)
+    except msgspec.ValidationError as error:
+        raise ValueError("key 'grammar': a block of rules must map names to lists of objects") from error
     # a number of thousands of digits is a ValueError, too
     except ValueError as error:
         raise ValueError(f"key 'grammar': a block of rules is not JSON: {error}") from error
-    if not isinstance(rules, dict) or not all(_is_rule(rule) for rule in rules.values()):
-        raise ValueError("key 'grammar': a block of rules must map names to lists of objects")
-    return rules
-
-
-def _is_rule(rule: Any) -> bool:
-    return isinstance(rule, list) and all(isinstance(line, dict) for line in rule)

@@ -214,17 +214,14 @@ def export_games(source: GameSource, task_ids: Iterable[str], out: str | Path) -
         split = FOLDERS[UNSEEN if source.split == UNSEEN else part]
         trial = root / split / f"{data['task_type']}-{config}-{part}-{number}" / f"trial_T{number}"
         trial.mkdir(parents=True, exist_ok=True)
-        _write(trial / GAME_FILE, json.dumps(data, ensure_ascii=False))
-        _write(trial / "traj_data.json", json.dumps({"task_type": data["task_type"], "task_id": task_id}))
+        kind = json.dumps({"task_type": data["task_type"], "task_id": task_id})
+        for name, text in ((GAME_FILE, json.dumps(data, ensure_ascii=False)), ("traj_data.json", kind)):
+            path = trial / name
+            if not path.exists():
+                # whole or not at all: half a game would look like a damaged one
+                with atomic_write(path) as file:
+                    file.write(text)
+            elif path.read_bytes() != text.encode("utf-8"):
+                raise TaskError(f"{path} exists with other content; give another folder")
         written.append(trial / GAME_FILE)
     return written
-
-
-def _write(path: Path, text: str) -> None:
-    if path.exists():
-        if path.read_bytes() != text.encode("utf-8"):
-            raise TaskError(f"{path} exists with other content; give another folder")
-        return
-    # whole or not at all: half a game would look like a damaged one
-    with atomic_write(path) as file:
-        file.write(text)

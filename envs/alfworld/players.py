@@ -26,14 +26,8 @@ def next_action(engine: NativeEngine) -> str | None:
     placed) and takes the shortest of the trips it knows of. None when the game is won or cannot be won.
     """
     state = engine.state
-    known = Knowledge(
-        complete=True,
-        contents=dict(enumerate(state.contents)),
-        clean=set(state.clean),
-        hot=set(state.hot),
-        cool=set(state.cool),
-        toggled=set(state.toggled),
-    )
+    done = {flag: set(getattr(state, flag)) for flag in DONE_BY.values()}
+    known = Knowledge(complete=True, contents=dict(enumerate(state.contents)), done=done)
     return Planner(engine, known).next_action()
 
 
@@ -73,17 +67,12 @@ class SearchingPlayer:
             if seen in known.contents and accessible(engine, seen):
                 known.contents[seen] = state.contents[seen]
         thing = engine.game.object_index.get(rest.partition(" with ")[0])
-        if thing is not None:
-            if verb == "heat" and thing in state.hot:
-                known.hot.add(thing)
-                known.cool.discard(thing)
-            elif verb == "cool" and thing in state.cool:
-                known.cool.add(thing)
-                known.hot.discard(thing)
-            elif verb == "clean" and thing in state.clean:
-                known.clean.add(thing)
-            elif verb == "use" and thing in state.toggled:
-                known.toggled.add(thing)
+        flag = DONE_BY.get(verb, "")
+        if thing is not None and flag and thing in getattr(state, flag):
+            known.done[flag].add(thing)
+            # hot and cool exclude each other
+            if flag in ("hot", "cool"):
+                known.done["cool" if flag == "hot" else "hot"].discard(thing)
         self._location = state.location
         self._opened = frozenset(state.opened)
 
@@ -93,6 +82,10 @@ class SearchingPlayer:
 
     def _order(self, kind: str) -> Mapping[str, int]:
         return search_order(kind)
+
+
+DONE_BY = {"clean": "clean", "heat": "hot", "cool": "cool", "use": "toggled"}
+"""What an object is once a verb was done to it."""
 
 
 class ReadingHouseholdPlayer(SearchingPlayer):
@@ -125,15 +118,13 @@ class Knowledge:
     """Receptacles whose contents are known; every other one is unseen."""
     complete: bool = False
     """Whether this is the whole state: locations and doors far away included."""
-    clean: set[int] = field(default_factory=set)
-    hot: set[int] = field(default_factory=set)
-    cool: set[int] = field(default_factory=set)
-    toggled: set[int] = field(default_factory=set)
+    done: dict[str, set[int]] = field(default_factory=lambda: {flag: set() for flag in DONE_BY.values()})
+    """Objects that are `clean`, `hot`, `cool` or `toggled`."""
 
     def has(self, thing: int, flag: str) -> bool:
         """Whether `thing` is known to be `clean`, `hot` or `cool`."""
         # a player never slices: `sliced` is not among what it knows
-        return thing in {"clean": self.clean, "hot": self.hot, "cool": self.cool}.get(flag, ())
+        return thing in self.done.get(flag, ())
 
     def places(self, things: Collection[int]) -> list[tuple[int, int]]:
         """Known (object, receptacle) pairs of `things`, by receptacle, then object."""
@@ -142,20 +133,6 @@ class Knowledge:
     def holders(self, things: Collection[int]) -> list[int]:
         """Known receptacles that hold any of `things`, ascending."""
         return [r for r in sorted(self.contents) if any(o in things for o in self.contents[r])]
-
-    def together(self, engine: NativeEngine, first: int, second: int) -> bool:
-        """Whether two receptacles are known to share a location."""
-        if self.complete:
-            where = engine.problem.receptacle_location
-            return where[first] == where[second]
-        here = here_now(engine)
-        return first == second or (first in here and second in here)
-
-    def closed(self, engine: NativeEngine, receptacle: int) -> bool:
-        """Whether `receptacle` is closed; one that was never visited is taken to be as its type usually is."""
-        if self.complete or receptacle in self.contents or receptacle in here_now(engine):
-            return not accessible(engine, receptacle)
-        return engine.problem.receptacle_types[receptacle] in usually_closed()
 
 
 def here_now(engine: NativeEngine) -> Indices:
@@ -210,7 +187,7 @@ class Planner:
         if problem.object_types[held] != goal.object_type:
             return self._drop()
         lamps = [o for o in problem.objects_of(goal.lamp_type) if o in problem.unary["toggleable"]]
-        lit = self.known.holders(self.known.toggled.intersection(lamps))
+        lit = self.known.holders(self.known.done["toggled"].intersection(lamps))
         spots = lit or self.known.holders(lamps)
         if not spots:
             return self._seek(goal.lamp_type)
@@ -265,12 +242,19 @@ class Planner:
         return int(not self._together(place, receptacle)) + int(self._closed(receptacle))
 
     def _together(self, place: int | None, receptacle: int) -> bool:
-        if place is None:
-            return receptacle in here_now(self.engine)
-        return self.known.together(self.engine, place, receptacle)
+        """Whether `receptacle` is known to be at the location of `place`."""
+        here = here_now(self.engine)
+        if self.known.complete and place is not None:
+            where = self.problem.receptacle_location
+            return where[place] == where[receptacle]
+        return place == receptacle or (receptacle in here and (place is None or place in here))
 
     def _closed(self, receptacle: int) -> bool:
-        return self.known.closed(self.engine, receptacle)
+        """Whether `receptacle` is closed; one that was never visited is taken to be as its type usually is."""
+        known = self.known
+        if known.complete or receptacle in known.contents or receptacle in here_now(self.engine):
+            return not accessible(self.engine, receptacle)
+        return self.problem.receptacle_types[receptacle] in usually_closed()
 
     def _nearest(self, receptacles: Sequence[int]) -> int:
         """The one that takes the fewest actions to stand before, open; the first of equals."""
