@@ -247,7 +247,7 @@ def relations(config: FictionConfig) -> dict[str, Relation]:
     """The relations that exist in `config`'s fiction, in the order of the table."""
     most = config.phrasings
     found: dict[str, Relation] = {}
-    for name, row in _table("relations").items():
+    for name, row in load_table("relations").items():
         kind, to = name.partition(".")[0], row["to"]
         wanted = config.relations is None or name in config.relations
         if wanted and kind in config.counts and (to in LITERALS or to in config.counts):
@@ -258,28 +258,19 @@ def relations(config: FictionConfig) -> dict[str, Relation]:
     return found
 
 
-def words() -> Mapping[str, Any]:
-    """Syllables, title words, themes and other words that names and texts are made of."""
-    return _table("words")
-
-
-def filler() -> Mapping[str, list[str]]:
-    """Kind to sentences that state no fact of the graph."""
-    return _table("filler")
-
-
 @cache
 def english() -> frozenset[str]:
     """Every word of the tables in lower case; no invented name may be one of them."""
-    text = json.dumps([_table("relations"), _table("words"), _table("filler")])
+    text = json.dumps([load_table("relations"), load_table("words"), load_table("filler")])
     return frozenset(re.findall(r"[a-z]+", text.lower()))
 
 
 @cache
-def _table(name: str) -> dict[str, Any]:
+def load_table(name: str) -> dict[str, Any]:
+    """`relations`; `words`: what names and texts are made of; `filler`: kind to sentences that state no fact."""
     text = (files("turngym.envs.search") / "data" / f"{name}.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json_of(text)
-    return table
+    found: dict[str, Any] = json_of(text)
+    return found
 
 
 # --- invented names, coined from syllables and put together from title words
@@ -299,7 +290,7 @@ class Namer:
     def __init__(self, config: FictionConfig, rng: np.random.Generator) -> None:
         self._rng = rng
         self._plain = config.plain
-        self._table = words()
+        self._table = load_table("words")
         self._coined: set[str] = set()
         self._taken: set[str] = set()
         self._part, self._eval_share = config.part, config.eval_share
@@ -349,17 +340,13 @@ class Namer:
     def _new(self, draw: Callable[[], str]) -> str:
         for _ in range(10_000):
             name = draw()
-            if name.lower() not in self._taken and self._ours(name):
+            share = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:4], "big") / 2**32
+            # training and evaluation fictions share no name
+            ours = self._part is None or (share < self._eval_share) == (self._part == "eval")
+            if ours and name.lower() not in self._taken:
                 self._taken.add(name.lower())
                 return name
         raise TaskError("a fiction ran out of names: give it more first_names, last_names, places or title_words")
-
-    def _ours(self, name: str) -> bool:
-        """Whether this fiction may use a name: training and evaluation fictions share no name."""
-        if self._part is None:
-            return True
-        draw = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:4], "big") / 2**32
-        return (draw < self._eval_share) == (self._part == "eval")
 
     def plain_parts(self, kinds: Iterable[str]) -> set[str]:
         """The parts of which every name in a plain fiction with these kinds consists."""
@@ -383,8 +370,7 @@ class Namer:
         return found
 
     def _syllable(self, rng: np.random.Generator) -> str:
-        table = self._table
-        return pick(rng, table["onsets"]) + pick(rng, table["vowels"]) + pick(rng, table["codas"])
+        return "".join(pick(rng, self._table[part]) for part in ("onsets", "vowels", "codas"))
 
 
 # --- the entities: names, parts, popularity, and what their articles say besides facts
@@ -410,20 +396,9 @@ CRAFT_SHARES = (
 )
 
 
-def make_entities(config: FictionConfig, namer: Namer, rng: np.random.Generator) -> dict[str, Entity]:
-    """Entities by id, kind after kind in the order of `config.counts`."""
-    maker = _Maker(config, namer, rng)
-    found: dict[str, Entity] = {}
-    for kind, count in config.counts.items():
-        for number in range(count):
-            entity = maker.make(kind, number)
-            found[entity.id] = entity
-    return found
-
-
 class _Maker:
     def __init__(self, config: FictionConfig, namer: Namer, rng: np.random.Generator) -> None:
-        self._config, self._namer, self._rng, self._words = config, namer, rng, words()
+        self._config, self._namer, self._rng, self._words = config, namer, rng, load_table("words")
         self._titles: list[str] = []
         self._works: set[tuple[str, str]] = set()
         self._themes = [(role, deed) for role in self._words["roles"] for deed in self._words["deeds"]]
@@ -526,7 +501,9 @@ def make_graph(config: FictionConfig) -> FactGraph:
     """The entities and facts of `config`'s fiction."""
     rng = np.random.default_rng([config.seed, config.version])
     namer = Namer(config, rng)
-    entities = make_entities(config, namer, rng)
+    maker = _Maker(config, namer, rng)
+    made = [maker.make(kind, number) for kind, count in config.counts.items() for number in range(count)]
+    entities = {entity.id: entity for entity in made}
     linker = _Linker(config, entities, rng)
     for relation in relations(config).values():
         linker.link(relation)
@@ -535,7 +512,7 @@ def make_graph(config: FictionConfig) -> FactGraph:
 
 class _Linker:
     def __init__(self, config: FictionConfig, entities: dict[str, Entity], rng: np.random.Generator) -> None:
-        self._config, self._rng, self._words = config, rng, words()
+        self._config, self._rng, self._words = config, rng, load_table("words")
         self._kinds: dict[str, list[Entity]] = {}
         for entity in entities.values():
             self._kinds.setdefault(entity.kind, []).append(entity)

@@ -19,10 +19,9 @@ from turngym.envs.search.fiction import (
     FactGraph,
     FictionConfig,
     Part,
-    filler,
+    load_table,
     pick,
     relations,
-    words,
 )
 from turngym.envs.search.questions import Question, normalize
 from turngym.retrieval.core import Passage
@@ -58,7 +57,7 @@ class Writer:
     """Writes one fiction; the random generator decides wordings, filler and where passages end."""
 
     def __init__(self, config: FictionConfig, graph: FactGraph) -> None:
-        self._config, self._graph, self._words, self._filler = config, graph, words(), filler()
+        self._config, self._graph, self._words, self._filler = config, graph, load_table("words"), load_table("filler")
         self._relations = relations(config)
         # a stream apart from the graph's (no third number) and the questions' (2): a change of one leaves the others
         self._rng = np.random.default_rng([config.seed, config.version, 1])

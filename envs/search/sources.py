@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
+
+from cachetools import LRUCache, cached
 
 from turngym.core.errors import RetrievalError, TaskError, checked_choice, did_you_mean
 from turngym.core.redaction import brief, excerpt
@@ -112,7 +115,7 @@ def open_source(
     if corpus is not None and (source == "world" or public):
         raise TaskError(f"source {source!r} has its own corpora; another one is a setting: retriever=...")
     if source == "world":
-        return _fiction(_FrozenConfig(config), checked_choice("split", split or "train", SPLITS, TaskError))
+        return _fiction(config, checked_choice("split", split or "train", SPLITS, TaskError))
     if public:
         part, folder = checked_choice("split", split or "all", SPLITS, TaskError), _data_folder(data)
         return _public(names, tuple(_set_files(name, folder) for name in names), part)
@@ -138,31 +141,21 @@ def half(question: str) -> str:
     return ("train", "eval")[hashlib.sha256(normalize(question).encode("utf-8")).digest()[0] & 1]
 
 
-class _FrozenConfig:
-    """Settings of a fiction as a cache key: a preset's name, or a `FictionConfig`, which is too deep to hash."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self._text = repr(config)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _FrozenConfig) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
+def _settings(config: Any, split: str) -> tuple[str, str]:
+    """A key for what is made: a `FictionConfig` is too deep to hash."""
+    return repr(config), split
 
 
-@lru_cache(maxsize=8)
-def _fiction(key: _FrozenConfig, split: str) -> Source:
-    config = preset(key.config) if isinstance(key.config, str) else key.config
+@cached(LRUCache(8), key=_settings, lock=Lock())
+def _fiction(config: Any, split: str) -> Source:
+    config = preset(config) if isinstance(config, str) else config
     # of several fictions those of the other split, often most of them, are not made
-    questions, corpora = _fiction_content(_FrozenConfig(config), "all" if config.fictions is None else split)
+    questions, corpora = _fiction_content(config, "all" if config.fictions is None else split)
     return _selected("world", questions, split, corpora)
 
 
-@lru_cache(maxsize=4)
-def _fiction_content(key: _FrozenConfig, split: str) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
-    config = key.config
+@cached(LRUCache(4), key=_settings, lock=Lock())
+def _fiction_content(config: Any, split: str) -> tuple[tuple[Question, ...], Mapping[str, Corpus]]:
     questions: list[Question] = []
     corpora: dict[str, Corpus] = {}
     for fiction in generate_fictions(config, split):
