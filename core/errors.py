@@ -70,12 +70,7 @@ def checked_int(
 
 
 def checked_choice(name: str, value: object, choices: Iterable[T], error: type[TurngymError] = TurngymError) -> T:
-    """Returns the one of `choices` that equals `value`. Raises `error`, which lists them, if none does.
-
-    Args:
-        name: of the setting, for the error's text.
-        choices: all valid values, in the order in which the error lists them.
-    """
+    """Returns the one of `choices` that equals `value`. Raises `error`, which lists them, if none does."""
     known = list(choices)
     for choice in known:
         if choice == value:

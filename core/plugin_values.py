@@ -39,12 +39,7 @@ def checked_number(
     most: float = LARGEST_VALUE,
     error: Refusal = EnvBackendError,
 ) -> float:
-    """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range.
-
-    Args:
-        least: its smallest value.
-        most: its largest value.
-    """
+    """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range."""
     found = _plain(value)
     try:
         # NaN is in no range

@@ -24,7 +24,7 @@ from turngym.core.redaction import excerpt
 from turngym.core.tools import Tools, ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
 from turngym.envs.spaces import printable
-from turngym.envs.tool_calls import STYLES, THINK, CallDialect, ParsedCall, Thoughts
+from turngym.envs.tool_calls import STYLES, THINK, CallDialect, Thoughts
 
 VERL_AGENT = "text:verl-agent"
 """Name of the channel that reads as verl-agent does."""
@@ -169,7 +169,13 @@ class ToolChannel:
         if start < 0:
             spoken_too = "".join(f" and no <{tag}>...</{tag}>" for tag in spoken)
             return Parsed(thought=thought, reason=f"the response has no call of {self.tool.named}{spoken_too}")
-        action, reason = self._judge(self.dialect.read(body[start:]))
+        call, action, reason = self.dialect.read(body[start:]), None, None
+        try:
+            if isinstance(call, str):
+                raise ValueError(call)
+            action = printable(self.tool.called(call.name, call.arguments))
+        except ValueError as error:
+            reason = str(error)
         if action is not None and spoken:
             tag, argument = self.tool.tags[0], action
             action = tagged(tag, argument)
@@ -196,15 +202,6 @@ class ToolChannel:
 
     def _begins(self, text: str) -> bool:
         return self.dialect.find(text) >= 0 or any(f"<{tag}>" in text for tag in self.tool.tags)
-
-    def _judge(self, call: ParsedCall | str) -> tuple[str | None, str | None]:
-        """Returns (action, reason) for a call: the action, or the reason why the call has none."""
-        if isinstance(call, str):
-            return None, call
-        try:
-            return printable(self.tool.called(call.name, call.arguments)), None
-        except ValueError as reason:
-            return None, str(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,13 +295,8 @@ def make_channel(name: str, tool: Tools) -> Channel:
         return TextChannel(tags=tool.tags, name=name, thoughts=STYLES.get(dialect, THINK))
     if kind == "tool":
         return ToolChannel(tool=tool, dialect=find_dialect(dialect) if dialect else HERMES)
-    valid = [
-        "text",
-        "tool",
-        VERL_AGENT,
-        *(f"text:{style}" for style in STYLES),
-        *(f"tool:{known}" for known in DIALECTS),
-    ]
+    styles, dialects = (f"text:{style}" for style in STYLES), (f"tool:{known}" for known in DIALECTS)
+    valid = ["text", "tool", VERL_AGENT, *styles, *dialects]
     raise TurngymError(f"unknown channel {name!r}; channels are: {', '.join(valid)}.{did_you_mean(name, valid)}")
 
 

@@ -74,17 +74,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         reading: Reading = "strict",
         invalid_cost: float = 0.0,
     ) -> None:
-        RecordConstructorArgs.__init__(
-            self,
-            on_invalid=on_invalid,
-            channel=channel,
-            max_turns=max_turns,
-            penalty=penalty,
-            list_admissible=list_admissible,
-            show_admissible=show_admissible,
-            reading=reading,
-            invalid_cost=invalid_cost,
-        )
+        given = {name: value for name, value in locals().items() if name not in ("self", "env", "__class__")}
+        RecordConstructorArgs.__init__(self, **given)
         gym.Wrapper.__init__(self, env)
         base = env.unwrapped
         if not isinstance(base, TextEnv):

@@ -73,17 +73,11 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
     """Makes a panel with its hash.
 
     Raises PanelError for a bad name, no tasks, repeated tasks, or tasks of another environment.
-
-    Args:
-        name: lower-case letters, digits, hyphens.
-        version: from 1.
-        env_id: Gymnasium id of the environment.
-        make_kwargs: arguments of gym.make that fix the tasks.
-        tasks: in the order in which they are played.
     """
     _check_name(name, version)
     try:
-        msgspec.convert({**_body(name, version, env_id, make_kwargs, tasks), "sha256": ""}, _Manifest)
+        body = _body(name, version, env_id, make_kwargs, tasks)
+        msgspec.convert({**body, "sha256": ""}, _Manifest)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise PanelError(f"panel {name}: {error}") from error
     _check_fields(name, env_id, make_kwargs, tasks)
@@ -96,8 +90,7 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
         if task.task_id in seen:
             raise PanelError(f"panel {name}: task {task.task_id!r} is listed twice")
         seen.add(task.task_id)
-    sha256 = content_hash(_body(name, version, env_id, make_kwargs, tasks))
-    kwargs, rows = dict(make_kwargs), tuple(tasks)
+    kwargs, rows, sha256 = dict(make_kwargs), tuple(tasks), content_hash(body)
     return Panel(name=name, version=version, env_id=env_id, make_kwargs=kwargs, tasks=rows, sha256=sha256)
 
 
@@ -328,12 +321,6 @@ def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
 
     The tasks are taken in a row from epoch after epoch. Every epoch is a permutation of its own, which (seed, epoch)
     fixes, so a resumed run needs no saved position.
-
-    Args:
-        count: number of tasks.
-        seed: of the run.
-        step: training step, 1-based.
-        batch: tasks that a step takes.
     """
     places = range((step - 1) * batch, step * batch)
     epochs = {place // count for place in places}

@@ -72,18 +72,12 @@ def make_env(
     tool_argument: str | None = None,
     **options: Any,
 ) -> ActionGuard:
-    """Makes one environment inside its guard.
+    """Makes one environment inside its guard; what is not said here is an argument of `ActionGuard`.
 
     Args:
         env_class: the class, or its place (`my_package.guess:GuessEnv`).
         max_turns: turns of the agent after which the episode is truncated; None: no limit.
         on_invalid: what happens after an invalid action; None: the class's own policy, by default `reject`.
-        channel: as for `ActionGuard`, like the next five.
-        penalty: reward of an invalid action with `penalize`.
-        list_admissible: whether refusals list all possible actions.
-        show_admissible: whether every observation ends with them.
-        reading: how much a response is forgiven.
-        invalid_cost: taken from the reward of every malformed response.
         tool_name: name of the tool that agents see; None: the class's own.
         tool_argument: name of the tool's argument that agents see; None: the class's own.
         options: arguments of the class.
@@ -96,17 +90,9 @@ def make_env(
     env = loaded(**loaded.options_within(max_turns, options))
     if tool_name is not None or tool_argument is not None:
         env.rename_tool(tool_name, tool_argument)
-    return ActionGuard(
-        env,
-        on_invalid=loaded.on_invalid if on_invalid is None else on_invalid,
-        channel=channel,
-        max_turns=max_turns,
-        penalty=penalty,
-        list_admissible=list_admissible,
-        show_admissible=show_admissible,
-        reading=reading,
-        invalid_cost=invalid_cost,
-    )
+    policy = loaded.on_invalid if on_invalid is None else on_invalid
+    guarded = {name: value for name, value in given.items() if not name.startswith("tool_")}
+    return ActionGuard(env, **{**guarded, "max_turns": max_turns, "on_invalid": policy})
 
 
 def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None:

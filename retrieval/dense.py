@@ -101,12 +101,6 @@ class DenseRetriever:
     ) -> DenseRetriever:
         """Encodes and indexes passages in memory, for small corpora.
 
-        Args:
-            passages: the corpus; row n of the index is passage n.
-            encoder: makes the vectors of passages and queries.
-            factory: the kind of index, as faiss writes it (`Flat`, `HNSW32`, ...).
-            parameters: search parameters of faiss, such as `nprobe`.
-
         Raises:
             RetrievalError: a factory string that faiss does not know, or too few passages to train it.
         """

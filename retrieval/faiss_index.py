@@ -149,9 +149,6 @@ def try_index(factory: str, dim: int, parameters: Mapping[str, float], rows: int
 
     Kinds that must be trained are not tried, because the number of vectors that they need may be larger.
 
-    Args:
-        factory: the kind of index, as faiss writes it.
-
     Raises:
         RetrievalError: this kind of index cannot be filled or searched.
     """

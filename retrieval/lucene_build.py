@@ -181,12 +181,6 @@ def build_index(
 ) -> IndexArrays | None:
     """Builds in memory and returns the parts, or builds in `folder` and returns None.
 
-    Args:
-        docs: (id, text) pairs in the order of their rows.
-        folder: a new or an empty one, or one with an index, which is replaced; None: the index is built in memory.
-        settings: k1 and b of the score.
-        progress: is called after every thousand documents with the number read so far.
-
     Raises:
         RetrievalError: an id repeats or is no text, the folder or the one beside it in which it is built holds
             something else, or another process builds it.

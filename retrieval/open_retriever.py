@@ -125,12 +125,6 @@ def open_index(
 ) -> Retriever:
     """Maps an index folder; `open_retriever` explains the arguments.
 
-    Args:
-        encoder: the index's own, opened already or named by where it lies now; None: as the index names it.
-        corpus_sha256: content hash of the corpus that the index must be of; None: any.
-        parameters: faiss search settings that replace the stored ones, by name (`nprobe`, `efSearch`).
-        device: where an encoder with a model runs, as torch names it.
-
     Raises:
         IndexFolderError: it is no whole index of this version, or of another corpus or encoder.
     """
@@ -160,11 +154,6 @@ def open_index(
 
 def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | None, device: str) -> Encoder:
     """Opens the encoder of an index and compares its fingerprint with the stored one.
-
-    Args:
-        folder: the index; a hashing encoder lies in it.
-        given: the same encoder, opened already or named by where it lies now; None: as the record names it.
-        device: where an encoder with a model runs, as torch names it.
 
     Raises:
         IndexFolderError: it cannot be loaded, or is another one.

@@ -264,14 +264,7 @@ def open_split(
     config: str | GeneratorConfig = "small",
     part: Part = "train",
 ) -> GameSource:
-    """The games of a split. Raises TaskError for an unknown split, and for missing data, saying how to get it.
-
-    Args:
-        split: `generated`, `generated_unseen`, or a split of the real games.
-        data: folder of the real games; None: `$ALFWORLD_DATA`, else `~/.cache/alfworld`. Generated splits ignore it.
-        config: which generated games: a preset's name or a GeneratorConfig. Real splits ignore it.
-        part: which games of split `generated` are listed; `generated_unseen` always lists `eval`.
-    """
+    """The games of a split. Raises TaskError for an unknown split, and for missing data, saying how to get it."""
     if split in ("generated", UNSEEN):
         chosen = preset(config) if isinstance(config, str) else config
         return GeneratedGames(chosen, part) if split == "generated" else GeneratedGames(unseen(chosen), "eval", split)

@@ -164,14 +164,7 @@ def parse_task_id(task_id: str) -> tuple[str, Part, int]:
 
 
 def attempt_rng(config: GeneratorConfig, part: str, number: int, attempt: int) -> np.random.Generator:
-    """The random stream of one attempt; parts cannot share one.
-
-    Args:
-        config: only its name and version are part of the seed.
-        part: `train` or `eval`.
-        number: of the game within its part, from 0.
-        attempt: how many houses were rejected for this game before, from 0.
-    """
+    """The random stream of one attempt; parts cannot share one."""
     text = f"turngym alfworld {config.name} {config.version} {part} {number} {attempt}"
     # hash() of a str differs between processes
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
@@ -229,8 +222,6 @@ def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw
 
     Args:
         config: `receptacle_caps` None draws the layout of a real room; else `receptacles` bounds their number.
-        row: the task: its room, and which receptacle types it needs.
-        draw: where random choices come from; it is advanced.
     """
     needed = {row.destination} if row.task != LOOK else set()
     needed.update(TREATMENT.get(row.task, ())[:1])
@@ -273,9 +264,6 @@ def place_receptacles(
     Args:
         config: `shared` scales how many groups share a location; `mixed_openable` draws for each receptacle whether it
             opens, instead of taking what is more frequent for its type.
-        room: type of the room, which decides the groups.
-        types: receptacle types, one entry per receptacle; the result has their order.
-        draw: where random choices come from; it is advanced.
     """
     location = list(range(len(types)))
     free = set(location)

@@ -38,10 +38,6 @@ def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None
 
     `search_r1`: `Doc 1(Title: "T") text` and a newline, `verl`: `Doc 1 (Title: T)`, the text on a new line and an empty
     line, `skyrl`: `Doc 1: "T"`, the text on a new line.
-
-    Args:
-        budget: most tokens of title and text of a document; None: no limit.
-        count: from a text to its number of tokens; None: words are counted.
     """
     if not hits:
         return NOTHING

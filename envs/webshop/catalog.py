@@ -109,12 +109,7 @@ def _typed(value: Any, kind: type[T], where: str) -> T:
 def parse_product(
     item: Mapping[str, Any], asin: str, extra: Any, human: Mapping[str, Any] | None, where: str
 ) -> Product:
-    """Makes a product of one record. Raises ShopDataError for a missing or wrong field.
-
-    Args:
-        extra: its entry in the attributes file.
-        human: asin -> its instructions by people; None: synthetic goals.
-    """
+    """Makes a product of one record. Raises ShopDataError for a missing or wrong field."""
     record, entry, instructions = _typed(item, _Item, where), _Entry(), list[Instruction]()
     if extra is not None:
         entry = _typed(extra, _SyntheticEntry if human is None else _Entry, f"{where}: its entry among the attributes")

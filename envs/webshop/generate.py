@@ -236,12 +236,6 @@ def plan_cluster(
 
     For every goal the others fail at something: the rival lacks a feature, the variant the option, the dear twin is
     above any cap, the decoy has only the words. Two features of a kind are held in reserve for decoy and filler.
-
-    Args:
-        config: how often products have options, decoys, hidden features and so on.
-        leaf: the kind of thing that all of them are.
-        rng: where random choices come from; it is advanced.
-        first: number of the first product within the catalog, from 0; it becomes part of the asin.
     """
     department = leaf.department
     is_, has = _some(rng, department.is_, 4), _some(rng, department.has, 4)

@@ -52,10 +52,6 @@ def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Shop
 
     A generated shop has no original: there the built-in list is what its scores are defined by.
     Raises ShopDataError for an unknown name, and for recorded nouns that were changed.
-
-    Args:
-        chosen: a tagger, or its name (`builtin`, `spacy`, `spacy:MODEL`, `all-words`); None: the shop's default.
-        catalog: whose titles the recorded nouns are of.
     """
     if isinstance(chosen, NounTagger):
         return chosen
@@ -228,12 +224,6 @@ def record_nouns(
 
     After a kill the same call goes on where it was. What the same model found of these titles for another shop, or for
     turngym's own table, is taken over; nouns of this shop by another model are replaced.
-
-    Args:
-        profile: the shop, for example `full-human`.
-        data: folder of its files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
-        model: name or folder of the model.
-        progress: called with (what, products done); None: nothing is reported.
 
     Raises ShopDataError for a generated shop, a model that is not there, or a title that is too long.
     """

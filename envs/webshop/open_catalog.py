@@ -65,11 +65,6 @@ CACHE_VARIABLE = "TURNGYM_CACHE"
 def load_catalog(profile: ShopProfile, data: str | os.PathLike[str] | None, *, progress: Any = None) -> Catalog:
     """The products of a profile. A shop whose items file has more than 64 MiB is built once, under the hash of its
     files, and then read from disk.
-
-    Args:
-        data: folder of the original's files; None: `$WEBSHOP_DATA`, else where `turngym data get webshop` puts them.
-            Generated shops ignore it.
-        progress: called with (what, products done) while a mapped shop is built; None: nothing is reported.
     """
     if profile.generated:
         items, attributes = generate_catalog(find_config(profile.preset))
