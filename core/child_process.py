@@ -9,7 +9,6 @@ defines itself (a reward, an environment, an agent) travels by value.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import signal
@@ -164,9 +163,8 @@ def _give_up_after(pipe: Connection, seconds: float) -> None:
 
 def dumps(content: Any) -> bytes:
     """`content` pickled for another process; what the program itself defines goes along by value."""
-    buffer = io.BytesIO()
-    cloudpickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
-    return buffer.getvalue()
+    found: bytes = cloudpickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
+    return found
 
 
 def _preparation(name: str) -> dict[str, Any]:

@@ -110,17 +110,17 @@ def _asked_wait(headers: Any) -> float | None:
     seconds = _number(given)
     if seconds is not None or not given:
         return seconds
+    then, now = _moment(given), _moment(headers.get("date"))
+    # by the server's own clock, if it sends the time
+    return None if then is None else max(then - (time.time() if now is None else now), 0.0)
+
+
+def _moment(date: Any) -> float | None:
     try:
-        then = parsedate_to_datetime(given).timestamp()
+        return parsedate_to_datetime(date).timestamp()
     # dates before the year 1970 and after 9999 are any of these on some system
     except (ValueError, TypeError, OverflowError, OSError):
         return None
-    try:
-        # by the server's own clock, if it sends the time
-        now = parsedate_to_datetime(headers.get("date")).timestamp()
-    except (ValueError, TypeError, OverflowError, OSError):
-        now = time.time()
-    return max(then - now, 0.0)
 
 
 def _number(text: str | None) -> float | None:
