@@ -60,10 +60,8 @@ def alike(text: str, among: Iterable[str]) -> list[str]:
     return [other for other in among if _remembered(other) == wanted]
 
 
-@lru_cache(maxsize=4096)
-def _remembered(label: str) -> str:
-    """`plain` of a label, which is compared again and again."""
-    return plain(label)
+# labels are compared again and again
+_remembered = lru_cache(maxsize=4096)(plain)
 
 
 def shown(text: str, beside: str | None = None) -> str:

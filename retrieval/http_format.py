@@ -21,7 +21,7 @@ from turngym.core.errors import RetrievalError
 from turngym.core.numbers import Count, NotNegative, Number, Positive
 from turngym.core.redaction import brief, excerpt
 from turngym.core.user_files import too_many_values
-from turngym.retrieval.core import Hit, Passage
+from turngym.retrieval.core import Hit
 from turngym.retrieval.corpus import parse_row
 
 
@@ -191,57 +191,46 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
         reply = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise WireError(f"the answer is not JSON ({error}): {brief(body, 120)}") from error
-    rows = reply.get("result") if isinstance(reply, dict) else None
     if isinstance(reply, dict) and reply.get("error"):
         # what stands beside it may be half of the hits
         raise WireError(f"the answer is an error: {brief(reply['error'], 120)}")
-    if not isinstance(rows, list):
-        raise WireError(f'the answer is not {{"result": [...]}}: {brief(body, 120)}')
+    try:
+        rows = msgspec.convert(reply, _Reply).result
+    except msgspec.ValidationError as error:
+        form = '{"result": [[{"document": {"id", "contents"}, "score"}]]}'
+        raise WireError(f"the answer is not {form}: {error}: {brief(body, 120)}") from error
     if len(rows) != queries:
         raise WireError(f"the answer has {len(rows)} result lists for {queries} queries")
+    # as those of a web search
+    ranked = all(entry.score is msgspec.UNSET and not entry.has_id for row in rows for entry in row)
+    found: list[list[Hit]] = []
     for number, row in enumerate(rows):
-        if not isinstance(row, list):
-            raise WireError(f"result[{number}] is {brief(row, 120)}; it must be a list of documents with scores")
-    ranked = all(_has_rank_alone(entry) for row in rows for entry in row)
-    return [_read_hits(row, f"result[{number}]", ranked)[:k] for number, row in enumerate(rows)]
+        hits: dict[str, Hit] = {}
+        for place, entry in enumerate(row):
+            where, document = f"result[{number}][{place}]", entry.document
+            score = 1 / (place + 1) if ranked else entry.score
+            if score is msgspec.UNSET or not math.isfinite(score):
+                raise WireError(f"{where}: score {score} is not a finite number")
+            if not entry.has_id and isinstance(document.get("contents"), str):
+                # the original server's BM25 sends no ids, but the same contents must still be the same passage
+                digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
+                document["id"] = f"sha256:{digest[:16]}"
+            passage = parse_row(document, f"{where}.document")
+            # it sends a row that faiss did not find as the last document: a made-up score or a repeat
+            if abs(score) < PADDING_SCORE:
+                hits.setdefault(passage.id, Hit(passage=passage, score=score))
+        found.append(list(hits.values())[:k])
+    return found
 
 
-def _has_rank_alone(entry: Any) -> bool:
-    """Whether a hit has neither a score nor an id, as those of a web search."""
-    document = entry.get("document") if isinstance(entry, dict) else None
-    return isinstance(document, dict) and "score" not in entry and not {"id", "_id"} & document.keys()
+class _Entry(msgspec.Struct):
+    document: dict[str, Any]
+    score: float | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def has_id(self) -> bool:
+        return not {"id", "_id"}.isdisjoint(self.document)
 
 
-def _read_hits(row: list[Any], where: str, ranked: bool) -> list[Hit]:
-    hits: dict[str, Hit] = {}
-    for number, entry in enumerate(row):
-        hit = _read_entry({**entry, "score": 1 / (number + 1)} if ranked else entry, f"{where}[{number}]")
-        # the original server sends a row that faiss did not find as the last document: a made-up score or a repeat
-        if abs(hit.score) < PADDING_SCORE:
-            hits.setdefault(hit.passage.id, hit)
-    return list(hits.values())
-
-
-def _read_entry(entry: Any, where: str) -> Hit:
-    if not isinstance(entry, dict) or not isinstance(entry.get("document"), dict) or "score" not in entry:
-        raise WireError(f'{where} is {brief(entry, 120)}; it must be {{"document": {{"id", "contents"}}, "score"}}')
-    document, score = entry["document"], _finite(entry["score"])
-    if score is None:
-        raise WireError(f"{where}: score {brief(entry['score'], 120)} is not a finite number")
-    if not {"id", "_id"} & document.keys() and isinstance(document.get("contents"), str):
-        # the original server's BM25 sends no ids, but the same contents must still be the same passage
-        digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
-        document = {**document, "id": f"sha256:{digest[:16]}"}
-    passage: Passage = parse_row(document, f"{where}.document")
-    return Hit(passage=passage, score=score)
-
-
-def _finite(score: Any) -> float | None:
-    """A score as a float; None if it is no finite number."""
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        return None
-    try:
-        return float(score) if math.isfinite(score) else None
-    # a whole number beyond the range of floats
-    except OverflowError:
-        return None
+class _Reply(msgspec.Struct):
+    result: list[list[_Entry]]
