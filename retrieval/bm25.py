@@ -165,15 +165,6 @@ class BM25Retriever:
             checked_passage(passage, "a passage of the corpus")
         return cls(LuceneIndex.build(indexed_documents(kept), k1=k1, b=b), kept)
 
-    @classmethod
-    def open(cls, folder: str | Path, passages: Sequence[Passage]) -> BM25Retriever:
-        """Maps an index folder; `passages` are those it was built of, in the same order, such as a `PassageStore`.
-
-        Raises:
-            RetrievalError: no index, a damaged one, or one of other passages.
-        """
-        return cls(LuceneIndex.open(folder), passages)
-
     def __len__(self) -> int:
         return len(self._index)
 

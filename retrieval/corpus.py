@@ -98,15 +98,6 @@ class PassageStore(LazySequence[Passage], Closes):
                 f"{folder}: {len(self._blobs)} records, but passages.json says {head['count']}; build the index again"
             )
 
-    @classmethod
-    def build(cls, passages: Iterable[Passage], folder: str | Path) -> PassageStore:
-        """Writes all passages to `folder` and opens it."""
-        writer = PassageWriter(folder)
-        for passage in passages:
-            writer.add(passage)
-        writer.finish()
-        return cls(folder)
-
     def __len__(self) -> int:
         return len(self._blobs)
 

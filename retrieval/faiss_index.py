@@ -78,13 +78,22 @@ def make_index(factory: str, dim: int) -> Any:
         RetrievalError: faiss does not know the string, or it does not fit the dimension.
     """
     faiss = load_faiss()
-    try:
+    with _refusals(f"faiss cannot make {factory!r} with {dim} dimensions", f"try {_KINDS}"):
         return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise RetrievalError(
-            f"faiss cannot make {factory!r} with {dim} dimensions ({_reason(error)}); try Flat, SQ8, HNSW32, "
-            "IVF1024,Flat or IVF4096,SQ8"
-        ) from error
+
+
+_KINDS = "Flat, SQ8, HNSW32, IVF1024,Flat or IVF4096,SQ8"
+
+
+@contextmanager
+def _refusals(what: str, advice: str) -> Iterator[None]:
+    """Inside, what faiss raises becomes a RetrievalError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # without the place in its source
+        said = re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
+        raise RetrievalError(f"{what} ({said}); {advice}") from error
 
 
 SMALL_FILE = 1 << 20
@@ -108,10 +117,8 @@ def read_index(path: str | Path, *, mapped: bool = True) -> Any:
     # no list in it is longer than the file, whatever length it says
     if hasattr(faiss, "set_deserialization_vector_byte_limit"):
         faiss.set_deserialization_vector_byte_limit(Path(path).stat().st_size + SMALL_FILE)
-    try:
+    with _refusals(f"{path}: damaged faiss index", "build the index again"):
         return faiss.read_index(str(library_path(Path(path).parent) / Path(path).name), flag)
-    except (RuntimeError, MemoryError) as error:
-        raise RetrievalError(f"{path}: damaged faiss index ({_reason(error)}); build the index again") from error
 
 
 RANGES = {"nprobe": (1, 2**20), "ef": (1, 2**20), "k_factor": (1, 2**10)}
@@ -135,13 +142,9 @@ def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
         if not number or (whole and value != int(value)):
             wanted = f"a {'whole ' * whole}number from {least} to {most:,}"
             raise RetrievalError(f"the search setting {name} is {value!r}; it must be {wanted}")
-        try:
+        advice = "IVF takes nprobe, HNSW efSearch, refining indexes k_factor_rf"
+        with _refusals(f"{_kind(index)} takes no search setting {name}={value:g}", advice):
             space.set_index_parameter(index, name, value)
-        except RuntimeError as error:
-            raise RetrievalError(
-                f"{_kind(index)} takes no search setting {name}={value:g} ({_reason(error)}); IVF takes nprobe, "
-                "HNSW efSearch, refining indexes k_factor_rf"
-            ) from error
 
 
 def try_index(factory: str, dim: int, parameters: Mapping[str, float], rows: int) -> None:
@@ -163,24 +166,16 @@ def try_index(factory: str, dim: int, parameters: Mapping[str, float], rows: int
 
 def add_to_index(index: Any, vectors: np.ndarray) -> None:
     """Adds `vectors [n, dim]` to a trained index. Raises RetrievalError where faiss cannot."""
-    try:
+    with _refusals(f"{_kind(index)} cannot take {len(vectors)} vectors", f"try the factory {_KINDS}"):
         index.add(vectors)
-    except RuntimeError as error:
-        raise RetrievalError(
-            f"{_kind(index)} cannot take {len(vectors)} vectors ({_reason(error)}); try the factory Flat, SQ8, HNSW32, "
-            "IVF1024,Flat or IVF4096,SQ8"
-        ) from error
 
 
 def search_index(index: Any, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """(scores, rows) of faiss, both `[n, k]`. Raises RetrievalError where faiss cannot search with its settings."""
-    try:
+    with _refusals(
+        f"{_kind(index)} cannot be searched", "give other search settings, or build it with another factory"
+    ):
         scores, rows = index.search(vectors, k)
-    except RuntimeError as error:
-        raise RetrievalError(
-            f"{_kind(index)} cannot be searched ({_reason(error)}); give other search settings, or build it with "
-            "another factory"
-        ) from error
     return scores, rows
 
 
@@ -190,19 +185,9 @@ def _kind(index: Any) -> str:
 
 def train_index(index: Any, vectors: np.ndarray) -> None:
     """Trains on `vectors [n, dim]` if the kind of index needs it. Raises RetrievalError for too few vectors."""
-    if index.is_trained:
-        return
-    try:
-        index.train(vectors)
-    except RuntimeError as error:
-        raise RetrievalError(
-            f"{len(vectors)} vectors cannot train this index ({_reason(error)}); choose fewer clusters, or Flat"
-        ) from error
-
-
-def _reason(error: RuntimeError | MemoryError) -> str:
-    """The text of a faiss error, without the place in its source."""
-    return re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
+    if not index.is_trained:
+        with _refusals(f"{len(vectors)} vectors cannot train this index", "choose fewer clusters, or Flat"):
+            index.train(vectors)
 
 
 def check_index(index: Any, passages: int, dim: int) -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from turngym.core.errors import RetrievalError
+from turngym.core.tables import Table
 from turngym.retrieval.index import show_bytes
 from turngym.retrieval.index_vectors import default_parameters, training_rows
 
@@ -38,8 +39,6 @@ ASSIGN_NS = 0.021
 """Finding the nearest cluster by matrix products (training, adding), per vector, cluster and dimension."""
 BASE_BYTES = 70e6
 """Resident memory of a process that has loaded Python, NumPy and faiss."""
-Table = tuple[list[str], list[list[str]]]
-"""Header and rows."""
 ROUNDS = 10
 """Rounds of k-means in faiss' IVF training."""
 SHARD_BYTES = 0.3e9

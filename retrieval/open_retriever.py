@@ -9,7 +9,7 @@ from pathlib import Path
 from turngym.core.errors import RetrievalError
 from turngym.core.rows import Stamp, path_stamp
 from turngym.core.user_files import user_path
-from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex
 from turngym.retrieval.core import Encoder, Retriever
 from turngym.retrieval.corpus import PassageStore, read_corpus
 from turngym.retrieval.corpus import corpus_sha256 as hash_of
@@ -139,7 +139,7 @@ def open_index(
         raise IndexFolderError(f"{folder} is a {manifest.kind} index; it takes no encoder and no faiss settings")
     parts: list[Retriever] = []
     if manifest.kind != "dense":
-        parts.append(BM25Retriever.open(folder / LUCENE, store))
+        parts.append(BM25Retriever(LuceneIndex.open(folder / LUCENE), store))
     if manifest.kind != "bm25":
         if manifest.encoder is None or manifest.faiss is None:
             raise IndexFolderError(

@@ -11,7 +11,7 @@ import pytest
 from turngym.core.errors import RetrievalError
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Hit, Passage, Retriever
-from turngym.retrieval.corpus import PassageStore, read_corpus
+from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 
 PASSAGES = [
     Passage(id="7", title="Lake Orta", text="A lake in Piedmont. Its island is San Giulio."),
@@ -42,8 +42,13 @@ def test_any_iterable_of_passages() -> None:
 
 def test_the_index_on_disk_finds_the_same(tmp_path: Path) -> None:
     LuceneIndex.build(indexed_documents(PASSAGES), tmp_path / "index").close()
-    store = PassageStore.build(PASSAGES, tmp_path / "passages")
-    memory, disk = BM25Retriever.from_passages(PASSAGES), BM25Retriever.open(tmp_path / "index", store)
+    writer = PassageWriter(tmp_path / "passages")
+    for passage in PASSAGES:
+        writer.add(passage)
+    writer.finish()
+    store = PassageStore(tmp_path / "passages")
+    memory = BM25Retriever.from_passages(PASSAGES)
+    disk = BM25Retriever(LuceneIndex.open(tmp_path / "index"), store)
     queries = ["lake piedmont", "san giulio island"]
     assert memory.search(queries, 3) == disk.search(queries, 3)
     assert memory.fingerprint == disk.fingerprint

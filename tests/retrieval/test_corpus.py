@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from turngym.core.errors import RetrievalError
 from turngym.core.memory_mapped import sealed
 from turngym.retrieval import corpus as corpus_module
 from turngym.retrieval.core import Passage
-from turngym.retrieval.corpus import CorpusError, PassageStore, corpus_sha256, read_corpus
+from turngym.retrieval.corpus import CorpusError, PassageStore, PassageWriter, corpus_sha256, read_corpus
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
@@ -142,7 +142,7 @@ def test_store_gives_back_what_was_put_in(
     tmp_path_factory: pytest.TempPathFactory, rows: dict[str, tuple[str, str]]
 ) -> None:
     passages = [Passage(id=name, title=title, text=text) for name, (title, text) in rows.items()]
-    with PassageStore.build(passages, tmp_path_factory.mktemp("store")) as store:
+    with stored(passages, tmp_path_factory.mktemp("store")) as store:
         assert list(store) == passages
         assert len(store) == len(passages)
         assert store.sha256 == corpus_sha256(passages)
@@ -153,10 +153,18 @@ def test_store_gives_back_what_was_put_in(
             assert store[-1] == passages[-1]
 
 
+def stored(passages: Iterable[Passage], folder: Path) -> PassageStore:
+    writer = PassageWriter(folder)
+    for passage in passages:
+        writer.add(passage)
+    writer.finish()
+    return PassageStore(folder)
+
+
 def test_store_that_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="no complete passage store"):
         PassageStore(tmp_path)
-    PassageStore.build([Passage(id=str(i), title="", text="x") for i in range(3)], tmp_path).close()
+    stored([Passage(id=str(i), title="", text="x") for i in range(3)], tmp_path).close()
     (tmp_path / "passages.json").write_text(json.dumps(sealed({"count": 4, "sha256": ""})))
     with pytest.raises(RetrievalError, match=r"3 records.*says 4"):
         PassageStore(tmp_path)
