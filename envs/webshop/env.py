@@ -230,12 +230,10 @@ class WebShopEnv(TextEnv):
     def describe(self, verdict: Verdict = Verdict.OK, action: str | None = None) -> dict[str, Any]:
         info = super().describe(verdict, action)
         reward = self._state.reward if self._state.kind == "done" else None
+        parts = {name: getattr(reward, name, None) for name in ("r_type", "r_att", "r_option", "r_price")}
         return info | {
             "admissible_templates": [SEARCH_TEMPLATE] if self._state.has_search_bar else [],
-            "r_type": None if reward is None else float(reward.r_type),
-            "r_att": None if reward is None else float(reward.r_att),
-            "r_option": None if reward is None or reward.r_option is None else float(reward.r_option),
-            "r_price": None if reward is None else float(reward.r_price),
+            **{name: None if share is None else float(share) for name, share in parts.items()},
             "attainable_max": self._attainable,
             "tagger": self.shop.tagger.name,
             "profile": self.shop.profile.name,

@@ -528,23 +528,6 @@ asin.
 MOST_CLUSTERS = len(LOOKS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One product of a terse shop before it is written."""
-
-    look: str
-    kind: str
-    department: str
-    options: dict[str, tuple[str, ...]]
-    price: int
-    number: int
-    """0 for the wanted product, from 1 for its dear twins."""
-
-    @property
-    def title(self) -> str:
-        return f"{self.look} {self.kind}"
-
-
 def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(item, attributes) pairs, kind by kind. Raises ShopDataError for a shop that the words do not suffice for."""
     kinds = terse_kinds(config)
@@ -555,12 +538,36 @@ def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[
     look_codes = {look: next(numbers) for look in LOOKS}
     for department, kind in kinds:
         prefix = next(numbers) * 10
-        for slot in _kind(config, department, kind, rng):
-            asin = f"{prefix}{look_codes[slot.look]}{slot.number}"
-            entry: dict[str, Any] = {"attributes": [slot.look, slot.kind]}
-            if slot.number == 0:
-                entry |= {"instruction": ASK + slot.title, "instruction_attributes": entry["attributes"]}
-            yield _item(slot, asin), entry
+        # products that differ in one word, and twins that share everything but the price
+        for place in rng.permutation(len(LOOKS))[: config.clusters].tolist():
+            look, title = LOOKS[place], f"{LOOKS[place]} {kind}"
+            options = {"Color": _some(rng, COLORS, int(rng.integers(2, 5)))}
+            if rng.random() < 0.6:
+                options["Size"] = _some(rng, SIZES, int(rng.integers(2, 4)))
+            twins = _one(rng, TWINS) if rng.random() < config.decoys else 0
+            # 0 for the wanted product, from 1 for its dear twins
+            for number in range(1 + twins):
+                asin = f"{prefix}{look_codes[look]}{number}"
+                entry: dict[str, Any] = {"attributes": [look, kind]}
+                if number == 0:
+                    entry |= {"instruction": ASK + title, "instruction_attributes": entry["attributes"]}
+                item = {
+                    "name": title,
+                    "full_description": STORY if number % 2 == 0 else "",
+                    "pricing": pricing((float(_one(rng, DEAR_PRICES if number else PRICES)),)),
+                    "images": [picture(kind, asin)],
+                    "product_category": f"{department.title()} › {plural(kind).title()}",
+                    "average_rating": "",
+                    "small_description": [f"{look} {QUALITY}"],
+                    "customization_options": {
+                        name: [{"value": value} for value in values] for name, values in options.items()
+                    },
+                    "asin": asin,
+                    "category": department,
+                    "query": kind,
+                    "page": 1,
+                }
+                yield item, entry
 
 
 def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
@@ -580,42 +587,6 @@ def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
             f"valid for style 'terse': 1 to {MOST_CLUSTERS}"
         )
     return kinds[: config.kinds]
-
-
-def _kind(config: CatalogConfig, department: str, kind: str, rng: np.random.Generator) -> Iterator[Slot]:
-    """Products that differ in one word, and twins that share everything but the price."""
-    for place in rng.permutation(len(LOOKS))[: config.clusters].tolist():
-        options = {"Color": _some(rng, COLORS, int(rng.integers(2, 5)))}
-        if rng.random() < 0.6:
-            options["Size"] = _some(rng, SIZES, int(rng.integers(2, 4)))
-        twins = _one(rng, TWINS) if rng.random() < config.decoys else 0
-        for number in range(1 + twins):
-            yield Slot(
-                look=LOOKS[place],
-                kind=kind,
-                department=department,
-                options=options,
-                price=_one(rng, DEAR_PRICES if number else PRICES),
-                number=number,
-            )
-
-
-def _item(slot: Slot, asin: str) -> dict[str, Any]:
-    options = {name: [{"value": value} for value in values] for name, values in slot.options.items()}
-    return {
-        "name": slot.title,
-        "full_description": STORY if slot.number % 2 == 0 else "",
-        "pricing": pricing((float(slot.price),)),
-        "images": [picture(slot.kind, asin)],
-        "product_category": f"{slot.department.title()} › {plural(slot.kind).title()}",
-        "average_rating": "",
-        "small_description": [f"{slot.look} {QUALITY}"],
-        "customization_options": options,
-        "asin": asin,
-        "category": slot.department,
-        "query": slot.kind,
-        "page": 1,
-    }
 
 
 # --- every phrase that can occur in a terse shop, for phrase tokenizers of tiny models

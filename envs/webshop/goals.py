@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -319,21 +320,15 @@ class GoalIds(LazySequence[str]):
         return found
 
     def _number(self, task_id: str) -> tuple[int, int | None] | None:
-        if not task_id.startswith(self._prefix):
+        found = _NUMBERS.fullmatch(task_id.removeprefix(self._prefix)) if task_id.startswith(self._prefix) else None
+        if found is None or int(found["goal"]) >= self._goals:
             return None
-        goal, at, seed = task_id.removeprefix(self._prefix).partition("@")
-        number, price_seed = _plain_number(goal), _plain_number(seed)
-        if number is None or number >= self._goals or (at and price_seed is None):
-            return None
-        return number, price_seed if at else None
+        return int(found["goal"]), None if found["seed"] is None else int(found["seed"])
 
 
-def _plain_number(digits: str) -> int | None:
-    """A number in its one spelling: no sign, no leading zeros, no other alphabet's digits."""
-    # twelve digits at most: int() raises ValueError for thousands of them
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 12 or digits != str(int(digits)):
-        return None
-    return int(digits)
+# twelve digits at most: int() raises ValueError for thousands of them
+_NUMBERS = re.compile(r"(?P<goal>0|[1-9][0-9]{0,11})(?:@(?P<seed>0|[1-9][0-9]{0,11}))?")
+"""Numbers in their one spelling: no sign, no leading zeros, no other alphabet's digits."""
 
 
 def listed_goals(splits: Splits, split: str | None) -> tuple[int, ...]:

@@ -297,13 +297,24 @@ def nodes(page: Page) -> Iterator[Node]:
             yield "text", text
         return
     yield from head_nodes(page)
-    if page.kind == "results":
-        for product in page.products:
-            yield from result_nodes(product)
-    elif page.kind == "item" and page.product is not None:
-        yield from item_nodes(page.product, page.show_attributes)
-    elif page.product is not None:
-        yield from sub_nodes(page.product, page.sub)
+    for found in page.products:
+        yield from visible("link", found.asin)
+        yield from visible("text", found.title)
+        yield from visible("text", found.price_text)
+    product = page.product
+    if page.kind == "item" and product is not None:
+        for name, values in product.options.items():
+            yield from visible("text", name)
+            for value in values:
+                yield from visible("option", value)
+        yield from visible("text", product.title)
+        yield "text", f"Price: {product.price_text}"
+        yield "text", RATING
+        for label in item_buttons(page.show_attributes):
+            yield "button", label
+    elif product is not None:
+        for text in sub_texts(product, page.sub):
+            yield from visible("text", text)
 
 
 def head_nodes(page: Page) -> Iterator[Node]:
@@ -323,32 +334,6 @@ def head_nodes(page: Page) -> Iterator[Node]:
         yield "button", PREV_PAGE
     if page.kind == "results" and page.has_next:
         yield "button", NEXT_PAGE
-
-
-def result_nodes(product: Product) -> Iterator[Node]:
-    """One product in the list of results."""
-    yield from visible("link", product.asin)
-    yield from visible("text", product.title)
-    yield from visible("text", product.price_text)
-
-
-def item_nodes(product: Product, show_attributes: bool) -> Iterator[Node]:
-    """A product's own page below the navigation."""
-    for name, values in product.options.items():
-        yield from visible("text", name)
-        for value in values:
-            yield from visible("option", value)
-    yield from visible("text", product.title)
-    yield "text", f"Price: {product.price_text}"
-    yield "text", RATING
-    for label in item_buttons(show_attributes):
-        yield "button", label
-
-
-def sub_nodes(product: Product, sub: str) -> Iterator[Node]:
-    """The body of a sub-page; Reviews has none."""
-    for text in sub_texts(product, sub):
-        yield from visible("text", text)
 
 
 def sub_texts(product: Product, sub: str) -> tuple[str, ...]:
