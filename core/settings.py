@@ -22,14 +22,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
     """Reads the settings of a TOML file; its provenance only with `provenance`. Raises SettingsError."""
+    text = read_text(path, SettingsError, raw=RAW)
     try:
-        table = tomllib.loads(read_text(path, SettingsError, raw=RAW))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not TOML: {error}") from error
-    # a number of thousands of digits is a ValueError of Python's own
+        table = tomllib.loads(text)
+    # damage, and a number of thousands of digits
     except ValueError as error:
-        if isinstance(error, SettingsError):
-            raise
         raise SettingsError(f"{path} is not TOML: {error}") from error
     except RecursionError:
         raise SettingsError(f"{path} is nested too deeply for a configuration") from None

@@ -351,49 +351,6 @@ class GemmaCalls(_Marked):
         return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value)
 
 
-# the recipient stands before the channel in templates, but after it in what models write
-_HARMONY_HEAD = re.compile(
-    r"(?:<\|channel\|>\w{1,20})?\s{0,4}to=(?:functions\.)?(?P<name>[\w./:-]{1,80})[^{}]{0,60}?<\|message\|>"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HarmonyCalls:
-    """GPT-OSS's harmony: a message to `functions.NAME` whose content is JSON; the stop token `<|call|>` ends it."""
-
-    name: str = "harmony"
-    stop_text: tuple[str, ...] = ("<|call|>",)
-    thoughts: Thoughts = HARMONY
-
-    def find(self, text: str) -> int:
-        head = _HARMONY_HEAD.search(text)
-        return -1 if head is None else head.start()
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return ("<|channel|>", " to=", "to=")
-
-    def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
-        head = _HARMONY_HEAD.match(text, start)
-        found = None if head is None else read_json(text, _after_space(text, head.end()))
-        return (
-            None if head is None or found is None else ([ParsedCall(name=head["name"], arguments=found[0])], found[1])
-        )
-
-    def read(self, text: str) -> ParsedCall | str:
-        head = _HARMONY_HEAD.match(text)
-        if head is None:
-            return "the tool call must be a message to functions.NAME with JSON as its content"
-        found = read_json(text[head.end() :].lstrip())
-        if found is None:
-            return "the arguments of the tool call are not valid JSON"
-        return ParsedCall(name=head["name"], arguments=found[0])
-
-    def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        written = json.dumps(arguments, ensure_ascii=False)
-        return f" to=functions.{tool}<|channel|>commentary json<|message|>{written}"
-
-
 CALL_ID = "turngym00"
 """Mistral's templates accept only ids of nine letters and digits."""
 
@@ -501,6 +458,23 @@ class NamedCalls(_Headed):
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         return self.form.replace("%n", tool).replace("%s", json.dumps(arguments, ensure_ascii=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyCalls(NamedCalls):
+    """GPT-OSS's harmony: a message to `functions.NAME` whose content is JSON; the stop token `<|call|>` ends it."""
+
+    name: str = "harmony"
+    starts: tuple[str, ...] = ("<|channel|>", " to=", "to=")
+    # the recipient stands before the channel in templates, but after it in what models write
+    head: str = r"(?:<\|channel\|>\w{1,20})?\s{0,4}to=(?:functions\.)?(?P<name>[\w./:-]{1,80})[^{}]{0,60}?<\|message\|>"
+    form: str = " to=functions.%n<|channel|>commentary json<|message|>%s"
+    stop_text: tuple[str, ...] = ("<|call|>",)
+    thoughts: Thoughts = HARMONY
+
+    def find(self, text: str) -> int:
+        head = _compiled(self.head).search(text)
+        return -1 if head is None else head.start()
 
 
 _MARK = re.compile(r"```|<[^<>]+>")
