@@ -34,9 +34,8 @@ from turngym.envs.webshop.players import (
     random_action,
     wandering_action,
 )
-from turngym.envs.webshop.queries import OracleQuery
 from turngym.envs.webshop.session import Page, SessionState, page_of, play
-from turngym.envs.webshop.shop import Shop, goal_task, open_shop
+from turngym.envs.webshop.shop import OracleQuery, Shop, goal_task, open_shop
 from turngym.envs.webshop.views import SEPARATOR, Mode, PageView, view
 
 INSTRUCTIONS = """You shop in a web store: an instruction says what to buy, with which features and options and at \

@@ -24,9 +24,8 @@ from turngym.envs.webshop.actions import (
 )
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import Product
-from turngym.envs.webshop.queries import OracleQuery
 from turngym.envs.webshop.session import SessionState
-from turngym.envs.webshop.shop import Shop, opens
+from turngym.envs.webshop.shop import OracleQuery, Shop, opens
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from sys import getsizeof
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
@@ -29,8 +29,9 @@ from turngym.envs.webshop.actions import (
     click_action,
     parse_action,
     pressable,
+    search_action,
 )
-from turngym.envs.webshop.catalog import Catalog
+from turngym.envs.webshop.catalog import Catalog, search_text
 from turngym.envs.webshop.generate import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
 from turngym.envs.webshop.nouns import BUILTIN, SPACY_MODEL, NounTagger, find_tagger
@@ -45,14 +46,11 @@ from turngym.envs.webshop.products import (
     find_profile,
     shop_folder,
 )
-from turngym.envs.webshop.queries import OracleQuery, searches
-from turngym.envs.webshop.reward import (
-    ProductFacts,
-    Reward,
-    best_purchase,
-    compute_reward,
-)
+from turngym.envs.webshop.reward import ProductFacts, Reward, best_purchase, compute_reward
 
+OracleQuery = Literal["title", "instruction"]
+"""What an expert searches for: the product's title, or what the instruction says."""
+_TITLE_WORDS = 12
 ENV_ID = "turngym/WebShop-v0"
 RESULTS = 50
 """Products that one search finds at most."""
@@ -162,9 +160,22 @@ class Shop:
     def way_to(self, goal: Goal, query: OracleQuery) -> str | None:
         """The first of an expert's searches that lists the goal's product where a click opens it; None if none does.
 
+        By its title, or by what the instruction says; then by all that is searched of it, as a whole and word by word.
         Each costs the shop a search, and the first nearly always does.
         """
-        for action in searches(goal, self._at(self._row(goal.asin)), query):
+        titles = [goal.title, " ".join(goal.title.split()[:_TITLE_WORDS])]
+        # what a shopper who has only the instruction might type, fewest words first
+        options = [option if isinstance(option, str) else option[1] for option in goal.goal_options]
+        wishes = [
+            " ".join([goal.query, *goal.attributes]),
+            " ".join([goal.query, *goal.attributes, *options]),
+            " ".join([*goal.attributes, *options]),
+            goal.query,
+            goal.request,
+        ]
+        document = search_text(self._at(self._row(goal.asin)))
+        first = [*titles, *wishes] if query == "title" else [*wishes, goal.title]
+        for action in map(search_action, (*first, document, *dict.fromkeys(document.split()))):
             parsed = parse_action(action)
             if parsed is not None and opens(goal.asin, self.search(parsed[1])):
                 return action
