@@ -199,4 +199,9 @@ def renew_in_children(thing: Renewable) -> None:
     _LIVING.add(thing)
 
 
-os.register_at_fork(after_in_child=lambda: [thing.renew() for thing in list(_LIVING)])
+def _renew() -> None:
+    for thing in list(_LIVING):
+        thing.renew()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -224,6 +224,7 @@ class RetrievalApp:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         began, headers = time.perf_counter(), {"Content-Type": JSON}
         path, method, searched = environ["PATH_INFO"], environ["REQUEST_METHOD"], False
+        answer: bytes | dict[str, Any]
         try:
             if path not in ROUTES:
                 status, answer = 404, {"error": f"there is no {method} {path}", "valid": _VALID}
@@ -233,8 +234,8 @@ class RetrievalApp:
             elif path == "/stats":
                 status, answer = 200, self.service.statistics()
             elif path == "/health":
-                answer = self.service.health()
-                status = 200 if answer["status"] == "ok" else 503
+                health = self.service.health()
+                status, answer = 200 if health["status"] == "ok" else 503, health
             elif (refusal := self._refusal(environ)) is not None:
                 status, answer = refusal
             else:

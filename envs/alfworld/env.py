@@ -243,7 +243,7 @@ class ALFWorldEnv(TextEnv):
         if shuffle != self._shuffle:
             self._load(self.task.task_id, shuffle)
         if self._reference is not None:
-            self._reference.set_state(tuple(history))
+            self._reference.set_state(tuple(history or ()))
         if self._native is not None:
             self._native.set_state(native or ())
             check_state(self._native.problem, self._native.state)

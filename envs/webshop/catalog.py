@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,7 +28,6 @@ from turngym.envs.webshop.products import (
 )
 from turngym.retrieval.bm25 import LuceneIndex
 
-T = TypeVar("T")
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of a product that the attributes file does not list; the original's placeholder."""
 LONGEST_ASIN = 10
@@ -96,11 +95,10 @@ class _Human(msgspec.Struct):
     instruction_options: list[str]
 
 
-def _typed(value: Any, kind: type[T], where: str) -> T:
+def _typed(value: Any, kind: Any, where: str) -> Any:
     try:
-        found = msgspec.convert(value, kind)
         # half a surrogate pair is no text that could be written
-        msgspec.json.encode(found)
+        msgspec.json.encode(found := msgspec.convert(value, kind))
         return found
     except ValueError as error:
         raise ShopDataError(f"{where}: {excerpt(error, 200)}") from error

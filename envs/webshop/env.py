@@ -124,6 +124,7 @@ class WebShopEnv(TextEnv):
         self._given = shop
         self._profile, self._data, self._price_seed, self._tagger = profile, data, price_seed, tagger
         self._chosen_splits, self._split, self._show_attributes = splits, split, show_attributes
+        self._listed: GoalIds
         self._reopen()
         self._task: Task | None = None
         self._state = SessionState()
