@@ -267,8 +267,8 @@ def place_receptacles(
     """
     location = list(range(len(types)))
     free = set(location)
-    for group, rate in priors.shared[room]:
-        expected = rate * config.shared
+    for group, count in priors.shared[room]:
+        expected = count / priors.rooms[room] * config.shared
         # the fraction is drawn, so that the mean number of groups is the measured one
         for _ in range(int(expected) + draw.chance(expected % 1.0)):
             members = _pick_group(group, types, free, draw)
@@ -385,10 +385,11 @@ class Furnishing:
 
     def _odd(self) -> None:
         """Cool some objects in the fridge; stand some objects in others."""
+        cool, coolable = self.priors.cool_in_fridge
         for thing in self.things:
             if self.types[thing.where] == "Fridge" and thing.type in self.priors.flags["coolable"]:
-                thing.cool = self.draw.chance(self.priors.cool_in_fridge)
-        if not self.draw.chance(self.priors.nested_per_game):
+                thing.cool = self.draw.chance(cool / coolable)
+        if not self.draw.chance(sum(n for _, n in self.priors.nested) / self.priors.games):
             return
         present = {thing.type for thing in self.things}
         pairs = [(p, n) for p, n in self.priors.nested if set(p) <= present and p[0] != self.row.target]

@@ -336,7 +336,7 @@ def search_order(kind: str) -> dict[str, int]:
     if name is None:
         return {}
     counts = priors.anywhere[name]
-    worth = {p: count / priors.receptacles[p] / (1 + (priors.openable[p] > 0.5)) for p, count in counts.items()}
+    worth = {p: count / priors.opened[p][1] / (1 + (priors.openable[p] > 0.5)) for p, count in counts.items()}
     ranked = sorted(worth, key=lambda place: (-worth[place], place))
     return {f"{place.lower()}type": rank for rank, place in enumerate(ranked)}
 

@@ -1,17 +1,19 @@
 """What generated ALFWorld games are like: their settings, and the counts of the real train games that they follow.
 
-The counts (`data/priors.json`) were measured once from the real games; `Priors` indexes them the way that the generator
-and the expert ask. `vocabulary` lists every phrase that the games of a configuration can say.
+The counts (`data/priors.json`) were measured once from the real games, in the form in which generator and expert ask.
+`vocabulary` lists every phrase that the games of a configuration can say.
 """
 
 from __future__ import annotations
 
-import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any, Literal
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from turngym.core.errors import TaskError, checked_choice
 
@@ -123,8 +125,7 @@ def preset(name: str) -> GeneratorConfig:
 Weights = Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
+class TaskRow(msgspec.Struct, frozen=True, array_like=True):
     """One kind of task: what to bring where, in which room, and how often the train games ask for it."""
 
     task: str
@@ -135,13 +136,13 @@ class TaskRow:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Priors:
+class Priors(msgspec.Struct, frozen=True, eq=False, dict=True):
     """All counts; type names as in PDDL without the `Type` suffix. In order everywhere: sorted, never by hash.
 
     Equal only to itself, so that what is derived from a table can be cached under it.
     """
 
+    games: int
     rooms: Weights
     tasks: tuple[TaskRow, ...]
     scenes: Mapping[str, tuple[tuple[Mapping[str, int], int], ...]]
@@ -150,81 +151,39 @@ class Priors:
     """Room, object type: how many games have how many of it standing in receptacles."""
     placed: Mapping[str, Mapping[str, Weights]]
     """Room, object type: receptacle types it stood in at the start."""
-    anywhere: Mapping[str, Weights]
-    """Object type: the same over all rooms."""
-    shared: Mapping[str, tuple[tuple[tuple[str, ...], float], ...]]
-    """Room to (receptacle types at one location, groups per game) pairs."""
-    receptacles: Weights
-    """How many receptacles of a type all train games have together."""
-    openable: Mapping[str, float]
-    """Share of the receptacles of a type that can be opened."""
+    shared: Mapping[str, tuple[tuple[tuple[str, ...], int], ...]]
+    """Room to (receptacle types at one location, groups) pairs."""
+    opened: Mapping[str, tuple[int, int]]
+    """How many receptacles of a type can be opened, and how many there are."""
     can_contain: Mapping[str, tuple[str, ...]]
     most_objects: Mapping[str, int]
     flags: Mapping[str, frozenset[str]]
     """`pickupable`, `cleanable`, ...: object types that have it."""
     nested: tuple[tuple[tuple[str, str], int], ...]
     """((inner, outer), count) pairs."""
-    nested_per_game: float
-    cool_in_fridge: float
-    """Share of the coolable objects in fridges that are cool from the start."""
+    cool_in_fridge: tuple[int, int]
+    """How many of the coolable objects in fridges are cool from the start, and how many there are."""
     sentences: Mapping[str, Weights]
+
+    @cached_property
+    def anywhere(self) -> Mapping[str, Weights]:
+        """Object type: as `placed`, over all rooms."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for rows in self.placed.values():
+            for name, counts in rows.items():
+                found[name].update(counts)
+        return found
+
+    @cached_property
+    def openable(self) -> Mapping[str, float]:
+        """Share of the receptacles of a type that can be opened."""
+        return {name: yes / total for name, (yes, total) in self.opened.items()}
 
 
 @cache
 def load_priors() -> Priors:
-    """The shipped table, read once. Its keys are words with spaces between: `kitchen Apple CounterTop`."""
-    raw = json.loads((resources.files("turngym.envs.alfworld") / "data" / "priors.json").read_text(encoding="utf-8"))
-    tasks = []
-    for task, counts in raw["tasks"].items():
-        for key, count in counts.items():
-            room, target, destination = key.split()
-            tasks.append(TaskRow(task=task, room=room, target=target, destination=destination, count=count))
-    scenes = {
-        room: tuple(({k: int(v) for k, v in (pair.split(":") for pair in key.split())}, n) for key, n in rows.items())
-        for room, rows in raw["scenes"].items()
-    }
-    placed = {room: _by_first_word(pairs) for room, pairs in raw["placed"].items()}
-    anywhere: dict[str, dict[str, int]] = {}
-    for rows in placed.values():
-        for name, counts in rows.items():
-            entry = anywhere.setdefault(name, {})
-            for receptacle, count in counts.items():
-                entry[receptacle] = entry.get(receptacle, 0) + count
-    nested = tuple(((k.split()[0], k.split()[1]), v) for k, v in raw["nested"].items())
-    cool, fridge = raw["cool_in_fridge"]
-    return Priors(
-        rooms=raw["rooms"],
-        tasks=tuple(tasks),
-        scenes=scenes,
-        number={
-            room: {name: {int(n): c for n, c in counts.items()} for name, counts in _by_first_word(rows).items()}
-            for room, rows in raw["number"].items()
-        },
-        placed=placed,
-        anywhere=anywhere,
-        shared={
-            room: tuple((tuple(key.split()), count / raw["rooms"][room]) for key, count in rows.items())
-            for room, rows in raw["shared_location"].items()
-        },
-        receptacles={name: total for name, (_, total) in raw["openable"].items()},
-        openable={name: yes / total for name, (yes, total) in raw["openable"].items()},
-        can_contain={name: tuple(types) for name, types in raw["can_contain"].items()},
-        most_objects=raw["most_objects"],
-        flags={name: frozenset(types) for name, types in raw["flags"].items()},
-        nested=nested,
-        nested_per_game=sum(n for _, n in nested) / raw["games"],
-        cool_in_fridge=cool / fridge,
-        sentences=raw["sentences"],
-    )
-
-
-def _by_first_word(pairs: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """`{"a b": 1}` as `{"a": {"b": 1}}`."""
-    table: dict[str, dict[str, Any]] = {}
-    for key, count in pairs.items():
-        first, second = key.split()
-        table.setdefault(first, {})[second] = count
-    return table
+    """The shipped table, read once."""
+    return msgspec.json.decode((Path(__file__).parent / "data" / "priors.json").read_bytes(), type=Priors)
 
 
 # --- every name and phrase that can occur in the games of a configuration, for phrase tokenizers of tiny models

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,35 @@ class Counts:
             "flags": {name: sorted(types) for name, types in sorted(self.flags.items())},
             "games": self.games,
             "most_objects": dict(sorted(self.most.items())),
-            "nested": dict(sorted(self.nested.items())),
-            "number": {room: dict(sorted(c.items())) for room, c in sorted(self.number.items())},
-            "openable": {name: [self.openable[name], total] for name, total in sorted(self.receptacles.items())},
-            "placed": {room: dict(sorted(c.items())) for room, c in sorted(self.placed.items())},
+            "nested": listed(self.nested),
+            "number": {room: by_first_word(c) for room, c in sorted(self.number.items())},
+            "opened": {name: [self.openable[name], total] for name, total in sorted(self.receptacles.items())},
+            "placed": {room: by_first_word(c) for room, c in sorted(self.placed.items())},
             "rooms": dict(sorted(self.rooms.items())),
-            "scenes": {room: dict(sorted(c.items())) for room, c in sorted(self.scenes.items())},
+            "scenes": {room: listed(c, scene) for room, c in sorted(self.scenes.items())},
             "sentences": {task: dict(sorted(c.items())) for task, c in sorted(self.sentences.items())},
-            "shared_location": {room: dict(sorted(c.items())) for room, c in sorted(self.shared.items())},
-            "tasks": {task: dict(sorted(c.items())) for task, c in sorted(self.tasks.items())},
+            "shared": {room: listed(c) for room, c in sorted(self.shared.items())},
+            "tasks": [[task, *words, n] for task, c in sorted(self.tasks.items()) for words, n in listed(c)],
         }
+
+
+def listed(counts: Mapping[str, int], read: Callable[[str], Any] = str.split) -> list[list[Any]]:
+    """(words of the key, count) pairs by key."""
+    return [[read(key), count] for key, count in sorted(counts.items())]
+
+
+def scene(key: str) -> dict[str, int]:
+    """`Cabinet:2 Fridge:1` as counts by receptacle."""
+    return {name: int(count) for name, _, count in (pair.partition(":") for pair in key.split())}
+
+
+def by_first_word(pairs: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """`{"a b": 1}` as `{"a": {"b": 1}}`, sorted."""
+    table: dict[str, dict[str, int]] = {}
+    for key, count in sorted(pairs.items()):
+        first, second = key.split()
+        table.setdefault(first, {})[second] = count
+    return table
 
 
 def strip_type(name: str) -> str:

@@ -32,13 +32,13 @@ def test_counts_of_two_games(tmp_path: Path) -> None:
     table = measure(tmp_path / "train")
     assert table["games"] == 2
     assert table["rooms"] == {"bedroom": 1, "kitchen": 1}
-    assert table["scenes"]["kitchen"] == {"Cabinet:2 Fridge:1": 1}
-    assert table["openable"] == {"Cabinet": [2, 4], "Fridge": [2, 2]}
-    assert table["shared_location"] == {"bedroom": {"Cabinet Cabinet": 1}, "kitchen": {"Cabinet Cabinet": 1}}
-    assert table["number"]["bedroom"] == {"Mug 2": 1}
-    assert table["placed"]["kitchen"] == {"Mug Cabinet": 1, "Mug Fridge": 1}
+    assert table["scenes"]["kitchen"] == [[{"Cabinet": 2, "Fridge": 1}, 1]]
+    assert table["opened"] == {"Cabinet": [2, 4], "Fridge": [2, 2]}
+    assert table["shared"] == {room: [[["Cabinet", "Cabinet"], 1]] for room in ("bedroom", "kitchen")}
+    assert table["number"]["bedroom"] == {"Mug": {"2": 1}}
+    assert table["placed"]["kitchen"] == {"Mug": {"Cabinet": 1, "Fridge": 1}}
     assert table["sentences"]["pick_and_place_simple"] == {"put a {o} in {r}": 1, "put some {o} on {r}": 1}
-    assert table["tasks"]["pick_and_place_simple"] == {"bedroom Mug Cabinet": 1, "kitchen Mug Cabinet": 1}
+    assert table["tasks"] == [["pick_and_place_simple", room, "Mug", "Cabinet", 1] for room in ("bedroom", "kitchen")]
     assert table["cool_in_fridge"] == [2, 2]
     assert table["flags"]["pickupable"] == ["Mug"]
     assert json.loads(dump(table)) == table
