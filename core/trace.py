@@ -16,11 +16,11 @@ import time
 import warnings
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Annotated, Any, overload
+from typing import IO, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from turngym.core.errors import TurngymError, is_disk_full
 from turngym.core.line_file import LineFile
 from turngym.core.plugin_values import checked_number
 from turngym.core.redaction import brief, without_keys
+from turngym.core.sequences import LazySequence
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of
 
@@ -420,7 +421,7 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
             yield place, item
 
 
-class TraceEpisodes(Sequence[Episode]):
+class TraceEpisodes(LazySequence[Episode]):
     """Some episodes of a trace, each read from the file when it is asked for: eight bytes of memory per episode."""
 
     def __init__(self, path: str | Path, places: Iterable[int]) -> None:
@@ -430,14 +431,8 @@ class TraceEpisodes(Sequence[Episode]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, number: int) -> Episode: ...
-    @overload
-    def __getitem__(self, number: slice) -> TraceEpisodes: ...
-    def __getitem__(self, number: int | slice) -> Episode | TraceEpisodes:
-        if isinstance(number, slice):
-            return TraceEpisodes(self._path, self._places[number])
-        return next(self._read((self._places[number],)))
+    def item(self, index: int) -> Episode:
+        return next(self._read((self._places[index],)))
 
     def __iter__(self) -> Iterator[Episode]:
         return self._read(self._places)
