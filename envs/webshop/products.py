@@ -61,6 +61,9 @@ class Product:
     """One price in dollars, or the two ends of a range from which the price to pay is drawn."""
     instructions: tuple[Instruction, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.asin)
+
     @property
     def combinations(self) -> int:
         """Number of ways to choose one value for every option (1 without options, 0 if an option has no values)."""

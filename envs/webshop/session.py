@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from random import Random
 from typing import Any, Literal
@@ -298,23 +299,31 @@ def nodes(page: Page) -> Iterator[Node]:
         return
     yield from head_nodes(page)
     for found in page.products:
-        yield from visible("link", found.asin)
-        yield from visible("text", found.title)
-        yield from visible("text", found.price_text)
-    product = page.product
-    if page.kind == "item" and product is not None:
-        for name, values in product.options.items():
-            yield from visible("text", name)
-            for value in values:
-                yield from visible("option", value)
-        yield from visible("text", product.title)
-        yield "text", f"Price: {product.price_text}"
-        yield "text", RATING
-        for label in item_buttons(page.show_attributes):
-            yield "button", label
-    elif product is not None:
-        for text in sub_texts(product, page.sub):
-            yield from visible("text", text)
+        yield from result_nodes(found)
+    if page.product is not None:
+        yield from product_nodes(page.product, page.sub if page.kind == "sub" else None, page.show_attributes)
+
+
+# of products, which are shown again and again
+
+
+@lru_cache(maxsize=4096)
+def result_nodes(product: Product) -> tuple[Node, ...]:
+    """One product in the list of results."""
+    return (*visible("link", product.asin), *visible("text", product.title), *visible("text", product.price_text))
+
+
+@lru_cache(maxsize=4096)
+def product_nodes(product: Product, sub: str | None, show_attributes: bool) -> tuple[Node, ...]:
+    """A product's own page below the navigation, or the body of its sub-page; Reviews has none."""
+    if sub is not None:
+        return tuple(node for text in sub_texts(product, sub) for node in visible("text", text))
+    options: list[Node] = []
+    for name, values in product.options.items():
+        options += [*visible("text", name), *(node for value in values for node in visible("option", value))]
+    buttons: list[Node] = [("button", label) for label in item_buttons(show_attributes)]
+    price = f"Price: {product.price_text}"
+    return (*options, *visible("text", product.title), ("text", price), ("text", RATING), *buttons)
 
 
 def head_nodes(page: Page) -> Iterator[Node]:
@@ -372,15 +381,14 @@ def options_json(options: Mapping[str, str]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("'", "\\u0027")
 
 
-def visible(role: Role, text: str) -> Iterator[Node]:
+def visible(role: Role, text: str) -> tuple[Node, ...]:
     """`text` as a parser of HTML gives it: nothing where it is empty or white space with a line end.
 
     Other white space stays as one blank, so a blank bullet is a piece of text and an empty description is none.
     """
     if text.strip(_BLANKS):
-        yield role, text
-    elif text and "\n" not in text:
-        yield role, " "
+        return ((role, text),)
+    return ((role, " "),) if text and "\n" not in text else ()
 
 
 def clickables(page: Page) -> dict[str, Target]:
