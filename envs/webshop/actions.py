@@ -145,7 +145,8 @@ def _clicking(label: str) -> str | None:
 
 def clicks(labels: Mapping[str, Target], quirks: Quirks) -> tuple[str, ...]:
     """The actions for these labels; the search button and labels that no action can name are left out."""
-    return tuple(action for label in labels if (action := click_on(label, labels, quirks)) is not None)
+    found = (_clicking(label) or click_on(label, labels, quirks) for label in labels)
+    return tuple(action for action in found if action is not None)
 
 
 def pressable(product: Product, quirks: Quirks, keywords: str = "") -> dict[str, tuple[str, ...]]:

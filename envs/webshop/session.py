@@ -235,7 +235,7 @@ class Page:
     kind: Kind
     instruction: str
     session: str
-    url: str
+    state: SessionState
     keywords: tuple[str, ...] = ()
     number: int = 0
     total: int = 0
@@ -251,6 +251,10 @@ class Page:
     visited: frozenset[str] = frozenset()
     score: float = 0.0
     show_attributes: bool = False
+
+    @property
+    def url(self) -> str:
+        return url(self.state, self.session)
 
 
 def page_of(
@@ -275,7 +279,7 @@ def page_of(
         kind=state.kind,
         instruction=goal.instruction_text,
         session=session,
-        url=url(state, session),
+        state=state,
         keywords=state.keywords,
         number=state.page,
         total=len(state.found),
@@ -293,15 +297,17 @@ def page_of(
 
 def nodes(page: Page) -> Iterator[Node]:
     """The visible pieces of text in page order, as an HTML parser finds them in the original's page."""
+    return chain.from_iterable(parts(page))
+
+
+def parts(page: Page) -> list[tuple[Node, ...]]:
+    """`nodes` as what changes from page to page, and what is shown of each product."""
     if page.kind == "done":
-        for text in done_texts(page.asin, page.options, page.score):
-            yield "text", text
-        return
-    yield from head_nodes(page)
-    for found in page.products:
-        yield from result_nodes(found)
+        return [tuple(("text", text) for text in done_texts(page.asin, page.options, page.score))]
+    found = [tuple(head_nodes(page)), *map(result_nodes, page.products)]
     if page.product is not None:
-        yield from product_nodes(page.product, page.sub if page.kind == "sub" else None, page.show_attributes)
+        found.append(product_nodes(page.product, page.sub if page.kind == "sub" else None, page.show_attributes))
+    return found
 
 
 # of products, which are shown again and again

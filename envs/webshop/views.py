@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from typing import Literal
 from urllib.parse import quote
@@ -23,7 +24,7 @@ from turngym.envs.webshop.actions import (
     item_buttons,
 )
 from turngym.envs.webshop.products import Product
-from turngym.envs.webshop.session import RATING, Page, clickables, done_texts, nodes, sub_texts
+from turngym.envs.webshop.session import RATING, Node, Page, clickables, done_texts, nodes, parts, sub_texts
 
 Mode = Literal["text", "text_rich", "html", "url"]
 SEPARATOR = " [SEP] "
@@ -51,7 +52,12 @@ def view(page: Page, mode: Mode, quirks: Quirks) -> PageView:
 
 def render_text(page: Page) -> str:
     """The page as one line of text (product texts may contain line ends)."""
-    return SEPARATOR.join([text.strip() for _, text in nodes(page)])
+    return SEPARATOR.join([_joined(part) for part in parts(page) if part])
+
+
+@lru_cache(maxsize=4096)
+def _joined(part: tuple[Node, ...]) -> str:
+    return SEPARATOR.join([text.strip() for _, text in part])
 
 
 # --- mode `text_rich`: one line for each visible piece, with buttons, options and products marked
