@@ -402,17 +402,3 @@ def show(value: Any, limit: int = 80) -> str:
     except (RecursionError, ValueError):
         text = f"a {type(value).__name__} that is nested too deep"
     return text if len(text) <= limit + 2 and redacted(text) == text else excerpt(text, limit)
-
-
-def text_problem(value: str) -> str | None:
-    """Why `value` is no text that can be written to a file; None where it is one."""
-    if value.isascii():
-        return None
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return (
-            f"has half a surrogate pair (\\u{ord(value[error.start]):04x}) at character {error.start}, which is no "
-            "text; remove it"
-        )
-    return None

@@ -12,8 +12,7 @@ from typing import Any
 
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
-from turngym.core.rows import text_problem
-from turngym.core.user_files import too_many_values
+from turngym.core.user_files import text_problem, too_many_values
 
 MAX_DEPTH = 64
 """How deep arrays and objects may be nested: far below Python's recursion limit, since readers recurse too."""

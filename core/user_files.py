@@ -168,6 +168,20 @@ def json_of(text: str | bytes) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
+def text_problem(value: str) -> str | None:
+    """Why `value` is no text that can be written to a file; None where it is one."""
+    if value.isascii():
+        return None
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return (
+            f"has half a surrogate pair (\\u{ord(value[error.start]):04x}) at character {error.start}, which is no "
+            "text; remove it"
+        )
+    return None
+
+
 def json_file(path: str | os.PathLike[str], error: type[Exception]) -> Any:
     """The JSON value of a file that a program has written, in a folder that may come from a stranger.
 

@@ -489,7 +489,8 @@ def check_snapshot(state: Any, kind: type[msgspec.Struct], where: str) -> None:
     """Raises TurngymError unless `state` has the fields of `kind`, with values of their types."""
     try:
         msgspec.convert(state, kind)
-    except msgspec.ValidationError as error:
+    # half a surrogate pair in a key is a ValueError, too
+    except ValueError as error:
         raise TurngymError(
             f"{where}: this is no snapshot that get_state() gave: {error} (that of an environment is the item 'env' of "
             "its guard's)"

@@ -20,9 +20,9 @@ from turngym.core.closing import Closes
 from turngym.core.errors import RetrievalError
 from turngym.core.memory_mapped import BlobStore, BlobWriter, check_manifest, sealed
 from turngym.core.redaction import brief
-from turngym.core.rows import read_rows, show, text_problem
+from turngym.core.rows import read_rows, show
 from turngym.core.sequences import LazySequence
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_file, text_problem
 from turngym.retrieval.core import Passage
 
 _HEAD = struct.Struct("<II")

@@ -196,7 +196,8 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
         raise WireError(f"the answer is an error: {brief(reply['error'], 120)}")
     try:
         rows = msgspec.convert(reply, _Reply).result
-    except msgspec.ValidationError as error:
+    # half a surrogate pair in a key is a ValueError, too
+    except ValueError as error:
         form = '{"result": [[{"document": {"id", "contents"}, "score"}]]}'
         raise WireError(f"the answer is not {form}: {error}: {brief(body, 120)}") from error
     if len(rows) != queries:
@@ -210,7 +211,8 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
             where, document = f"result[{number}][{place}]", entry.document
             score = 1 / (place + 1) if ranked else entry.score
             if score is msgspec.UNSET or not math.isfinite(score):
-                raise WireError(f"{where}: score {score} is not a finite number")
+                found_score = "missing" if score is msgspec.UNSET else score
+                raise WireError(f"{where}: the score is {found_score}; it must be a finite number")
             if not entry.has_id and isinstance(document.get("contents"), str):
                 # the original server's BM25 sends no ids, but the same contents must still be the same passage
                 digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from turngym.core.redaction import excerpt
-from turngym.core.rows import stat_stamp, text_problem
+from turngym.core.rows import stat_stamp
 from turngym.core.task import content_hash
-from turngym.core.user_files import json_of
+from turngym.core.user_files import json_of, text_problem
 from turngym.envs.alfworld.game_rules import (
     TASK_SIGN,
     digest,
@@ -216,7 +216,8 @@ def check_keys(data: Any, source: str) -> None:
     """Raise GameError unless `data` has every needed key with a value of the right type."""
     try:
         found = msgspec.convert(data, _GameFile)
-    except msgspec.ValidationError as error:
+    # half a surrogate pair in a key is a ValueError, too
+    except ValueError as error:
         raise GameError(f"{source}: no game file: {error}; it needs {', '.join(KEYS)}") from error
     for key, text in (
         *((key, data[key]) for key in KEYS),

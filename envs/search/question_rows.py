@@ -15,9 +15,9 @@ from typing import Any
 
 from turngym.core.errors import TaskError
 from turngym.core.redaction import brief
-from turngym.core.rows import read_rows, show, stem, text_problem
+from turngym.core.rows import read_rows, show, stem
 from turngym.core.task import content_hash
-from turngym.core.user_files import user_path
+from turngym.core.user_files import text_problem, user_path
 from turngym.envs.search.parquet_rows import read_parquet
 from turngym.envs.search.questions import Question, blank
 

@@ -143,11 +143,11 @@ def test_a_score_may_only_be_missing_everywhere(place: int, change: str) -> None
     reply = web("Tarnby", "Leck", "Orlen")
     entry = reply["result"][0][place]
     (entry if change == "score" else entry["document"])[change] = 7
-    with pytest.raises(WireError, match=r'it must be \{"document": \{"id", "contents"\}, "score"\}'):
+    with pytest.raises(WireError, match="the score is missing"):
         read_reply(json.dumps(reply).encode(), 1, 3)
     # in another list, too
     reply = {"result": [*web("Tarnby")["result"], *web("Leck", score=1)["result"]]}
-    with pytest.raises(WireError, match=r"result\[0\]\[0\] is"):
+    with pytest.raises(WireError, match=r"result\[0\]\[0\]: the score is missing"):
         read_reply(json.dumps(reply).encode(), 2, 3)
 
 
@@ -227,11 +227,11 @@ QUOTED = '"1"'
         (b'{"result": [null]}', "Expected `array`, got `null`"),
         (b'{"result": [["text"]]}', "Expected `object`, got `str`"),
         (b'{"result": [[{"id": "1", "contents": "x"}]]}', "missing required field `document`"),
-        (b'{"result": [[{"document": {"id": "1", "contents": "x"}}]]}', "result[0][0]: score UNSET is not"),
+        (b'{"result": [[{"document": {"id": "1", "contents": "x"}}]]}', "result[0][0]: the score is missing"),
         (b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}', "result[0][0].document: row '1' has no contents"),
         (b'{"result": [[{"document": {"id": "1", "contents": 5}, "score": 1}]]}', "contents of row '1' is 5"),
-        (f'{{"result": [[{ENTRY % "NaN"}]]}}'.encode(), "score nan is not a finite number"),
-        (f'{{"result": [[{ENTRY % "-Infinity"}]]}}'.encode(), "score -inf is not a finite number"),
+        (f'{{"result": [[{ENTRY % "NaN"}]]}}'.encode(), "the score is nan; it must"),
+        (f'{{"result": [[{ENTRY % "-Infinity"}]]}}'.encode(), "the score is -inf; it must"),
         (f'{{"result": [[{ENTRY % "null"}]]}}'.encode(), "Expected `float`, got `null`"),
         (f'{{"result": [[{ENTRY % "true"}]]}}'.encode(), "Expected `float`, got `bool`"),
         (f'{{"result": [[{ENTRY % 1}, {ENTRY % QUOTED}]]}}'.encode(), "Expected `float`, got `str`"),

@@ -98,7 +98,7 @@ def _episode(session: ShopSession, line: dict[str, Any], seen: Comparison, exact
 
 
 def _verbose(reward: Reward) -> dict[str, Any]:
-    """The original's `verbose_info`: the option part only where options are wanted."""
+    """What the original's `verbose` gives: the option part only where options are wanted."""
     options = {"r_option", "w_option"} if reward.r_option is None else set()
     return {name: value for name, value in asdict(reward).items() if name not in {"total", "tagger", *options}}
 
