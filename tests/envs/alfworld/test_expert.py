@@ -172,7 +172,7 @@ def test_a_failed_command_teaches_nothing() -> None:
         assert engine.step(command)[0] == "Nothing happens."
         expert.observe(command)
     assert expert.known.contents == {}
-    assert not expert.known.hot
+    assert not expert.known.done["hot"]
 
 
 def test_the_searching_expert_does_not_know_what_it_has_not_seen() -> None:
