@@ -100,7 +100,8 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         # half a surrogate pair is no text that could be written
         msgspec.json.encode(found := msgspec.convert(value, kind))
         return found
-    except ValueError as error:
+    # lists of a thousand levels are a RecursionError
+    except (ValueError, RecursionError) as error:
         raise ShopDataError(f"{where}: {excerpt(error, 200)}") from error
 
 
