@@ -10,13 +10,14 @@ import judged as tools
 import pytest
 import torch
 import toy_run as toy
+from metric_columns import known_metric
 from tiny_runs import break_off
 
 from turngym.core.episode import Episode
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.judged_episodes import JudgedSource
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run_config import ConfigError, DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer

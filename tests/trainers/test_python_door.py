@@ -15,6 +15,7 @@ import numpy as np
 import outside
 import pytest
 import torch
+from metric_columns import known_metric
 from tiny_runs import columns, command, untimed
 
 from turngym.core.errors import TurngymError
@@ -23,7 +24,7 @@ from turngym.core.spec import SettingsError, at, settings_of
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, FixedDepth, OptimizerConfig, RunConfig, Targets, train
 from turngym.trainers.algorithm import BUILT_IN, PARTS, TokenLosses, checked_targets, find_algorithm
-from turngym.trainers.metrics import MetricsLog, known_metric, read_metrics
+from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.token_weights import Static
 from turngym.trainers.train_config import config_class
 
