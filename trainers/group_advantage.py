@@ -31,7 +31,7 @@ class AdvantageError(TurngymError):
     """Rewards or groups that give no advantage."""
 
 
-def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: str = "std") -> FloatE:
+def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Literal["std", "none"] = "std") -> FloatE:
     """Group-relative advantages: float64 [E], in standard deviations (`scale="std"`) or reward units (`"none"`).
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), std unbiased; a group of one has mean 0 and std 1.
@@ -43,7 +43,7 @@ def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: str =
 
 
 def grpo_split_advantage(
-    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: str = "std"
+    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: Literal["std", "none"] = "std"
 ) -> FloatE:
     """Group-relative advantages whose baseline comes from the policy's own episodes only: float64 [E].
 
@@ -59,9 +59,11 @@ def grpo_split_advantage(
         on_policy_E: whether [E] the policy played it from its beginning.
         scale: `std` divides by the deviation, `none` leaves units of reward.
     """
-    _check_groups(reward_E, group_E, scale)
+    if len(bad := np.flatnonzero(~np.isfinite(reward_E))):
+        raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
     advantage_E = np.zeros(len(reward_E))
-    for group, members in _groups(group_E):
+    for group in np.unique(group_E):
+        members = group_E == group
         own = reward_E[members & on_policy_E]
         if not len(own):
             raise AdvantageError(
@@ -78,21 +80,6 @@ def grpo_split_advantage(
 def has_spread(reward_E: FloatE) -> bool:
     """Whether the rewards of one group differ by more than rounding does (1e-6, what is added to their deviation)."""
     return bool(np.ptp(reward_E) > GROUP_EPS)
-
-
-def _groups(group_E: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    for group in np.unique(group_E):
-        yield int(group), group_E == group
-
-
-def _check_groups(reward_E: FloatE, group_E: NDArray[np.int64], scale: str) -> None:
-    if scale not in ("std", "none"):
-        raise AdvantageError(f"scale is {scale!r}; valid: std, none")
-    if len(reward_E) != len(group_E):
-        raise AdvantageError(f"there are {len(reward_E)} rewards and {len(group_E)} group numbers; they must pair up")
-    bad = np.flatnonzero(~np.isfinite(reward_E))
-    if len(bad):
-        raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
 
 
 GroupOver = Literal["episodes", "turns"]

@@ -21,7 +21,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl, sampled_advantage
+from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl
 from turngym.trainers.run_config import ConfigError, DistillConfig
 from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
 
@@ -63,13 +63,16 @@ class StudentTopK:
 
 @dataclass(frozen=True, slots=True)
 class SampledAdvantage:
-    """A_i = log q - log p on the sampled id, student detached and before the update."""
+    """A_i = log q - log p on the sampled id, nats, the student before the update; its mean is minus the reverse KL.
+
+    Source: [minillm] eq. 2, [opd-post]; docs/algorithms.md#sampled-token-distillation.
+    """
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         student_logp_N = label_logprobs(scorers.student, batch, "student")
-        advantage_N = sampled_advantage(student_logp_N, teacher_logp_N)
-        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
+        # teacher minus student: descent on -A raises what the teacher finds likelier than the student does
+        return Targets(advantage_N=teacher_logp_N - student_logp_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

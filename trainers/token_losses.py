@@ -27,7 +27,6 @@ from turngym.trainers.losses import (
     raw_reverse_kl,
     sequence_logp,
     topk_entropy,
-    topk_reverse_kl,
 )
 from turngym.trainers.run_config import ConfigError
 
@@ -60,7 +59,7 @@ class SupportKL:
         if student is None or teacher is None:
             raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
         tails = tokens.tail_n, tokens.teacher_tail_n
-        loss_n = topk_reverse_kl(student, teacher, self.kl, student_tail_N=tails[0], teacher_tail_N=tails[1])
+        loss_n = self.kl(student, teacher, *tails)
         # logged only: no graph is kept for the two other forms
         with torch.no_grad():
             diagnostics = {

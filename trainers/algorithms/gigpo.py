@@ -22,6 +22,7 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, F
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS
+from turngym.trainers.returns import rewards_to_go
 from turngym.trainers.rewards import Reward, turn_rewards
 from turngym.trainers.run_config import checked_table
 from turngym.trainers.targets import TargetError, WithReference
@@ -32,15 +33,6 @@ FloatT = NDArray[np.float64]
 IntT = NDArray[np.int64]
 Anchor = Literal["observation", "state"]
 Scale = Literal["none", "std"]
-
-
-def discounted_returns(reward_T: FloatT, gamma: float) -> FloatT:
-    """R_t = sum_{k >= t} gamma^(k - t) r_k: float64 [T]. Source: [gigpo] eq. 5; docs/algorithms.md#step-advantage."""
-    return_T, carried = np.zeros(len(reward_T)), 0.0
-    for turn in reversed(range(len(reward_T))):
-        carried = float(reward_T[turn]) + gamma * carried
-        return_T[turn] = carried
-    return return_T
 
 
 def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
@@ -134,7 +126,8 @@ class TurnAdvantage:
         own_E = episode_advantage(total_E, batch.group_E, batch.depth_E, self.scale, self.baseline)
 
         # Step advantages of the turns that the policy chose, over all episodes; the others are in no comparison.
-        return_T = np.concatenate([discounted_returns(reward_T, self.gamma) for reward_T in paid])
+        episode_T = np.repeat(np.arange(len(paid)), [len(reward_T) for reward_T in paid])
+        return_T = rewards_to_go(np.concatenate(paid), episode_T, gamma=self.gamma)
         chosen_t = np.flatnonzero([is_trainable(turn) for episode in played for turn in episode.turns])
         anchor_t = self._anchors(played, batch)[chosen_t]
         step_T = np.zeros(len(return_T))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,12 +42,6 @@ class Reshape:
     """Weight of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
     """Exponent of pow; above 0."""
-
-    def __post_init__(self) -> None:
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape is {self.shape!r}; valid: {', '.join(get_args(Shape))}")
-        if not self.a > 0 or not self.e > 0:
-            raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
         """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
@@ -90,12 +84,6 @@ def off_policy_loss(
 
     `clamp` are the least and the greatest f, None for no bound; a bound that binds stops the gradient.
     Source: [luffy] eq. 6; docs/algorithms.md#policy-shaping.
-
-    Args:
-        logp_N: log-probabilities [N] of the demonstrated ids, nats, with gradient.
-        advantage_N: advantages [N].
-        reshape: f, the shaping of the probability.
-        clamp: the least and the greatest f; None for no bound.
     """
     shaped_N = reshape.off_policy(logp_N)
     low, high = clamp
