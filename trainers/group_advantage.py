@@ -23,6 +23,7 @@ from turngym.trainers.rewards import Reward, episode_reward, rewards
 from turngym.trainers.targets import initial_kl
 
 FloatE = NDArray[np.float64]
+Scale = Literal["std", "none"]
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation."""
 
@@ -31,7 +32,7 @@ class AdvantageError(TurngymError):
     """Rewards or groups that give no advantage."""
 
 
-def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Literal["std", "none"] = "std") -> FloatE:
+def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Scale = "std") -> FloatE:
     """Group-relative advantages: float64 [E], in standard deviations (`scale="std"`) or reward units (`"none"`).
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), std unbiased; a group of one has mean 0 and std 1.
@@ -43,7 +44,7 @@ def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Liter
 
 
 def grpo_split_advantage(
-    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: Literal["std", "none"] = "std"
+    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: Scale = "std"
 ) -> FloatE:
     """Group-relative advantages whose baseline comes from the policy's own episodes only: float64 [E].
 
@@ -95,7 +96,7 @@ class GroupAdvantage:
     """
 
     reward: Reward = "return"
-    scale: Literal["std", "none"] = "std"
+    scale: Scale = "std"
     over: GroupOver = "episodes"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
@@ -117,7 +118,7 @@ class SplitAdvantage:
     """
 
     reward: Reward = "return"
-    scale: Literal["std", "none"] = "std"
+    scale: Scale = "std"
     split: bool = True
     alpha: float = 1.0
     beta: float = 1.0

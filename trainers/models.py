@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
+from turngym.trainers.model_shapes import ModelShape, config_of
 from turngym.trainers.ranks import full_tensor
 
 
@@ -31,7 +32,6 @@ def tiny_qwen3(
     layers: int = 2,
     heads: int = 4,
     kv_heads: int | None = None,
-    mlp: int | None = None,
     max_length: int = 4096,
     eos_id: int | None = None,
     pad_id: int | None = None,
@@ -39,7 +39,7 @@ def tiny_qwen3(
 ) -> nn.Module:
     """A Qwen3-shaped causal model with random float32 weights that depend on `seed` and the sizes only.
 
-    Input and output embeddings are tied.
+    Input and output embeddings are tied, and the feed-forward layers twice as wide as the states.
 
     Args:
         vocab_size: V, rows of the tied embeddings.
@@ -47,33 +47,28 @@ def tiny_qwen3(
         layers: number of decoder layers.
         heads: number of query heads; a multiple of `kv_heads`.
         kv_heads: number of heads of keys and values; None: as many as `heads`.
-        mlp: width of the feed-forward layers; None: 2 x width.
         max_length: positions that the model knows.
         eos_id: id that ends a response, for the model's settings.
         pad_id: id that pads rows, for the model's settings.
         seed: of the weights.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     kv_heads = kv_heads or heads
     if width % heads or heads % kv_heads:
         raise ModelError(f"width {width} must be a multiple of heads {heads}, heads a multiple of kv_heads {kv_heads}")
-    sizes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": width // heads,  # Qwen3Config's own default is 128, whatever the width
-        "intermediate_size": mlp or 2 * width,
-        "max_position_embeddings": max_length,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": eos_id,
-        "pad_token_id": pad_id,
-        "attn_implementation": "sdpa",
-    }
-    config = Qwen3Config(**sizes)
+    shape = ModelShape(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp=2 * width,
+        vocab=vocab_size,
+        tied=True,
+    )
+    config = config_of(shape, max_length=max_length)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, eos_id, pad_id
     # a run's random stream must not depend on whether it made a model; no devices, for the weights are drawn on the CPU
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -13,7 +13,7 @@ import pytest
 from turngym.core.episode import Episode, Status
 from turngym.core.task import Verdict
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import DepthPlan, DepthState, Targets, selection_row
+from turngym.trainers.algorithm import DepthPlan, DepthState, Targets, with_own_numbers
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
@@ -84,10 +84,13 @@ def test_demonstrations_count_apart(episodes: list[Episode], batch: RolloutBatch
 
 
 def test_a_filter_may_say_what_it_left_out(episodes: list[Episode]) -> None:
-    assert selection_row(None, episodes, "grpo") == {}
-    assert selection_row(lambda found: list(found), episodes, "grpo") == {}
-    found = selection_row(ComparableGroups(spread=False), episodes, "grpo")
-    assert found == {"groups/kept": 1, "groups/lost": 0}  # all in group 0
+    for select, found in (
+        (None, {}),
+        (list, {}),
+        (ComparableGroups(spread=False), {"groups/kept": 1, "groups/lost": 0}),
+    ):
+        algorithm: Any = SimpleNamespace(name="mine", select=select)
+        assert with_own_numbers({"tokens": 1}, algorithm, episodes, {"own": 2}) == {"tokens": 1, **found, "own": 2}
 
 
 def test_how_old_the_policy_was(episodes: list[Episode], make_episode: Make) -> None:
