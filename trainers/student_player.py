@@ -27,7 +27,7 @@ from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
-from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.resolve_play import chat_table, resolve_agent
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.server_options import Here, StartedServer
@@ -208,11 +208,8 @@ class StudentPlayer:
         )
         if self.examples.text:
             # in what is played alone: the settings that are saved with the model stay without
-            system = player.settings.system
-            if system is None:
-                channel = make_channel(self.settings.channel, player.tool)
-                system = system_message(self.env, channel, player.renderer)
-            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(system)))
+            system = self.examples.in_system(_system(self.env, player.settings, player.renderer))
+            player = replace(player, settings=replace(player.settings, system=system))
         return player, engine
 
     @property
@@ -233,11 +230,7 @@ class StudentPlayer:
     @property
     def system(self) -> str:
         """The system message that the student is given."""
-        player = self.actor
-        if player.settings.system is not None:
-            return player.settings.system
-        channel = make_channel(self.settings.channel, player.tool)
-        return system_message(self.env, channel, player.renderer)
+        return _system(self.env, self.actor.settings, self.actor.renderer)
 
     def learner_changed(self, version: int) -> None:
         """The learner has new weights."""
@@ -257,6 +250,13 @@ class StudentPlayer:
         self._closing.close()
 
 
+def _system(env: TextEnv, settings: ChatSettings, renderer: ChatRenderer) -> str:
+    """The system message: that of the settings, or what the environment says to their channel."""
+    if settings.system is not None:
+        return settings.system
+    return system_message(env, make_channel(settings.channel, env.tool), renderer)
+
+
 def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpisodes:
     """Writes the student's episodes as the ids of another `model`, from `folder`: in its own chat template and with
     its own system message, but in the student's channel. Raises TurngymError for histories that are rewritten."""
@@ -268,16 +268,11 @@ def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpi
     tokenizer, tool = load_tokenizer(folder), student.env.tool
     settings = replace(ChatSettings.load(folder), channel=student.settings.channel)
     settings = complete_settings(settings, tokenizer, tool)
-    renderer, channel = (
-        renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills),
-        make_channel(settings.channel, tool),
-    )
-    said = settings.system
-    if said is None:
-        said = system_message(student.env, channel, renderer)
+    renderer = renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills)
+    said = _system(student.env, settings, renderer)
     return TextEpisodes(
         renderer=renderer,
-        channel=channel,
+        channel=make_channel(settings.channel, tool),
         tool=tool,
         system=student.examples.in_system(said) if student.examples.text else said,
         max_context=settings.max_context or position_limit(model.config),

@@ -18,6 +18,7 @@ from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
 from turngym.trainers.token_weights import Blend, Static, trajectory_weights
+from turngym.trainers.turn_stats import turn_row
 
 Make = Callable[..., Episode]
 NAN = float("nan")
@@ -186,7 +187,7 @@ def test_columns_by_turn(episodes: list[Episode], make_episode: Make) -> None:
         "entropy": column(1.0, 0.5, 1.5, 2.0),
         "teacher_entropy": column(0.0, 0.25, 0.75, 1.0),
     }
-    row = step_metrics.turn_row(batch, columns, weight_N, full_depth=False)
+    row = turn_row(batch, columns, weight_N, full_depth=False)
     assert row == {
         "turn/loss_share": [0.5, 0.5],
         "turn/weight": [0.75, 0.25],
@@ -208,20 +209,18 @@ def test_columns_by_turn(episodes: list[Episode], make_episode: Make) -> None:
         "turn/tokens_success": [1, 2],
         "turn/tokens_failure": [1, 0],
     }
-    bare = step_metrics.turn_row(
-        batch, {"loss": columns["loss"], "entropy": columns["entropy"]}, weight_N, full_depth=False
-    )
+    bare = turn_row(batch, {"loss": columns["loss"], "entropy": columns["entropy"]}, weight_N, full_depth=False)
     ended = {"turn/survivors", "turn/ended_success", "turn/ended_cut"}
     tokens = {"turn/tokens", "turn/tokens_success", "turn/tokens_failure"}
     assert set(bare) == {"turn/loss_share", "turn/weight", "turn/entropy"} | ended | tokens
     cut = pack([solved, replace(lost, status=Status.TRUNCATED_DEPTH)])
-    assert step_metrics.turn_row(cut, columns, weight_N, full_depth=False)["turn/tokens_failure"] == [0, 0]
-    assert step_metrics.turn_row(cut, columns, weight_N, full_depth=True)["turn/tokens_failure"] == [1, 0]
+    assert turn_row(cut, columns, weight_N, full_depth=False)["turn/tokens_failure"] == [0, 0]
+    assert turn_row(cut, columns, weight_N, full_depth=True)["turn/tokens_failure"] == [1, 0]
 
 
 def test_who_ended_where(episodes: list[Episode], batch: RolloutBatch) -> None:
     """A is solved in its second turn, B cut after its first."""
-    row = step_metrics.turn_row(batch, {"loss": column(1, 1, 1, 1)}, np.ones(4), full_depth=False)
+    row = turn_row(batch, {"loss": column(1, 1, 1, 1)}, np.ones(4), full_depth=False)
     assert (row["turn/survivors"], row["turn/ended_success"], row["turn/ended_cut"]) == ([2, 1], [0, 1], [1, 0])
 
 
