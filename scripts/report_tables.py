@@ -282,7 +282,8 @@ def variant_table(runs: Sequence[Diagnosed]) -> Table:
     header = ["run", "setting", "probes", "H_eff", "H_cov", "smoothed horizon", "turns played / full depth %"]
     rows = [
         [
-            *(run.name, item.name, str(item.probes), str(item.h_eff), str(item.h_cov), f"{item.hbar:.1f}"),
+            *(run.name, item.name, str(item.probes), str(item.state.h_eff), str(item.state.h_cov)),
+            f"{item.state.hbar:.1f}",
             percent(item.turns_share),
         ]
         for run in runs

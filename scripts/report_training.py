@@ -111,7 +111,8 @@ def _variants(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if run.diagnosis.variants]
     rows = [
         [
-            *(run.name, item.name, str(item.probes), number(item.hbar), str(item.h_eff), str(item.h_cov)),
+            *(run.name, item.name, str(item.probes), number(item.state.hbar)),
+            *(str(item.state.h_eff), str(item.state.h_cov)),
             number(item.turns_share),
         ]
         for run in known

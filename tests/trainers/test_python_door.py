@@ -171,7 +171,7 @@ def of_advantage(make: Callable[[int], Any]) -> AlgorithmSpec:
     return of_mine(target_fn=target_fn)
 
 
-def of_log(**log: Any) -> AlgorithmSpec:
+def of_log(log: Any) -> AlgorithmSpec:
     """The other package's algorithm with another log."""
 
     def target_fn(batch: Any, episodes: Any, scorers: Any) -> Targets:
@@ -242,10 +242,10 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
                 of_mine(target_fn=lambda batch, *_: Targets(topk_ids_NK=np.zeros((batch.tokens, 2), np.int64))),
                 "topk_logp_NK",
             ),
-            (of_mine(target_fn=lambda *_: Targets(log=5)), "its log is 5; valid: numbers by name"),
-            (of_log(**{"turn/mine": 1.0}), "metrics of step 1: turn/mine is 1.0"),
-            (of_log(mine="many"), "metrics of step 1: mine is 'many'; valid: a number"),
-            (of_log(step=3), "its log has 'step', a column of every run"),
+            (of_log(5), "its log is 5; valid: numbers by name"),
+            (of_log({"turn/mine": 1.0}), "metrics of step 1: turn/mine is 1.0"),
+            (of_log({"mine": "many"}), "metrics of step 1: mine is 'many'; valid: a number"),
+            (of_log({"step": 3}), "its log has 'step', a column of every run"),
             (of_mine(select=lambda episodes: None), "loo: its select gave None; valid: a list of episodes"),
             (of_mine(select=iter), "its select gave .*iterator.*; valid: a list of episodes"),
             (of_mine(select=Counting(5)), "the row of its select is 5; valid: numbers by name"),

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from turngym.core import Episode, Group, NotNegative, Position
 from turngym.trainers import (
@@ -30,6 +32,8 @@ from turngym.trainers import (
     TargetFn,
     Targets,
     TokenLoss,
+    TokenLosses,
+    Tokens,
     WithReference,
     checked_table,
     privileged_logprobs,
@@ -52,6 +56,15 @@ class WithPrivileged:
         found = privileged_logprobs(batch, episodes, scorers, self.privileged)
         extra = {LOGP: found.privileged_N, WHERE: found.where_N.astype(np.float32)}
         return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.privileged_N)
+
+
+def with_told(inner: TokenLosses, tokens: Tokens, more_n: Tensor, **shown: Tensor) -> TokenLosses:
+    """`inner` plus `more_n` where the turn was told something; there `shown` and `told_gap` (log q - log p, nats) are
+    diagnostics, NaN elsewhere."""
+    told_n = tokens.extra[WHERE]
+    shown["told_gap"] = tokens.extra[LOGP] - tokens.logp_n.detach()
+    diagnostics = {name: torch.where(told_n > 0, value, torch.nan) for name, value in shown.items()}
+    return TokenLosses(loss_n=inner.loss_n + told_n * more_n, diagnostics={**inner.diagnostics, **diagnostics})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

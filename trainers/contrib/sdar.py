@@ -21,10 +21,10 @@ from turngym.trainers import (
 )
 from turngym.trainers.contrib.privileged_group import (
     LOGP,
-    WHERE,
     PrivilegedGroupConfig,
     WithPrivileged,
     privileged_group,
+    with_told,
 )
 
 
@@ -53,16 +53,8 @@ class Gated:
     beta: float
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        inner, privileged_n = self.loss(tokens), tokens.extra[WHERE]
         own_n, gate_n = gated_likelihood(tokens.logp_n, tokens.extra[LOGP], self.beta)
-        gap_n = tokens.extra[LOGP] - tokens.logp_n.detach()
-        shown = {
-            name: torch.where(privileged_n > 0, value, torch.nan)
-            for name, value in (("gate", gate_n), ("told_gap", gap_n))
-        }
-        return TokenLosses(
-            loss_n=inner.loss_n + self.coef * privileged_n * own_n, diagnostics={**inner.diagnostics, **shown}
-        )
+        return with_told(self.loss(tokens), tokens, self.coef * own_n, gate=gate_n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
