@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -136,12 +136,12 @@ class TorchRanks(Ranks):
     def shard(self, model: Any) -> None:
         shard(model, self._mesh)
 
-    def full_params(self, model: Any) -> AbstractContextManager[None]:
-        """May be nested: the outermost block gathers the parameters and frees them."""
-        return nullcontext() if model is None or id(model) in self._open else self._gathered(model)
-
     @contextmanager
-    def _gathered(self, model: Any) -> Iterator[None]:
+    def full_params(self, model: Any) -> Iterator[None]:
+        """May be nested: the outermost block gathers the parameters and frees them."""
+        if model is None or id(model) in self._open:
+            yield
+            return
         self._open.add(id(model))
         try:
             with full_params(model):

@@ -366,7 +366,11 @@ class recomputing:
             for module in self.model.modules():
                 # the layers' flag has kept its name
                 if getattr(module, "gradient_checkpointing", False):
-                    self._train_without_dropout(module)
+                    module.training = True  # not train(): what is inside would drop out
+                    for name, value in list(vars(module).items()):
+                        if "drop" in name and isinstance(value, float):  # dropout, and layerdrop as OPT has it
+                            self._dropout.append((module, name, value))
+                            setattr(module, name, 0.0)
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:
@@ -375,13 +379,6 @@ class recomputing:
             setattr(module, name, value)
         self._dropout.clear()
         self.model.eval()
-
-    def _train_without_dropout(self, module: nn.Module) -> None:
-        module.training = True  # not train(): what is inside would drop out
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):  # dropout, and layerdrop as OPT has it
-                self._dropout.append((module, name, value))
-                setattr(module, name, 0.0)
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -468,7 +465,9 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
         student_size: rows of the student's LM head.
         teacher_size: rows of the teacher's.
     """
-    mine, theirs = _by_id(student), _by_id(teacher)
+    mine, theirs = (
+        {int(number): str(token) for token, number in one.get_vocab().items()} for one in (student, teacher)
+    )
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
     if wrong:
         rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
@@ -476,7 +475,14 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
             f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
             f"Distillation needs one tokenizer for both; {OTHER}"
         )
-    _same_special_tokens(student, teacher)
+    # special tokens decide where turns end, so the same string must play the same role on both sides
+    own, other = (getattr(one, "special_tokens_map", None) or {} for one in (student, teacher))
+    for role in sorted(own.keys() | other.keys()):
+        if str(own.get(role)) != str(other.get(role)):
+            raise VocabularyError(
+                f"special token {role} differs: student {own.get(role)!r}, teacher {other.get(role)!r}. "
+                f"Make both tokenizers the same; {OTHER}"
+            )
     size = min(student_size, teacher_size)
     if mine and max(mine) >= size:
         raise VocabularyError(
@@ -484,23 +490,3 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
             f"(student {student_size}, teacher {teacher_size})"
         )
     return size
-
-
-def _by_id(tokenizer: Any) -> Mapping[int, str]:
-    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
-
-
-def _same_special_tokens(student: Any, teacher: Any) -> None:
-    """Special tokens decide where turns end, so the same string must play the same role on both sides."""
-    mine, theirs = _special(student), _special(teacher)
-    for role in sorted(mine.keys() | theirs.keys()):
-        if mine.get(role) != theirs.get(role):
-            raise VocabularyError(
-                f"special token {role} differs: student {mine.get(role)!r}, teacher {theirs.get(role)!r}. "
-                f"Make both tokenizers the same; {OTHER}"
-            )
-
-
-def _special(tokenizer: Any) -> dict[str, str]:
-    found = getattr(tokenizer, "special_tokens_map", {}) or {}
-    return {role: str(token) for role, token in found.items()}

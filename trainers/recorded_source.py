@@ -290,7 +290,22 @@ class RecordedSource:
         if mark or SHORT in episode.meta:
             meta = {name: value for name, value in episode.meta.items() if name != SHORT}
             episode = replace(episode, meta={**meta, **mark})
-        return _first_turns(episode, cap if self.cut else None)
+        if not self.cut or episode.depth <= cap:
+            return episode
+        # as if it had been broken off after `cap` turns
+        turns = episode.turns[:cap]
+        # later turns overwrite earlier ones: a segment ends with its last response that is kept
+        ends = {turn.segment: turn.response_span[1] for turn in turns}
+        return replace(
+            episode,
+            turns=turns,
+            segments=tuple(ids[: ends.get(number, 0)] for number, ids in enumerate(episode.segments[: max(ends) + 1])),
+            status=Status.TRUNCATED_DEPTH,
+            success=False,
+            episode_return=float(sum(turn.reward for turn in turns)),
+            score=turns[-1].progress or 0.0,
+            final_observation=episode.turns[cap].observation,
+        )
 
     def _groups(self, size: int) -> list[list[Episode]]:
         tasks: dict[tuple[str, str], list[Episode]] = {}
@@ -304,22 +319,3 @@ class RecordedSource:
                 "more samples per task or make groups smaller"
             )
         return groups
-
-
-def _first_turns(episode: Episode, cap: int | None) -> Episode:
-    """`episode` as if it had been broken off after `cap` turns; itself if it is no longer."""
-    if cap is None or episode.depth <= cap:
-        return episode
-    turns = episode.turns[:cap]
-    # later turns overwrite earlier ones: a segment ends with its last response that is kept
-    ends = {turn.segment: turn.response_span[1] for turn in turns}
-    return replace(
-        episode,
-        turns=turns,
-        segments=tuple(ids[: ends.get(number, 0)] for number, ids in enumerate(episode.segments[: max(ends) + 1])),
-        status=Status.TRUNCATED_DEPTH,
-        success=False,
-        episode_return=float(sum(turn.reward for turn in turns)),
-        score=turns[-1].progress or 0.0,
-        final_observation=episode.turns[cap].observation,
-    )

@@ -243,7 +243,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     def on_update(version: int) -> None:
         # for all who play with the student's weights
         for env in envs.values():
-            env.student.learner_changed(version)
+            env.student.learner.engine.weights_changed(version)
 
     if models.resume and list_checkpoints(models.out):
         # versions count the steps of the run, not of this process
@@ -283,7 +283,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         order = AsyncRollout(
             staleness=config.stale.staleness,
             last=run.steps,
-            snapshot=WeightSnapshot(model, actor.model, student.actor_changed),
+            snapshot=WeightSnapshot(model, actor.model, student.actor.engine.weights_changed),
             cancel=student.cancel,
         )
 

@@ -232,14 +232,6 @@ class StudentPlayer:
         """The system message that the student is given."""
         return _system(self.env, self.actor.settings, self.actor.renderer)
 
-    def learner_changed(self, version: int) -> None:
-        """The learner has new weights."""
-        self.learner.engine.weights_changed(version)
-
-    def actor_changed(self, version: int) -> None:
-        """The actor has new weights."""
-        self.actor.engine.weights_changed(version)
-
     def cancel(self) -> None:
         """Breaks off what is being played."""
         if self._cancel is not None:

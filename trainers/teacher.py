@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -115,7 +114,8 @@ def open_teacher(
 
         size = vocabulary_size(student[0])
         # of several processes one compares
-        load = partial(_weights_of, dtype=scoring["dtype"]) if os.environ.get("RANK", "0") == "0" else None
+        alone, dtype = os.environ.get("RANK", "0") == "0", scoring["dtype"]
+        load = (lambda folder: ModelWeights(load_model(folder, dtype=dtype))) if alone else None
         served, shared = teacher_scorer(asked, asked.teacher, student[1], size, algorithm.distill_temperature, load)
         # what will be asked for is asked for once now, and not after the first rollout
         row, place, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
@@ -124,7 +124,8 @@ def open_teacher(
         if isinstance(target, StudentTopK):
             served.gather([row], [place], [np.arange(target.k)[None]])
         return served, shared
-    scorer = open_scorer(algorithm, asked.teacher, student=student, other=other, **scoring)
+    temperature = algorithm.distill_temperature
+    scorer = load_scorer(asked.teacher, temperature=temperature, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
 
 
@@ -194,7 +195,7 @@ def further_teachers(
             continue
         if not algorithm.needs_teacher:
             raise ConfigError(f"--also {item.env}: {algorithm.name} has no teacher; leave teacher={item.teacher} out")
-        scorer = open_scorer(algorithm, item.teacher, student=student, **scoring)
+        scorer = load_scorer(item.teacher, temperature=algorithm.distill_temperature, student=student, **scoring)
         if scorer.vocab_size != vocab_size:
             raise ConfigError(
                 f"--also {item.env}: {item.teacher} shares {scorer.vocab_size} ids with the student, --teacher "
@@ -202,11 +203,6 @@ def further_teachers(
             )
         found[item.name] = scorer
     return found
-
-
-def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
-    """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` is `scoring_of` the run."""
-    return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
 
 
 def is_the_base(*, adapters: bool, renewed: bool, student: str, frozen: str) -> bool:
@@ -234,7 +230,7 @@ def open_reference(
     if not algorithm.needs_reference:
         return None
     if not is_the_base(adapters=adapters, renewed=renewed, student=own_dtype, frozen=scoring["dtype"]):
-        return open_scorer(algorithm, folder, **scoring)
+        return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
     return LocalScorer(
         model=student,
         bare=True,
@@ -244,7 +240,3 @@ def open_reference(
         chunk=scoring["chunk"],
         packing=packing_for(scoring["packing"], student),
     )
-
-
-def _weights_of(folder: Path, dtype: str) -> ModelWeights:
-    return ModelWeights(load_model(folder, dtype=dtype))

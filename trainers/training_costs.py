@@ -299,12 +299,6 @@ def logits_bytes(shape: ModelShape, rows: int) -> float:
     return 8.0 * rows * shape.vocab
 
 
-def embedding_bytes(shape: ModelShape) -> float:
-    """Bytes at the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it
-    has."""
-    return 4.0 * shape.vocab * shape.width
-
-
 def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
     """Bytes of what FSDP2 gathers while a layer runs: two layers in bfloat16 and one's float32 gradient; both
     embeddings.
@@ -412,7 +406,8 @@ def _update_bytes(student: ModelShape, gpus: int, work: StepWorkload) -> float:
     alone = 2.0 * copied if work.precision == "autocast" and work.dtype == "float32" else 0.0
     gathered = alone if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
     pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
-    embedding = 0.0 if adapters else embedding_bytes(student) * size / 4
+    # torch makes the embedding's gradient anew at the end, and adds it to the one that it has
+    embedding = 0.0 if adapters else size * student.vocab * student.width
     # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
     return max(max(pass_, embedding) + gathered, (4.0 * adapters or size * student.parameters) / gpus)
 

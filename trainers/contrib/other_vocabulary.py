@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents import ChatRenderer, TextEpisodes
-from turngym.core import Episode, Scorer, TopK, Turn
+from turngym.core import Episode, Scorer, TopK
 from turngym.trainers import (
     MIN_LOGP,
     MIN_TAIL_LOGP,
@@ -327,12 +327,6 @@ def _tail_of(top: TopK, said: int | None = None, logq: float = math.nan) -> floa
     return tail + math.log(max(-math.expm1(logq - tail), 1e-7))
 
 
-def _logp_of(number: int, top: TopK) -> float:
-    """The log-probability of an id in a row of `top`, NaN if it is not there."""
-    where = np.flatnonzero(top.ids == number)
-    return float(top.logp[where[0]]) if len(where) else math.nan
-
-
 def _pairs(top: TopK) -> Iterable[tuple[int, float]]:
     return zip(top.ids.tolist(), top.logp.tolist(), strict=True)
 
@@ -475,7 +469,7 @@ class _Reading:
             return {}
         by_row = self._by_row(numbers)
         found: dict[int, _Said] = {}
-        tops = self.teacher.topk(self._rows(by_row), [self._places(each) for each in by_row.values()], k)
+        tops = self.teacher.topk([self.ids[row] for row in by_row], [self._places(each) for each in by_row.values()], k)
         for each, top in zip(by_row.values(), tops, strict=True):
             tails = [None] * len(top.ids) if top.tail is None else top.tail
             pairs = iter(zip(top.ids, top.logp, tails, strict=True))
@@ -483,7 +477,14 @@ class _Reading:
                 span = self.spans[number]
                 there = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(pairs, span.stop - span.start)]
                 ids = self.ids[span.row][span.start : span.stop]
-                logq = np.array([_logp_of(one, at) for one, at in zip(ids, there, strict=True)], np.float32)
+                # NaN where what was said is none of the likeliest
+                logq = np.array(
+                    [
+                        next((p for number, p in _pairs(at) if number == one), math.nan)
+                        for one, at in zip(ids, there, strict=True)
+                    ],
+                    np.float32,
+                )
                 found[number] = _Said(ids=ids, logq=logq, top=there)
         # only episodes that hold a token which is none of the K likeliest are read again
         unknown = [n for n, said in found.items() if not self.spans[n].exact and np.isnan(said.logq).any()]
@@ -497,7 +498,9 @@ class _Reading:
             return []
         by_row = self._by_row(numbers)
         found: dict[int, NDArray[np.float32]] = {}
-        logq = self.teacher.logprobs(self._rows(by_row), [self._places(each) for each in by_row.values()])
+        logq = self.teacher.logprobs(
+            [self.ids[row] for row in by_row], [self._places(each) for each in by_row.values()]
+        )
         for each, row in zip(by_row.values(), logq, strict=True):
             sizes = [self.spans[number].stop - self.spans[number].start for number in each]
             found |= zip(each, np.split(row, np.cumsum(sizes)[:-1]), strict=True)
@@ -506,9 +509,6 @@ class _Reading:
     def _places(self, numbers: Sequence[int]) -> IntArray:
         """The teacher's tokens of the spans `numbers` in their row."""
         return np.concatenate([np.arange(self.spans[n].start, self.spans[n].stop) for n in numbers])
-
-    def _rows(self, by_row: Iterable[int]) -> list[NDArray[np.int32]]:
-        return [self.ids[row] for row in by_row]
 
 
 class OtherVocabulary:
@@ -590,7 +590,8 @@ class OtherVocabulary:
                 offset = int(position_N[tokens[0]]) - turn.response_span[0]
                 theirs = written.turns[index]
                 row = len(ids) + theirs.segment
-                for (s0, s1, t0, t1), text, ends in self._of_turn(episode, turn, written, theirs):
+                said = episode.response_ids(turn), written.response_ids(theirs)
+                for (s0, s1, t0, t1), text, ends in self._align(*(tuple(part.tolist()) for part in said)):
                     # a part of the response may have been chosen by somebody else: only whole spans are compared
                     if s0 >= offset and s1 <= offset + len(tokens):
                         label, start = int(tokens[s0 - offset]), theirs.response_span[0] + t0
@@ -601,9 +602,6 @@ class OtherVocabulary:
                         spans.append(_Span(**where, text=text, ends=ends, exact=exact))
             ids += written.segments
         return ids, spans
-
-    def _of_turn(self, episode: Episode, turn: Turn, written: Episode, theirs: Turn) -> list[tuple[Cut, str, Ends]]:
-        return self._align(tuple(episode.response_ids(turn).tolist()), tuple(written.response_ids(theirs).tolist()))
 
     def _cuts(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Cut, str, Ends]]:
         """The spans of a response, their text, and where tokens end in it; an id that ended the response on both sides
