@@ -146,17 +146,6 @@ def save_checkpoint(
     and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
     `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. With `ranks` of several
     processes, whose `run` must be one folder for all, each writes its own shard of the optimizer.
-
-    Args:
-        run: folder of the run, one for all processes.
-        model: the student.
-        optimizer: its optimizer.
-        state: where the run stands, as JSON; `step` names the checkpoint.
-        keep: checkpoints that are kept, the newest.
-        save_extra: adds files to the model's folder.
-        critic: the critic, if there is one.
-        ranks: the processes of the run.
-        beside: adds files to the checkpoint.
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
@@ -313,12 +302,6 @@ def load_checkpoint(
 
     The checkpoint and this run may have different numbers of processes. Raises CheckpointError where it does not fit
     this model or is damaged.
-
-    Args:
-        checkpoint: its folder.
-        model: gets the weights in place; it may be sharded.
-        optimizer: gets its moments in place.
-        critic: gets its weights and optimizer in place; None where the algorithm has none.
     """
     try:
         check_sums(checkpoint)

@@ -53,12 +53,6 @@ def grpo_split_advantage(
     Source: [luffy] eq. 4; docs/algorithms.md#split-advantage.
     Differs from the paper: eq. 4 takes mean and deviation over all of the group; the split is its code's option.
     Errors: AdvantageError for a group without an on-policy episode, or rewards that are not finite.
-
-    Args:
-        reward_E: what each episode is worth [E].
-        group_E: the group [E] of each episode.
-        on_policy_E: whether [E] the policy played it from its beginning.
-        scale: `std` divides by the deviation, `none` leaves units of reward.
     """
     if len(bad := np.flatnonzero(~np.isfinite(reward_E))):
         raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")

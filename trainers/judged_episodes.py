@@ -95,12 +95,7 @@ def judge_episodes(
 
     Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests, or
     something else than judgments.
-
-    Args:
-        episodes: failed ones are not judged.
-        judge: asked once, about all turns.
-        kind: asks for scores, hints, or both.
-        next_role: role in which the policy sees observations.
+    `next_role` is the role in which the policy sees observations.
     """
     asked = [requests(episode, kind, next_role) for episode in episodes]
     flat = [request for part in asked for request in part]

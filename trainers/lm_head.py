@@ -75,13 +75,6 @@ class ByWeight(torch.autograd.Function):
 
     The tail is of all ids but those behind the first of `ids`, which is the label. Multiplies in the precision of
     `hidden`, whatever autocast says; differentiable once, in its first three arguments.
-
-    Args:
-        hidden: last hidden states, [N, d].
-        weight: of the head, [V, d].
-        bias: [V]; None: the head has none.
-        ids: ids whose log-probabilities are wanted, int64 [N, J].
-        work: the temperature, the size of the chunks, and which results are computed.
     """
 
     @staticmethod
@@ -323,14 +316,7 @@ def topk(
     The log-probabilities are those of the full softmax(head(hidden) / temperature), not renormalized over K. `k`
     larger than the vocabulary gives the whole vocabulary. Serves the teacher's support (default) and the student's.
     Source: docs/algorithms.md#log-probabilities.
-
-    Args:
-        hidden_N: final hidden states [N, d].
-        head: a callable, a weight [V, d], or (weight, bias).
-        k: number of ids for each position.
-        chunk: rows of logits that exist at a time.
-        temperature: divides the logits.
-        vocab: cuts the logits to their first ids; None: all count.
+    Arguments as `project`.
     """
     call = _callable(head)
     ids, logps, tails = [], [], []

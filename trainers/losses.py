@@ -152,12 +152,6 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     w_i = clamp(exp(clamp(logp_i - behavior_logp_i, -20, 20)), low, high); 1 where the behavior is unknown (NaN).
     Multiply the token loss by it.
     Source: [turnopd] Table 7; docs/algorithms.md#importance-weight (clip ratio 0.9 / 9: from 0.1 to 10).
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats.
-        behavior_logp_N: the same under the policy that drew them; NaN where unknown.
-        low: the least weight, at most 1.
-        high: the greatest weight, at least 1.
     """
     # detached: a weight corrects the loss for who sampled, it is not to be minimized itself; unknown: log 1
     log_ratio = (logp_N - behavior_logp_N).detach().nan_to_num(nan=0.0)
@@ -246,14 +240,6 @@ def clipped_surrogate(
     `dual_clip` c at most -A c where A < 0: a token that has become much likelier than when it was drawn would otherwise
     be pushed down with its whole ratio, e^20 times the others.
     Source: [ppo] eq. 7, [dapo] section 3.1, [dual-clip]; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
-        behavior_logp_N: the same under the policy that drew them; finite.
-        advantage_N: advantages [N], in any unit.
-        eps_low: how far the ratio may fall below 1 before it is clipped.
-        eps_high: how far it may rise above 1.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     # only the ratio's numerator is learned
     advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
@@ -314,13 +300,6 @@ def clipped_objective(
 
     With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached. A ratio at a bound is within it, also
     where it is rounded: one that was truncated there (`TruncatedImportance`) keeps its gradient.
-
-    Args:
-        ratio_N: ratios [N] new / old, with gradient.
-        advantage_N: advantages [N], detached.
-        eps_low: how far the ratio may fall below 1 before it is clipped.
-        eps_high: how far it may rise above 1.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     # the clip may only take a gain away, never hide a loss
     above = (advantage_N > 0) & (ratio_N > (1.0 + eps_high) * ROUNDED)

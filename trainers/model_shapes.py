@@ -322,11 +322,7 @@ def config_of(shape: ModelShape, *, max_length: int = 40_960) -> Any:
 def random_model(shape: ModelShape, *, dtype: Any, device: str = "cpu", seed: int = 0) -> nn.Module:
     """A model of this shape with weights drawn on its own device, in evaluation mode: for measuring, not for use.
 
-    Args:
-        shape: sizes of the model.
-        dtype: torch's type of the weights.
-        device: where they are drawn.
-        seed: of the weights; torch's own stream is left as it was.
+    torch's own random stream is left as it was.
     """
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3ForCausalLM

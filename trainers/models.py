@@ -22,7 +22,6 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
 from turngym.trainers.model_shapes import ModelShape, config_of
-from turngym.trainers.ranks import full_tensor
 
 
 def tiny_qwen3(
@@ -156,7 +155,8 @@ def freeze_unread(model: Any) -> None:
 
 def clipped_norm(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     """The norm of the gradients of `parameters`, which are scaled down to `most`; 0 leaves them as they are."""
-    return full_tensor(nn.utils.clip_grad_norm_(parameters, most if most > 0 else float("inf")))
+    norm = nn.utils.clip_grad_norm_(parameters, most if most > 0 else float("inf"))
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def vocabulary_size(model: Any) -> int:
@@ -236,11 +236,7 @@ def check_length(model: Any, size: int) -> None:
 def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:
     """Hidden states [B, L, D] behind the last norm, the head's input.
 
-    Args:
-        model: causal model, of which the head is not run.
-        ids_BL: input ids [B, L], int64, on the model's device.
-        positions_BL: positions [B, L]; None: 0, 1, 2, ... in every row.
-        line: how the rows lie that share one line, as in `hidden_states`; None: each line is a row.
+    Arguments as `hidden_states`, on the model's device.
     """
     more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
     if line is not None:
@@ -408,12 +404,6 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, 
     """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
 
     Raises ValueError for weights of another module.
-
-    Args:
-        module: changed in place.
-        weights: a whole state dict, by name.
-        optimizer: gets its moments, divided as the parameters are.
-        state: the optimizer's, with parameters by number.
     """
     if differing := sorted(weights.keys() ^ module.state_dict().keys()):
         raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
@@ -458,12 +448,6 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     `student` and `teacher` are tokenizers (`get_vocab()`, `special_tokens_map`), the sizes are the rows of each model's
     LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would
     give the invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
-
-    Args:
-        student: the student's tokenizer.
-        teacher: the teacher's tokenizer.
-        student_size: rows of the student's LM head.
-        teacher_size: rows of the teacher's.
     """
     mine, theirs = (
         {int(number): str(token) for token, number in one.get_vocab().items()} for one in (student, teacher)

@@ -65,12 +65,6 @@ def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, e
     """Raises TurngymError for episodes of environments other than `envs`, or of another preset than the run's.
 
     Sessions of the proxy are of no environment: they are taken as they are.
-
-    Args:
-        episodes: those of one file.
-        where: the file.
-        play: only its preset is read.
-        envs: ids of the run's environments.
     """
     strange = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)
     for name, count in strange.most_common(1):
@@ -92,11 +86,6 @@ def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
     """Raises TurngymError for episodes with more ids than the `limit` of the student's context, and its teachers'.
 
     Episodes of text are cut where they are written as ids. Sampled ones are not: their rewards belong to the whole.
-
-    Args:
-        episodes: those of one file.
-        where: the file, for the error.
-        limit: most ids of a segment.
     """
     sizes = [max((len(ids) for ids in episode.segments), default=0) for episode in episodes]
     if longer := sum(size > limit for size in sizes):
@@ -113,11 +102,6 @@ def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: 
     Ids of another tokenizer may all be in range, and it may have the same letters and other control tokens. In an
     episode of the student's own most turns can be read; a few may not be, where what answered was cleaned (a call that
     was repaired, spaces).
-
-    Args:
-        episodes: those of one file; text alone has no ids.
-        renderer: decodes with the student's tokenizer.
-        where: the file, for the error.
     """
     strange = []
     for episode in episodes:

@@ -36,14 +36,6 @@ def gae(
     gone on: V beyond its last token is not 0 but the value of that token, the last state that the critic has seen.
     Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
     Errors: AdvantageError for numbers that are not finite.
-
-    Args:
-        reward_N: reward [N] of each token.
-        value_N: the critic's value [N] before each token was chosen.
-        episode_N: number [N] of each token's episode.
-        gamma: discount per token, in [0, 1].
-        lam: lambda, in [0, 1]: 0 trusts the critic alone, 1 the rewards.
-        cut_E: whether [E] a limit broke an episode off; None: none was.
     """
     for name, values_N in (("reward", reward_N), ("value", value_N)):
         if len(bad := np.flatnonzero(~np.isfinite(values_N))):
@@ -112,16 +104,7 @@ def against_critic(
 
     Source: [gae] eq. 16; docs/algorithms.md#generalized-advantage-estimation.
     Errors: TargetError without a critic, AdvantageError as `gae`.
-
-    Args:
-        reward_N: reward [N] of each token.
-        batch: what is trained on.
-        episodes: what `batch` was packed from.
-        scorers: the critic is one of them.
-        gamma: discount per token.
-        lam: lambda of GAE.
-        bootstrap: whether an episode that a limit broke off goes on with the critic's last value, and not with 0.
-        whitening: which deviation the advantages are divided by.
+    `bootstrap`: an episode that a limit broke off goes on with the critic's last value, and not with 0.
     """
     if scorers.critic is None:
         raise TargetError("this algorithm needs a critic, and none was given")

@@ -123,12 +123,6 @@ def run_training(
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
     The run's folder keeps `config` and `command`, from which the run can be repeated.
-
-    Args:
-        config: the settings of the run.
-        ranks: the processes that share the work.
-        progress: whether progress is shown; only rank 0 shows any.
-        command: the caller, as recorded in config.toml.
     """
     if ranks.size > 1:
         if isinstance(config.engine, StartedServer):
@@ -235,7 +229,6 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
-        privileged=algorithm.privileged,
     )
     envs = _open_envs(config, info, further, opened)
     student = envs[""].student
@@ -385,11 +378,7 @@ def _open_envs(
 ) -> dict[str, RunEnv]:
     """Opens the run's environments, by name: its own is "", with those of --also after it.
 
-    Args:
-        config: the settings of the run's own environment.
-        info: what the run knows; a further environment has its own folder in the run's.
-        further: the environments of --also.
-        opened: gets what must be closed after the run.
+    A further environment has its own folder in the run's. What must be closed after the run is put on `opened`.
     """
     envs = {}
     for item in (None, *further):
@@ -420,12 +409,7 @@ def evaluation_of(config: TrainConfig) -> EvalSpec | None:
     are none. Raises TurngymError for a panel that is not there."""
     if config.evaluation is None:
         return None
-    return eval_spec(
-        load_panel(config.evaluation.panel),
-        config,
-        seed=config.run.seed,
-        max_turns=run_of(config).full_depth,
-    ).spec
+    return eval_spec(load_panel(config.evaluation.panel), config, max_turns=run_of(config).full_depth).spec
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:

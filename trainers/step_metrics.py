@@ -119,13 +119,7 @@ def step_row(
 ) -> dict[str, Any]:
     """Everything about a step but its times.
 
-    Args:
-        episodes: all that were played, before any filter.
-        batch: what was trained on.
-        targets: what the target function said about each of its tokens.
-        done: losses and columns of all updates of the step.
-        plan: what was played, and whether it was a probe.
-        state: the depth controller's, after the step.
+    `episodes` are all that were played, before any filter; `state` is that after the step.
     """
     turns = turn_row(batch, done.columns, done.weight_N, full_depth=plan.full_depth)
     return {

@@ -38,7 +38,7 @@ from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
-from turngym.trainers.algorithm import ExpertPlay, PrivilegedText
+from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
@@ -78,8 +78,6 @@ class RunInfo:
     """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
-    privileged: PrivilegedText | None = None
-    """What becomes of its hints."""
 
 
 def student_chat(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:

@@ -46,7 +46,7 @@ class TeacherTopK:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         ids, positions = rows(batch)
-        return support_targets(_present(scorers.teacher).topk(ids, positions, self.k), batch)
+        return support_targets(given(scorers.teacher, "teacher").topk(ids, positions, self.k), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class StudentTopK:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         ids, positions = rows(batch)
         support = [item.ids.astype(np.int64) for item in scorers.student.topk(ids, positions, self.k)]
-        return support_targets(_present(scorers.teacher).gather(ids, positions, support), batch)
+        return support_targets(given(scorers.teacher, "teacher").gather(ids, positions, support), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,18 @@ class WithSequences:
         return replace(targets, extra={**targets.extra, SEQUENCE: sequence_N})
 
 
+def given(scorer: Scorer | None, role: str) -> Scorer:
+    if scorer is None:
+        raise TargetError(f"this algorithm needs a {role}, and none was given")
+    return scorer
+
+
 def label_logprobs(scorer: Scorer | None, batch: RolloutBatch, role: str) -> NDArray[np.float32]:
     """Log-probability of each label under `scorer`, which plays `role`: float32 [N], nats.
 
     Raises TargetError where there is no such scorer, or it does not answer one finite number per token.
     """
-    if scorer is None:
-        raise TargetError(f"this algorithm needs a {role}, and none was given")
-    found: NDArray[np.float32] = _stack(scorer.logprobs(*rows(batch)), batch)
+    found: NDArray[np.float32] = _stack(given(scorer, role).logprobs(*rows(batch)), batch)
     return found
 
 
@@ -153,12 +157,6 @@ def rows(batch: RolloutBatch) -> tuple[list[NDArray[np.int32]], list[NDArray[np.
     labels = batch.position_M[batch.predictor_N] + 1
     cuts = np.searchsorted(batch.row_N, np.arange(1, batch.rows))
     return ids, np.split(labels, cuts)
-
-
-def _present(teacher: Scorer | None) -> Scorer:
-    if teacher is None:
-        raise TargetError("this algorithm compares the student with a teacher, and no teacher was given")
-    return teacher
 
 
 def support_targets(found: Sequence[TopK], batch: RolloutBatch) -> Targets:

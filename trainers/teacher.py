@@ -181,13 +181,6 @@ def further_teachers(
     """Returns the teachers of those environments of `--also` that name one, by the environment's name.
 
     Raises ConfigError for one without a run's teacher beside it, or that shares other ids with the student.
-
-    Args:
-        algorithm: must need a teacher where an environment names one.
-        further: the environments of `--also`.
-        student: the model and its tokenizer.
-        vocab_size: number of ids that the run's own teacher shares with the student.
-        scoring: `scoring_of` the run.
     """
     found: dict[str, Scorer] = {}
     for item in further:
@@ -218,14 +211,7 @@ def open_reference(
 ) -> LocalScorer | None:
     """The initial policy as a scorer; None for an algorithm that needs none.
 
-    Args:
-        algorithm: whether it needs one.
-        student: the model that is trained.
-        folder: the student's folder.
-        own_dtype: precision of the student's weights.
-        adapters: whether they are trained in place of the weights.
-        renewed: whether the reference changes in the run (--reference-every).
-        scoring: `scoring_of` the run, and the number of ids that count.
+    The student's own weights serve where nothing but adapters has changed (`is_the_base`).
     """
     if not algorithm.needs_reference:
         return None

@@ -181,14 +181,7 @@ def known_behavior(tokens: Tokens) -> Tensor:
 def regularized(
     tokens: Tokens, kl_coef: float, kl: KLEstimator, entropy_coef: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one.
-
-    Args:
-        tokens: the tokens of a microbatch.
-        kl_coef: weight of the KL to the initial policy.
-        kl: the estimator of that KL from one sampled id.
-        entropy_coef: weight of the entropy bonus; 0 for none.
-    """
+    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one."""
     more_n, diagnostics = torch.zeros_like(tokens.logp_n), {}
     if tokens.reference_logp_n is not None:
         kl_n = kl(tokens.logp_n, tokens.reference_logp_n)

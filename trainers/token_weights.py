@@ -93,12 +93,6 @@ def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_shar
     w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
     (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
     Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights.
-
-    Args:
-        batch: the batch, with N supervised tokens.
-        alpha: share of the turn weights, in [0, 1].
-        n_min: episodes from which on a turn is reliable.
-        min_share: share of the episodes from which on it is; the greater of both counts.
     """
     turn_N = turn_weights(batch, n_min=n_min, min_share=min_share)
     return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N

@@ -108,14 +108,7 @@ def survivors(depth_E: Counts, turns: int) -> Counts:
 
 
 def pooled_mean(value_N: NDArray[np.floating], turn_N: Counts, keep_N: NDArray[np.bool_], turns: int) -> Column:
-    """Mean of a per-token column over the kept tokens of each turn: float64 [T], NaN without any.
-
-    Args:
-        value_N: a number per token [N].
-        turn_N: the turn [N] of each token, 0-based.
-        keep_N: whether [N] a token counts.
-        turns: T, the number of turns.
-    """
+    """Mean of a per-token column over the kept tokens of each turn: float64 [T], NaN without any."""
     count_T = np.bincount(turn_N[keep_N], minlength=turns)
     total_T = np.bincount(turn_N[keep_N], weights=value_N[keep_N], minlength=turns)
     # where() computes both sides: an empty turn must not divide by 0

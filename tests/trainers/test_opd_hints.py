@@ -30,7 +30,7 @@ DISTILL = DistillConfig(top_k=8)
 
 def test_where_a_response_may_be_cut() -> None:
     with pytest.raises(ConfigError, match=r"reject_below is 0\.0009;"):
-        opd_hints.OpdHintsConfig(reject_below=0.0009)
+        opd_hints.build(opd_hints.OpdHintsConfig(reject_below=0.0009), BuildContext())
 
 
 def test_who_teaches_and_who_is_stayed_near() -> None:

@@ -67,13 +67,6 @@ def episode_advantage(
     A_j = (R_j - mean_g R) / F_g; F_g = 1, or std_g R + 1e-6 with `scale="std"` (unbiased). `baseline="turns"` takes
     mean and deviation over the turns of the group, each with the return of its episode: long episodes count more.
     Source: [gigpo] eq. 3; docs/algorithms.md#step-advantage (`turns` is the published code's default).
-
-    Args:
-        total_E: return [E] of each episode.
-        group_E: group [E] of each episode.
-        depth_E: number of turns [E] of each episode.
-        scale: `none`, or `std` to divide by the deviation.
-        baseline: whether the mean is over episodes or over their turns.
     """
     if baseline == "episodes":
         return centered(total_E, group_E, scale)

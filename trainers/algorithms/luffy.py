@@ -105,14 +105,6 @@ def on_policy_loss(
 
     `clip` None: l_i = -A r. `dual_clip` c: at most -A c where A < 0, with a `clip` or without.
     Source: [luffy] eq. 5; docs/algorithms.md#policy-shaping.
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
-        old_logp_N: the same under the policy that drew them.
-        advantage_N: advantages [N].
-        reshape: the shaping of the ratio.
-        clip: how far the ratio may fall below 1 and rise above it; None for no clip.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     advantage_N = advantage_N.detach()
     ratio_N = reshape.on_policy(logp_N, old_logp_N)

@@ -55,11 +55,6 @@ class OpdHintsConfig:
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
 
-    def __post_init__(self) -> None:
-        # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and self.reject_below < 0.001:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
-
     def unread(self) -> Unread:
         if self.form != "sampled":
             yield from needing("form sampled", "clip")

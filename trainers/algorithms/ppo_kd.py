@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.core.numbers import NotNegative, Share
+from turngym.core.numbers import BelowOne, NotNegative, Share
 from turngym.core.spec import Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
@@ -52,7 +52,7 @@ class PpoKdConfig:
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
     entropy_coef: NotNegative = 0.01
     """Weight of the entropy bonus (c_ent)."""
-    teacher_mix: NotNegative = 0.0
+    teacher_mix: BelowOne = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     critic: CriticConfig = field(default_factory=CriticConfig)

@@ -104,9 +104,6 @@ class PrmOpdConfig:
     def __post_init__(self) -> None:
         if not self.w_reward + self.w_hint:
             raise ConfigError(f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: not both 0")
-        # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and self.reject_below < 0.001:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
 
 def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:

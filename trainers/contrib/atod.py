@@ -25,12 +25,6 @@ def turn_factors(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     the student's sampled entropy, both nats per token. u = 1 + strength (D / max D + U / max U) / 2, divided by its
     mean over the batch's tokens, so that the loss keeps its scale. A maximum of 0 leaves its term out.
     Source: [atod]; docs/contrib_algorithms.md#turn-reweighting.
-
-    Args:
-        batch: whose turns are weighed.
-        student_logp_N: the student's log-probability [N] of each label, nats.
-        teacher_logp_N: the teacher's, nats.
-        strength: how much more the turn counts that both measures find largest; 0 weighs all alike.
     """
     _, turn_N = np.unique(batch.response_N, return_inverse=True)
     count_t = np.bincount(turn_N)

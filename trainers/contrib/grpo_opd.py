@@ -93,13 +93,6 @@ def combined(
 ) -> Algorithm:
     """The composition that these methods share. Groups whose rewards do not differ stay: the teacher's part still
     teaches there. Groups of which failed episodes leave less than two go.
-
-    Args:
-        config: group size, clip and weights of the tokens.
-        context: what the run offers; its full depth is read.
-        name: of the method, for records.
-        signal: the sum of both advantages.
-        to_the_end: whether a step depends on how many there will be.
     """
     low, high = config.clip
     return Algorithm(

@@ -152,11 +152,7 @@ def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
 def split_alike(cut: Cut, student: Sequence[int], teacher: Sequence[int], shared: IntArray) -> list[Cut]:
     """A span in single tokens if its two sides are the same ids (a character of several byte tokens), else as it is.
 
-    Args:
-        cut: where the span begins and ends in the student's ids, then in the teacher's.
-        student: all ids of the student.
-        teacher: all ids of the teacher.
-        shared: `shared_ids` of both tokenizers, int64 [V].
+    `cut` counts in all ids of the `student` and of the `teacher`; `shared` is `shared_ids`, int64 [V].
     """
     s0, s1, t0, t1 = cut
     if list(student[s0:s1]) != [int(shared[number]) for number in teacher[t0:t1]]:
@@ -262,12 +258,6 @@ class Pieces:
 
         First the token itself (`label`), then whatever leaves the text on the way to its end. Empty where the token
         begins or ends within a character.
-
-        Args:
-            span: a stretch of a response whose text both tokenizers end at the same place.
-            index: which of the span's student tokens, from 0.
-            label: the student's id of that token.
-            said: the teacher's tokens of the span, with their log-probabilities and likeliest ids.
         """
         mine, theirs = span.ends
         start, end = mine[index - 1] if index else 0, mine[index]
@@ -652,13 +642,6 @@ def of_other_vocabulary(
 
     Raises ConfigError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
     support `student`.
-
-    Args:
-        algorithm: its target function and token loss are wrapped.
-        distill: only `support` is read.
-        student: the student's renderer.
-        reader: writes episodes as the teacher's ids.
-        sizes: rows of the LM heads (student's, teacher's).
     """
     if algorithm.teacher_mix or algorithm.guide is not None or algorithm.privileged is not None:
         raise ConfigError(

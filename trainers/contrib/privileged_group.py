@@ -134,13 +134,6 @@ def privileged_group(
     """The composition that these methods share.
 
     Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
-
-    Args:
-        config: group size, weights of the tokens, KL to the reference, and who is told.
-        context: what the run offers; its full depth is read.
-        name: of the method, for records.
-        target_fn: from rewards and what was told to an advantage per token.
-        token_loss: what is done with that advantage.
     """
     return Algorithm(
         name=name,

@@ -30,12 +30,6 @@ def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, ep
     `gap_N` = log q - log p of the label, nats. After a success tokens that the told policy finds likelier count more,
     after a failure those that it finds less likely. The sign stays, and no token changes by more than lam eps.
     Source: [rlsd]; docs/contrib_algorithms.md#directed-advantage.
-
-    Args:
-        advantage_N: the group-relative advantage [N].
-        gap_N: log q - log p [N] of the label, nats; q was told something, p was not.
-        lam: share of the advantage that is directed, in [0, 1].
-        eps: most that the directed factor differs from 1.
     """
     factor_N = np.exp(np.clip(np.sign(advantage_N) * gap_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     return advantage_N * ((1.0 - lam) + lam * np.clip(factor_N, 1.0 - eps, 1.0 + eps))

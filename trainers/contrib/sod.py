@@ -26,12 +26,6 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     d_k = mean_i |log p - log q| over turn k, nats per token; w_k = min((d_1 + 1e-6) / (d_k + 1e-6), 1 + delta), so that
     w_1 = 1. The first turn is the episode's first that has tokens to train on.
     Source: [sod]; docs/contrib_algorithms.md#distance-weights.
-
-    Args:
-        batch: whose turns are weighed.
-        student_logp_N: the student's log-probability [N] of each label, nats.
-        teacher_logp_N: the teacher's, nats.
-        delta: how much more than the first turn a later one may count, at least 0.
     """
     # response_N rises from turn to turn and from episode to episode: so do the numbers of its turns
     _, first_t, turn_N = np.unique(batch.response_N, return_index=True, return_inverse=True)
