@@ -23,7 +23,7 @@ from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl
 from turngym.trainers.run_config import ConfigError, DistillConfig
-from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
+from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
 
 
 class TargetError(TurngymError):
@@ -192,8 +192,7 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
     Source: [gkd] Algorithm 1; docs/algorithms.md#opd.
     """
     if config.form == "sampled":
-        low, high = config.clip
-        return SampledAdvantage(), ClippedAdvantage(eps_low=low, eps_high=high)
+        return SampledAdvantage(), ClippedAdvantage(loss=PolicyGradient(clip=config.clip))
     signal = (TeacherTopK if config.support == "teacher" else StudentTopK)(config.top_k)
     return signal, support_kl(config)
 

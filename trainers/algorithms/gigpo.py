@@ -225,7 +225,6 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
     the mean over episodes (`baseline=turns` is its code's), groups of which failed episodes leave one are left out.
     Groups whose returns do not differ stay: their turns may.
     """
-    low, high = config.clip
     signal = TurnAdvantage(
         reward=config.reward,
         invalid_cost=config.invalid_cost,
@@ -242,8 +241,7 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
-            eps_low=low,
-            eps_high=high,
+            clip=config.clip,
             kl_coef=config.kl_coef,
             kl=KL_ESTIMATORS[config.kl],
             entropy_coef=config.entropy_coef,

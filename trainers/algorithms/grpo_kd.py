@@ -65,7 +65,6 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
     Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1; the ratio is
     clipped.
     """
-    low, high = config.clip
     signal: TargetFn = GroupTeacherAdvantage(
         reward=TeacherReward(student_entropy=config.student_entropy),
         pool=config.reward,
@@ -78,7 +77,7 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
         group=config.n,
         # every reward is below 0: what cannot be compared has no baseline, not one of 0
         select=ComparableGroups(spread=False, tokens=True),

@@ -72,7 +72,6 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
     """
     if context.has_teacher and config.reader == "live":
         raise ConfigError("reader is live, and --teacher names another model: leave one of them out")
-    low, high = config.clip
     topk = config.form == "topk"
     privileged = PrivilegedText(position=config.position, reader=config.reader)
     signal = HintTargets(
@@ -81,12 +80,9 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         own=None,
         privileged=privileged,
     )
-    loss: TokenLoss = PolicyGradient(
-        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
-    )
+    loss: TokenLoss = PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     if topk:
-        inner = support_kl(context.distill)
-        loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+        loss = Regularized(loss=support_kl(context.distill), kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=context.run.full_depth),

@@ -93,7 +93,6 @@ def build(
         terms: further terms of the loss.
         in_reward: text whose loss is subtracted from every reward, and its weight lambda; None: nothing is subtracted.
     """
-    low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
     signal: TargetFn = CriticAdvantage(
         reward=reward if config.teacher_coef else None,
@@ -114,9 +113,7 @@ def build(
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
-        token_loss=PolicyGradient(
-            eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
-        ),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef),
         terms=terms,
         needs_teacher=bool(config.teacher_coef or config.teacher_mix),
         teacher_mix=config.teacher_mix,

@@ -94,13 +94,12 @@ def combined(
     """The composition that these methods share. Groups whose rewards do not differ stay: the teacher's part still
     teaches there. Groups of which failed episodes leave less than two go.
     """
-    low, high = config.clip
     return Algorithm(
         name=name,
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
+        token_loss=PolicyGradient(clip=config.clip),
         group=config.n,
         select=ComparableGroups(spread=False),
         to_the_end=to_the_end,

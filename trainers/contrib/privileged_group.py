@@ -125,7 +125,7 @@ class PrivilegedGroupConfig:
     @property
     def surrogate(self) -> PolicyGradient:
         """The clipped policy gradient, with the KL to the initial policy."""
-        return PolicyGradient(eps_low=self.clip[0], eps_high=self.clip[1], kl_coef=self.kl_coef)
+        return PolicyGradient(clip=self.clip, kl_coef=self.kl_coef)
 
 
 def privileged_group(
