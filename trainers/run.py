@@ -71,8 +71,7 @@ from turngym.trainers.teacher import (
     check_teacher,
     find_translation,
     further_teachers,
-    open_reference,
-    open_teacher,
+    open_frozen,
     scoring_of,
     teachers_length,
 )
@@ -204,16 +203,8 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # draws no id and plays no row that they could not score.
     scoring = scoring_of(run, dtype=config.part("frozen").teacher_dtype, device=models.device)
     both, other = (model, tokenizer), translation is not None
-    teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), both, other=other, **scoring)
-    reference = open_reference(
-        algorithm,
-        model,
-        models.student,
-        adapters=config.lora is not None,
-        renewed=run.reference is not None,
-        own_dtype=models.dtype,
-        vocab_size=vocab_size,
-        **scoring,
+    teacher, reference, vocab_size = open_frozen(
+        config, models.student, models.dtype, algorithm, both, other, **scoring
     )
 
     # The environments in which the student plays: that of --env is "", those of --also have names.

@@ -26,6 +26,7 @@ from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
+from turngym.trainers.train_config import Learns
 
 if TYPE_CHECKING:
     from turngym.agents.servers.policy import ServerScorer
@@ -87,26 +88,14 @@ def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None
         raise TurngymError(f"{name} distills from a teacher: name its folder with --teacher (in Python teacher=...)")
 
 
-def open_teacher(
+def _open_teacher(
     algorithm: Algorithm,
     asked: AnyTeacher | None,
     student: tuple[Any, Any],
     *,
-    other: bool = False,
+    other: bool,
     **scoring: Any,
 ) -> tuple[Scorer | None, int | None]:
-    """Returns the teacher as a scorer, and the number of ids that it shares with the student.
-
-    Returns (None, None) for an algorithm that needs no teacher, and where none is named. A teacher that may have
-    `other` ids than the student, and has, comes with None.
-
-    Args:
-        algorithm: whether it needs a teacher, and what it asks one for.
-        asked: the teacher's folder, or servers that have it; with both the servers must have its weights.
-        student: the model and its tokenizer.
-        other: whether the teacher may have other ids.
-        scoring: `scoring_of` the run.
-    """
     if not algorithm.needs_teacher or asked is None:
         return None, None
     if isinstance(asked, TeacherServed):
@@ -198,31 +187,44 @@ def further_teachers(
     return found
 
 
-def is_the_base(*, adapters: bool, renewed: bool, student: str, frozen: str) -> bool:
+def is_the_base(config: Learns, dtype: str) -> bool:
     """Whether the initial policy is the student without its adapters, so that no second model is loaded.
 
-    One that is renewed, or in another precision than the student's, has weights of its own.
+    One that is renewed, or in another precision than `dtype`, the student's, has weights of its own.
     """
-    return adapters and not renewed and student == frozen
+    return config.lora is not None and config.part("reference") is None and dtype == config.part("frozen").teacher_dtype
 
 
-def open_reference(
-    algorithm: Algorithm, student: Any, folder: Path, *, own_dtype: str, adapters: bool, renewed: bool, **scoring: Any
-) -> LocalScorer | None:
-    """The initial policy as a scorer; None for an algorithm that needs none.
+def open_frozen(
+    config: Learns,
+    folder: Path,
+    dtype: str,
+    algorithm: Algorithm,
+    student: tuple[Any, Any],
+    other: bool,
+    **scoring: Any,
+) -> tuple[Scorer | None, LocalScorer | None, int | None]:
+    """Returns the teacher and the initial policy as scorers, and the number of ids that teacher and student share.
 
-    The student's own weights serve where nothing but adapters has changed (`is_the_base`).
+    Each of them is None for an algorithm that needs none. The number is None, too, for a teacher that may have `other`
+    ids than the student, and has. The student's own weights serve as initial policy where nothing but adapters has
+    changed (`is_the_base`).
+
+    Args:
+        config: names the teacher.
+        folder: the student's, from which the initial policy is loaded.
+        dtype: the student's precision.
+        algorithm: says who scores, and at which temperature.
+        student: the model and its tokenizer.
+        other: whether the teacher may have other ids.
+        scoring: `scoring_of` the run.
     """
+    teacher, vocab_size = _open_teacher(algorithm, config.part("teacher"), student, other=other, **scoring)
     if not algorithm.needs_reference:
-        return None
-    if not is_the_base(adapters=adapters, renewed=renewed, student=own_dtype, frozen=scoring["dtype"]):
-        return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
-    return LocalScorer(
-        model=student,
-        bare=True,
-        temperature=algorithm.distill_temperature,
-        vocab_size=scoring["vocab_size"],
-        max_tokens=scoring["max_tokens"],
-        chunk=scoring["chunk"],
-        packing=packing_for(scoring["packing"], student),
-    )
+        return teacher, None, vocab_size
+    scoring |= {"temperature": algorithm.distill_temperature, "vocab_size": vocab_size}
+    if not is_the_base(config, dtype):
+        return teacher, load_scorer(folder, **scoring), vocab_size
+    own = {name: value for name, value in scoring.items() if name not in ("dtype", "device")}
+    own["packing"] = packing_for(own["packing"], student[0])
+    return teacher, LocalScorer(model=student[0], bare=True, **own), vocab_size

@@ -45,8 +45,7 @@ from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,
     no_longer_than,
-    open_reference,
-    open_teacher,
+    open_frozen,
     scoring_of,
     teachers_length,
 )
@@ -247,16 +246,9 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     if isinstance(config, LearningProxy):
         algorithm = _algorithm(config, tokenizer)
         scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
-        teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), (model, tokenizer), **scoring)
-        reference = open_reference(
-            algorithm,
-            model,
-            config.student,
-            adapters=config.lora is not None,
-            renewed=config.loop.reference is not None,
-            own_dtype=config.dtype,
-            vocab_size=vocab_size,
-            **scoring,
+        both = (model, tokenizer)
+        teacher, reference, vocab_size = open_frozen(
+            config, config.student, config.dtype, algorithm, both, False, **scoring
         )
         longest = teachers_length(algorithm, teacher, config.teacher)
     room = no_longer_than(longest, chat, model).max_context
