@@ -153,17 +153,8 @@ class ModelShape:
 def _qwen35(layers: int, width: int, heads: int, mlp: int, value_heads: int, tied: bool) -> ModelShape:
     """Every fourth layer attends."""
     linear = LinearShape(layers=layers - layers // 4, key_heads=16, value_heads=value_heads, key_dim=128, value_dim=128)
-    return ModelShape(
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=heads // 4,
-        head_dim=256,
-        mlp=mlp,
-        vocab=248_320,
-        tied=tied,
-        linear=linear,
-    )
+    shape = _dense(layers, width, heads, heads // 4, mlp, tied, head_dim=256, vocab=248_320)
+    return replace(shape, linear=linear)
 
 
 def _dense(

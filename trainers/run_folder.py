@@ -125,14 +125,7 @@ class RunFolder:
         """Write a checkpoint of `state`, unless the newest one is just that."""
         if self.saved == state:
             return
-        values = {
-            "step": state.step,
-            "depth": asdict(state.depth),
-            "train_seconds": state.train_seconds,
-            "evaluated": state.evaluated,
-            "spec": dict(self.spec),
-            "contents": dict(self.contents),
-        }
+        values = {**asdict(state), "spec": dict(self.spec), "contents": dict(self.contents)}
         self.writing(
             lambda: save_checkpoint(
                 self.path,
