@@ -208,16 +208,8 @@ def open_frozen(
 
     Each of them is None for an algorithm that needs none. The number is None, too, for a teacher that may have `other`
     ids than the student, and has. The student's own weights serve as initial policy where nothing but adapters has
-    changed (`is_the_base`).
-
-    Args:
-        config: names the teacher.
-        folder: the student's, from which the initial policy is loaded.
-        dtype: the student's precision.
-        algorithm: says who scores, and at which temperature.
-        student: the model and its tokenizer.
-        other: whether the teacher may have other ids.
-        scoring: `scoring_of` the run.
+    changed (`is_the_base`). `folder` and `dtype` are those of the `student`, a model with its tokenizer; `scoring` is
+    `scoring_of` the run.
     """
     teacher, vocab_size = _open_teacher(algorithm, config.part("teacher"), student, other=other, **scoring)
     if not algorithm.needs_reference:
