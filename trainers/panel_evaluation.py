@@ -117,5 +117,5 @@ def eval_spec(
     if (templates := chat.remembers.templates) is not None:
         spoken["memory"]["sha256"] = templates.sha256
     player = {"kind": "model", "folder": "student", "engine": {"dtype": play.rollout_dtype or "float32"}}
-    student = Layer(name="student", table={"agent": {**player, "chat": spoken}})
-    return resolve(EvalSpec, [*layers, student, Layer(name="run", table=given, asked=True)])
+    layers.append(Layer(name="student", table={"agent": {**player, "chat": spoken}}))
+    return resolve(EvalSpec, [*layers, Layer(name="run", table=given, asked=True)])
