@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from turngym.core import Episode, Group, NotNegative, Position
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
+    AlgorithmSpec,
     BuildContext,
     ComparableGroups,
     FixedDepth,
@@ -148,4 +149,13 @@ def privileged_group(
         privileged=config.privileged,
         needs_reference=bool(config.kl_coef) or config.privileged.needs_reference(has_teacher=False),
         settings=checked_table(config),
+    )
+
+
+def told_in_groups(
+    name: str, config: type[PrivilegedGroupConfig], build: Callable[[Any, BuildContext], Algorithm]
+) -> AlgorithmSpec:
+    """One of these methods: all read the same settings besides their own."""
+    return AlgorithmSpec(
+        name=name, config=config, build=build, uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"})
     )

@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core import Number, Share
-from turngym.trainers import (
-    LOG_RATIO_LIMIT,
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    PrivilegedLogprobs,
-    RolloutBatch,
+from turngym.trainers import LOG_RATIO_LIMIT, Algorithm, BuildContext, PrivilegedLogprobs, RolloutBatch
+from turngym.trainers.contrib.privileged_group import (
+    PrivilegedAdvantage,
+    PrivilegedGroupConfig,
+    privileged_group,
+    told_in_groups,
 )
-from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
 
 Float64N = NDArray[np.float64]
 
@@ -83,9 +81,4 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="rlsd",
-    config=RlsdConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("rlsd", RlsdConfig, build)

@@ -11,19 +11,13 @@ import torch
 from torch import Tensor
 
 from turngym.core import NotNegative
-from turngym.trainers import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-)
+from turngym.trainers import Algorithm, BuildContext, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.contrib.privileged_group import (
     LOGP,
     PrivilegedGroupConfig,
     WithPrivileged,
     privileged_group,
+    told_in_groups,
     with_told,
 )
 
@@ -86,9 +80,4 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="sdar",
-    config=SdarConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("sdar", SdarConfig, build)

@@ -10,20 +10,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from turngym.core import NotNegative
-from turngym.trainers import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-    known_behavior,
-)
+from turngym.trainers import Algorithm, BuildContext, TokenLoss, TokenLosses, Tokens, known_behavior
 from turngym.trainers.contrib.privileged_group import (
     LOGP,
     PrivilegedGroupConfig,
     WithPrivileged,
     privileged_group,
+    told_in_groups,
     with_told,
 )
 
@@ -88,9 +81,4 @@ def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="skill-sd",
-    config=SkillSdConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("skill-sd", SkillSdConfig, build)
