@@ -202,6 +202,7 @@ def open_frozen(
     algorithm: Algorithm,
     student: tuple[Any, Any],
     other: bool,
+    /,
     **scoring: Any,
 ) -> tuple[Scorer | None, LocalScorer | None, int | None]:
     """Returns the teacher and the initial policy as scorers, and the number of ids that teacher and student share.
