@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import turngym.agents as door
@@ -40,7 +39,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import Sampling
-from turngym.core.spec import SettingsError
+from turngym.core.spec import SettingsError, changed
 from turngym.core.trace import read_trace
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel, make_panel
@@ -366,7 +365,7 @@ def test_importing_the_door_is_light() -> None:
 
 def no_samples() -> EvalSpec:
     spec = resolve_play([("test", {"panel": "alfworld-quickstart"})], usual=EVAL_DEFAULTS).spec
-    return msgspec.structs.replace(spec, play=msgspec.structs.replace(spec.play, samples=0))
+    return changed(spec, play=changed(spec.play, samples=0))
 
 
 MADE_IN_PYTHON: list[tuple[str, Callable[[], Any]]] = [
