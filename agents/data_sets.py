@@ -140,11 +140,9 @@ def get(
     """Fetches a data set into the folder where everything looks for it, and returns the folder.
 
     Args:
-        name: of the data set.
         out: another folder; None: where everything looks for it.
         mirror: an address below which the files lie under their names; None: the published addresses.
         sha256: file name to the hash that it must have; None: no hash is checked.
-        progress: whether a line on standard error says for each file what is fetched.
 
     Raises DataError, in one line: what failed, and what to do.
     """
@@ -186,11 +184,7 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
     """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError.
 
     Args:
-        url: https or http.
         target: the file; what was fetched so far lies beside it.
-        largest: most bytes that are accepted.
-        sha256: what the file must hash to; None: not checked.
-        progress: whether a line on standard error says what is fetched.
     """
     part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
     if target.is_file() and (sha256 is None or _digest(target) == sha256):

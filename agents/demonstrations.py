@@ -186,14 +186,7 @@ class Demonstrations:
         return DemonstrationPlan(turns=turns, sha256=episode.task.sha256)
 
     def begun(self, job: Job, plan: DemonstrationPlan, ratio: float, unit: Literal["turns", "tokens"] = "turns") -> Job:
-        """`job` with the first `ratio` of the plan before it; of turns at least one, of tokens int(ratio L).
-
-        Args:
-            job: the student's episode.
-            plan: the demonstration of its task; without turns the job stays as it is.
-            ratio: share of the plan, 0 to 1.
-            unit: what the share counts; tokens are ids of responses.
-        """
+        """`job` with the first `ratio` of the plan before it; of turns at least one, of tokens int(ratio L)."""
         if not plan.turns or ratio <= 0:
             return job
         if unit == "turns":

@@ -227,11 +227,6 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     """How a model is spoken to, as renderers take it.
 
     Raises AgentError for templates of another environment than `env_id`.
-
-    Args:
-        chat: what was asked for, whole.
-        own: what the model's folder says; it may hold templates.
-        env_id: Gymnasium id of the environment that is played.
     """
     if chat.channel == "none":
         raise AgentError("a model needs a channel to write actions in: --channel text or tool")

@@ -150,10 +150,7 @@ class Games(Visitors[BrowserGame]):
         Raises TurngymError for an unknown environment, task or agent.
 
         Args:
-            name: the visitor's, from the cookie.
-            world: a key of `PlaySettings.environments`.
             task: id of the task; "" draws one.
-            agent: who plays along, one of `players(world)`.
         """
         if world not in self.settings.environments:
             known = list(self.settings.environments)

@@ -67,12 +67,7 @@ def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, 
     """Writes the manifests and `croissant.json` into the folder `out`, and returns the path of the latter.
 
     Args:
-        panels: what the data set holds; a record set each.
-        out: the folder.
-        name: of the data set.
-        url: address of its page.
         license: of the manifests, as an SPDX id.
-        creator: who made the panels.
 
     Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
     """

@@ -118,18 +118,12 @@ class EndpointAgent:
     sampled ids are unknown; with `token_ids` they are the policy's own.
 
     Args:
-        model: the model's name at the endpoint.
-        options: the endpoint's address and key, deadlines, retries, prices, and how it is spoken to.
         channel: how the model writes actions; must be the environment's channel. With `tool` the environment's tool is
             offered and structured calls are read; with `text` actions are part of the text.
-        tool: the environment's tool.
-        temperature: at which the endpoint is asked to sample.
         thinking: `on` and `off` set `enable_thinking` of the chat template, which vLLM and SGLang read; `auto` says
             nothing.
         max_tokens: most tokens of an answer; None: `MAX_TOKENS`.
         max_context: most tokens of history and answer together, by the server's count; None: what the server takes.
-        memory: which part of the episode a request holds (`Memory`).
-        parallel: most requests in flight.
         examples: episodes that stand as earlier messages in front of every episode, or of those of their category.
 
     Nothing is sent before `respond`. Raises AgentError for invalid settings, and from `respond` if the endpoint

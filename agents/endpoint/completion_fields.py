@@ -31,7 +31,6 @@ class UnreadableAnswer(Exception):
     Args:
         full: whether the context had no room for an answer.
         foreign: whether the body is no chat completion at all; else the server broke off before the model had ended.
-        usage: what was paid for it.
     """
 
     def __init__(self, reason: str, *, full: bool = False, foreign: bool = False, usage: Usage | None = None) -> None:

@@ -149,10 +149,7 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
     """The failure of an answer that is an error: one with status 400 or more, or the `error_in` one with 200.
 
     Args:
-        status: of HTTP.
         message: text of the answer, which the failure quotes if the JSON has no message.
-        body: the JSON that was read; None without any.
-        headers: of the answer; they may say when to ask again.
     """
     said = _Said([], [], [])
     said.read(body)

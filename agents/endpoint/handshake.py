@@ -206,9 +206,6 @@ async def fit(
 
     Args:
         client: asks, and learns. Others may ask it at the same time.
-        body: the request.
-        rng: draws pauses.
-        where: names the request in errors.
         turn: which traits matter, those of a first or of a second turn.
         guess: whether every trait is tried if those that a refusal names are no help.
     """
@@ -381,8 +378,6 @@ def check_needs(found: Found, *, name: str, prices: bool, max_context: bool, tok
     """Raises EndpointError for what an option needs and the server does not give.
 
     Args:
-        found: by the handshake.
-        name: of the agent, for the error.
         prices: whether the cost is wanted.
         max_context: whether the context is limited by the server's counts.
         token_ids: whether ids and log-probabilities are wanted.

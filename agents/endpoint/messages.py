@@ -79,13 +79,7 @@ class Transcript:
 
 
 def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools) -> tuple[dict[str, Any], ...]:
-    """Episodes as messages of the API; in the tool channel actions are calls, each with its result.
-
-    Args:
-        examples: episodes to show, in order.
-        channel: how their actions are written.
-        tool: what the environment offers, which calls name in the tool channel.
-    """
+    """Episodes as messages of the API; in the tool channel actions are calls, each with its result."""
     shown = Transcript()
     for number, example in enumerate(examples):
         for turn, (observation, response) in enumerate(example.turns):

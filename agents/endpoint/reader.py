@@ -254,11 +254,6 @@ def _ending(given: str, empty: bool, drew_none: bool) -> tuple[str, str]:
     """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `given`.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
-
-    Args:
-        given: the server's word; empty for none.
-        empty: whether the answer has nothing in it.
-        drew_none: whether the server says that the model drew no token.
     """
     # Gemini: `content_filter: SAFETY`
     word = given.partition(":")[0].strip().lower()

@@ -264,10 +264,8 @@ def read_request(
     Raises ApiError: 400 with the field at fault, 404 for a model that is not served.
 
     Args:
-        fields: JSON of the body.
         headers: by name, capitalized as in `User-Agent`.
         settings: limits of messages and tools, and what a turn without a session id is.
-        name: the only model there is.
         client: name of the client's key; "" where all clients share one, or none is asked for.
     """
     model = fields.get("model")

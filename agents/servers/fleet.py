@@ -293,11 +293,8 @@ class Fleet:
         Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
 
         Args:
-            session: requests of one session go to the same server while it answers.
-            ask: what is drawn or scored.
             read: parses the JSON; raises WrongWeights for weights older than `floor` (`WeightVersions.place` when the
                 request was sent).
-            end: seconds on the connections' clock.
         """
         pause, tries, where = self.settings.backoff, 0, ask.where
         while True:
@@ -529,8 +526,6 @@ def shared_fleet(
     """This process's fleet of `urls`, opened once and used by every later call.
 
     Args:
-        urls: addresses of the servers, or of a router.
-        settings: limits of the connections; other settings open another fleet.
         versions: the names of the servers' weights, which replace those that the fleet knows.
         servers: what the servers said to another process about themselves, so that they are not asked again.
     """

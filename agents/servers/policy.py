@@ -84,10 +84,7 @@ def make_generation(
     """A generation that `spans` cover; empty spans are dropped, and neighbors of the same version merged.
 
     Args:
-        ids: int32 [R].
-        logprobs: float32 [R], nats.
         finish: as in `Generation`, or `abort` for a part that will be continued.
-        spans: (policy version, start, end) of each stretch of ids, in order.
     """
     merged: list[PolicySpan] = []
     for version, start, end in spans:
@@ -110,7 +107,6 @@ class ServerPolicy:
     ids and finish `length`. The model's own end tokens end a response, too.
 
     Args:
-        fleet: open servers.
         vocabulary: number of ids that the model knows. Larger ids are refused here, since they would crash the server.
         vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
         max_length: most ids of prompt and response together; if None, what the servers allow.
@@ -242,15 +238,7 @@ def connect_policy(
     servers: Sequence[ServerInfo],
     options: Mapping[str, Any],
 ) -> ServerPolicy:
-    """Makes, in a worker process, a policy on servers that another process has opened.
-
-    Args:
-        urls: addresses of the servers.
-        settings: limits of the connections.
-        versions: the names of the servers' weights.
-        servers: what the servers said about themselves.
-        options: further arguments of `ServerPolicy`.
-    """
+    """Makes, in a worker process, a policy on servers that another process has opened."""
     return ServerPolicy(shared_fleet(urls, settings, versions, servers), **options)
 
 

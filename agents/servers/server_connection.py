@@ -130,9 +130,6 @@ def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | No
     """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
 
     Args:
-        fields: what the server says.
-        name: the field with the number.
-        where: names the server in errors.
         default: stands for a field that is not there; None: the field must be there.
     """
     value = fields.get(name, default)
@@ -244,11 +241,7 @@ class Connection:
         """One attempt: the JSON of a 200, a text that is not JSON, or None for no body.
 
         Args:
-            method: `GET` or `POST`.
-            path: behind the address of the connection.
             body: bytes of JSON, or a value that becomes JSON; None: no body.
-            timeout: seconds until the last byte of the answer.
-            limit: most bytes of the answer.
 
         Raises:
             ServerDown: no connection, or a status in `PASSING`.
@@ -288,12 +281,6 @@ class Connection:
         """`request`, repeated while the server is down, for `deadline` seconds.
 
         Raises ServerTimeout if the last attempt is still waiting then, ServerDown if all failed before.
-
-        Args:
-            method: `GET` or `POST`.
-            path: behind the address of the connection.
-            body: bytes of JSON, or a value that becomes JSON; None: no body.
-            deadline: seconds from now, for all attempts together.
         """
         end = self.clock() + deadline
         pause = self.settings.backoff
@@ -475,10 +462,6 @@ class WeightGroup(Protocol):
         """What makes a server join; it answers when it has.
 
         Args:
-            address: as in `__init__`.
-            port: as in `__init__`.
-            world: as in `__init__`.
-            name: as in `__init__`.
             offset: rank of the server's first process; 0 is the trainer.
         """
 

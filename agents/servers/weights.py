@@ -48,12 +48,6 @@ def handed_over(fleet: Fleet, name: str, version: int, busy: Busy) -> Iterator[N
     """Context in which the servers get the weights `name`; they draw nothing meanwhile from what they hold half.
 
     Raises SyncError unless every server reports them at its end.
-
-    Args:
-        fleet: the servers that get them.
-        name: of these weights, from `WeightVersions.new_name`.
-        version: the policy version of these weights.
-        busy: what happens to responses in flight.
     """
     before, after = fleet.dialect.hold_calls(busy)
     # requests name their adapter: those in flight end with the one that they began with
