@@ -47,12 +47,10 @@ class DemonstrationFilter:
             return "failed"
         if self.success and not episode.success:
             return "unsolved"
-        if self.least is not None and self._worth(episode) < self.least:
+        worth = episode.episode_return if self.least is None or self.reward is None else self.reward(episode)
+        if self.least is not None and worth < self.least:
             return "low_reward"
         return USED if self.fits is None or self.fits(episode) else "too_long"
-
-    def _worth(self, episode: Episode) -> float:
-        return episode.episode_return if self.reward is None else self.reward(episode)
 
 
 def left_out(counts: Mapping[str, int]) -> str:

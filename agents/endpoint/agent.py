@@ -26,7 +26,7 @@ from turngym.agents.endpoint.client import (
     EndpointTimeout,
     RequestRefused,
 )
-from turngym.agents.endpoint.handshake import LEAST_TOKENS, Hands, check_needs, shake_hands
+from turngym.agents.endpoint.handshake import LEAST_TOKENS, check_needs, shake_hands
 from turngym.agents.endpoint.logprob_check import SampledCheck, sampled_fields
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
 from turngym.agents.endpoint.options import EndpointOptions
@@ -145,15 +145,6 @@ class EndpointAgent:
         parallel: int = 64,
         examples: Sequence[Example] = (),
     ) -> None:
-        limits = (
-            ("--request-deadline", options.request_deadline, 0.001),
-            ("--request-retries", options.request_retries, 0),
-            ("--slots", parallel, 1),
-            ("--max-new-tokens", MAX_TOKENS if max_tokens is None else max_tokens, 1),
-        )
-        for name, value, least in limits:
-            if value < least:
-                raise AgentError(f"{name} is {value:g}; it must be at least {least:g}")
         need("httpx", "an endpoint", "endpoint")
         self._thinking = thinking
         self.extra = json_object("--extra-body", options.extra_body)
@@ -246,26 +237,14 @@ class EndpointAgent:
         loop, client = self._open()
         rng = np.random.default_rng(HANDSHAKE_STREAM)
         context = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
-
-        async def ids(body: Mapping[str, Any], answer: ChatAnswer) -> str:
-            assert self._sampled is not None
-            await self._sampled(client, body, answer, rng, "handshake")
-            known = answer.ids is not None and answer.ids.logprobs is not None
-            return "with log-probabilities" if known else "without log-probabilities"
-
-        hands = Hands(
-            fields={**self._fields(rng), "max_tokens": context},
-            channel=self.channel,
-            tool=self.tool,
-            check=None if self._sampled is None else ids,
-        )
-        found = loop.run(shake_hands(client, hands, rng))
+        fields = {**self._fields(rng), "max_tokens": context}
+        profile, used, said = loop.run(shake_hands(client, fields, self.channel, self.tool, rng, self._sampled))
         wants = {"prices": self._prices is not None, "max_context": self.max_context is not None}
-        check_needs(found, name=self.name, token_ids=self.options.token_ids, **wants)
-        if found.said:
-            print(f"{self.name}: the server {'; '.join(found.said)}", file=sys.stderr)
-        used = found.used if self._prices is None else replace(found.used, cost=self._prices.cost(found.used))
-        self.profile = replace(found.profile, used=used.to_json())
+        check_needs(profile, used, name=self.name, token_ids=self.options.token_ids, **wants)
+        if said:
+            print(f"{self.name}: the server {'; '.join(said)}", file=sys.stderr)
+        used = used if self._prices is None else replace(used, cost=self._prices.cost(used))
+        self.profile = replace(profile, used=used.to_json())
         return self.profile
 
     def _open(self) -> tuple[LoopThread, EndpointClient]:
@@ -423,7 +402,7 @@ def transcript_of(
             conversation.statement, conversation.past, conversation.observation, conversation.admissible
         )
         if prompt is not None:
-            transcript.forget()
+            transcript.messages, transcript.open_calls = [], ()
         transcript.observe(conversation.system, conversation.observation if prompt is None else prompt)
     return transcript
 

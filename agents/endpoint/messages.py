@@ -61,10 +61,6 @@ class Transcript:
         """Counts the characters of the texts of all messages."""
         return sum(len(content) for m in self.messages if isinstance(content := m["content"], str))
 
-    def forget(self) -> None:
-        """Remove all messages."""
-        self.messages, self.open_calls = [], ()
-
     def answer(self, answer: ChatAnswer, text: str) -> None:
         """Add an answer with the content `text`, its reasoning and the fields that are not known here."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else answer.blank}

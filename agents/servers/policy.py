@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
+from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions
 from turngym.agents.servers.server_connection import (
     ClientLimits,
     DrawRequest,
@@ -164,7 +164,7 @@ class ServerPolicy:
         async def every() -> list[Generation | BaseException]:
             return await asyncio.gather(*map(self._generate, requests), return_exceptions=True)
 
-        results = self.fleet.run(every())
+        results = self.fleet.loop.run(every())
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             if not isinstance(error, (RuntimeError, OSError)):
@@ -231,6 +231,10 @@ class ServerPolicy:
         return await self.fleet.send(request.session, ask, read, end)
 
 
+_FLEETS: dict[tuple[Any, ...], Fleet] = {}
+"""Connections of a worker process, whose servers get their weights from another process. They outlast a rollout."""
+
+
 def connect_policy(
     urls: Sequence[str],
     settings: ClientLimits,
@@ -238,8 +242,17 @@ def connect_policy(
     servers: Sequence[ServerInfo],
     options: Mapping[str, Any],
 ) -> ServerPolicy:
-    """Makes, in a worker process, a policy on servers that another process has opened."""
-    return ServerPolicy(shared_fleet(urls, settings, versions, servers), **options)
+    """Makes, in a worker process, a policy on servers that another process has opened.
+
+    Args:
+        versions: the names of the servers' weights, which replace those that the connections know.
+        servers: what they said to the other process about themselves, so that they are not asked again.
+    """
+    key = (*urls, settings)
+    if key not in _FLEETS:
+        _FLEETS[key] = Fleet(urls=urls, settings=settings).open(known=servers)
+    _FLEETS[key].versions = versions
+    return ServerPolicy(_FLEETS[key], **options)
 
 
 MORE = 16
@@ -417,4 +430,4 @@ class ServerScorer:
                 return [await job for job in jobs]
             return list(await asyncio.gather(*jobs))
 
-        return self.fleet.run(every())
+        return self.fleet.loop.run(every())

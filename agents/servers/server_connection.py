@@ -277,21 +277,21 @@ class Connection:
             raise NotThere(problem)
         raise ServerError(problem)
 
-    async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
-        """`request`, repeated while the server is down, for `deadline` seconds.
+    async def get_until(self, path: str, seconds: float) -> Any:
+        """`request` of a GET, repeated while the server is down, for `seconds`.
 
         Raises ServerTimeout if the last attempt is still waiting then, ServerDown if all failed before.
         """
-        end = self.clock() + deadline
+        end = self.clock() + seconds
         pause = self.settings.backoff
         tries = 0
         while True:
             tries += 1
             try:
-                return await self.request(method, path, body, timeout=max(end - self.clock(), 0.01))
+                return await self.request("GET", path, timeout=max(end - self.clock(), 0.01))
             except ServerDown as error:
                 if self.clock() + pause >= end:
-                    raise ServerDown(f"{error} (tried {tries} times in {deadline:.0f} s)") from error
+                    raise ServerDown(f"{error} (tried {tries} times in {seconds:.0f} s)") from error
             await asyncio.sleep(pause)
             pause = next_pause(pause)
 
@@ -334,6 +334,15 @@ class ServerInfo:
     """Whether it loads LoRA adapters while it serves."""
 
 
+NEUTRAL = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "skip_special_tokens": False,
+}
+"""Fields of every request: the defaults of a model's generation_config.json must not change the distribution."""
 NEVER = -100.0
 """Added to a logit so that its id is not drawn: the least that servers take."""
 

@@ -262,8 +262,11 @@ class BroadcastSync:
                 self.fleet.call_all(self._kind.end(name))
         except (ServerError, RuntimeError) as error:
             self._destroy_group()
-            if sent:
-                self._mark_incomplete(name)
+            # theirs get a name that no run knows, so that their answers are refused
+            body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
+            for server in self.fleet.servers if sent else ():
+                with contextlib.suppress(ServerError):
+                    self.fleet.call_one(server.url, ("POST", "/update_weight_version", body))
             state = "a mixture, not used until new weights arrive" if sent else "as before"
             raise SyncError(f"weights {name!r} did not reach every server; theirs are {state}: {error}") from error
 
@@ -336,13 +339,6 @@ class BroadcastSync:
         # the group may be broken already
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
             group.close()
-
-    def _mark_incomplete(self, name: str) -> None:
-        """Give the servers' weights a name that no run knows, so that their answers are refused."""
-        body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
-        for server in self.fleet.servers:
-            with contextlib.suppress(ServerError):
-                self.fleet.call_one(server.url, ("POST", "/update_weight_version", body))
 
     def _repair(self, url: str) -> None:
         """Called in a thread of its own, while requests wait."""
