@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from turngym.agents import gguf_model, models
 from turngym.agents.gguf_model import import_gguf
-from turngym.agents.models import find_model, load_model, load_policy
+from turngym.agents.models import find_model, load_policy
 from turngym.core.errors import AgentError, ModelError
 from turngym.scripts.main import main
 
@@ -164,15 +164,10 @@ def test_llama_3_reads_whole_words_first_and_begins_texts(pre: str, wanted: list
     ("changed", "message"),
     [
         ({"pre": "poro-chat"}, r"splits text as 'poro-chat', which is not known here; known: gpt-2, smollm"),
-        ({"pre": None}, r"splits text as 'missing'"),
         ({"tokenizer": "llama"}, r"tokenizer of kind 'llama'; byte-level BPE \('gpt2'\) alone is read"),
-        ({"eos": None}, r"has no 'tokenizer\.ggml\.eos_token_id'"),
         ({"eos": 9999}, r"its eos token 9999 is outside the vocabulary of \d+"),
         ({"extra": "rope_freqs.weight"}, r"stretches its rotary positions as Llama 3\.1 does"),
-        ({"extra": "blk.0.ssm_a"}, r"holds a tensor 'blk\.0\.ssm_a' that no llama model has"),
         ({"extra": "blk.7.attn_norm.weight"}, r"holds no whole llama model: RuntimeError: "),
-        ({"types": [1]}, r"holds no whole llama model: ValueError: "),
-        ({"merges": ["12"]}, r"holds no whole llama model: TypeError: "),
         ({"heads": 0}, r"holds no whole llama model: ZeroDivisionError: "),
         ({"layers": 10**9}, r"holds no whole llama model: ValueError: 1000000000 layers of \d+ tensors"),
     ],
@@ -199,16 +194,6 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(models, "free_bytes", lambda: 1000)
     with pytest.raises(ModelError, match=r"needs 0\.0 GB .* 0\.0 GB are free"):
         import_gguf(tmp_path / "m.gguf", tmp_path / "out")
-
-
-def test_a_model_that_does_not_fit_into_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small("llama", tied=True)
-    model.save_pretrained(tmp_path)
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    monkeypatch.setattr(models, "free_bytes", lambda: 3 * numbers)
-    with pytest.raises(ModelError, match=r"in float32.*; --dtype bfloat16 takes half$"):
-        load_model(tmp_path)
-    assert next(load_model(tmp_path, dtype="bfloat16").parameters()).dtype == torch.bfloat16
 
 
 def test_the_command_and_where_a_folder_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,9 +64,7 @@ def test_limits_of_table_7_and_the_others() -> None:
     ("text", "named"),
     [
         ("= broken", "presets.toml"),
-        ("preset = 3", "presets.toml"),
         ("", "'preset'"),
-        ('[[preset]]\nname = "mine"', "'differs'"),
         (
             '[[preset]]\nname = "mine"\nabout = ""\nsources = []\ndiffers = []\nwhy = ""\n'
             '[preset.play.env]\nid = "a/B-v0"\n[preset.agent.chat]\nmemory = { kind = "all" }',

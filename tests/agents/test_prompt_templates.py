@@ -154,14 +154,11 @@ def test_a_model_plays_with_the_prompts_of_a_checkout(tmp_path: Path, capsys: py
     [
         ("<think>x</think><action> Go To Bed 1 </action>", "go to bed 1", True),
         ("<think>x</think><ACTION>look</Action> tail", "look", True),
-        ("<action>look</action>", "look", False),
         ("<think>x<action>look</action>", "look", False),
-        ("<THINK>x</THINK><action>look</action>", "look", False),
         ("<think>去</think><action>look</action>", "look", False),
         ("<think>é</think><action>a</action><action>b</action>", "a", True),
         ("I think that I should rather go and LOOK", "that i should rather go and look"[-30:], False),
         ("<think>x</think></action><action>look", "", True),
-        ("", "", False),
     ],
 )
 def test_responses_are_read_as_there(response: str, action: str, valid: bool) -> None:

@@ -80,17 +80,13 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("select", "samples"),
     [
-        (Select(), [0, 1, 2]),
         (Select(outcome="won"), [0]),
-        (Select(outcome="lost"), [1, 2]),
         (Select(status=(Status.TRUNCATED_TURNS, Status.ERROR_ENV)), [1, 2]),
         (Select(category=("cool",)), [1]),
         (Select(task="heat/"), [0, 2]),
         (Select(verdict=(Verdict.MALFORMED,)), [2]),
         (Select(limit=2), [0, 1]),
-        (Select(limit=1, outcome="lost"), [1]),
         (Select(limit=0), []),
-        (Select(outcome="won", category=("cool",)), []),
     ],
 )
 def test_selection(select: Select, samples: list[int], file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,15 +98,6 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
     ("given", "words"),
     [
         (["--max-turns", "3", "--env-kwargs", '{"max_turns": 5}'], "max_turns is given by itself and among env_kwargs"),
-        (
-            ["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'],
-            "reading is given by itself and among env_kwargs",
-        ),
-        (
-            ["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'],
-            "show_admissible is given by itself and among env_kwargs",
-        ),
-        (["--data", "x", "--env-kwargs", '{"data": "y"}'], "data is given by itself and among env_kwargs"),
         (["--env-kwargs", '{"channel": "text"}'], "--channel"),
     ],
 )

@@ -91,12 +91,9 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name as many --first (0) as --second (0)"),
         (["--first", "a", "b", "--second", "c"], "name as many --first (2) as --second (1)"),
         (["--data", "DATA", "--methods", "opd", "turnop"], "Did you mean 'turnopd'"),
         (["--data", "DATA", "--seeds", "1"], "--seeds is "),
-        (["--data", "DATA", "--power", "1"], "--power is "),
-        (["--data", "DATA", "--difference", "0"], "--difference is "),
         (["--data", "DATA", "--methods", "opd", "opd"], "--methods names opd twice"),
         (["--data", "DATA", "--episode-seconds", "3"], "episode_seconds is 3.0; it needs --difference"),
         (["--data", "DATA", "--methods", "opd", "p0.4-all"], "a pilot needs two of each"),
