@@ -231,6 +231,7 @@ def test_a_win_is_all_that_is_paid_for() -> None:
     assert paid[1] == 0.0
 
 
+@pytest.mark.long
 def test_what_differs_from_the_original_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few: dict[str, Any] = {"samples": 1, "progress": False}
     plain = evaluate("alfworld-quickstart", "expert", limit=2, **few)

@@ -132,6 +132,7 @@ def test_play_records_what_was_played(tmp_path: Path, capsys: Any) -> None:
     assert "not solved (the player quit) in 1 turns, 0 of them invalid" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_report_compares_runs_and_draws(tmp_path: Path, capsys: Any) -> None:
     for agent in ("expert", "random"):
         argv = ["--agent", agent, "--tasks", "6", "--samples", "2", "--max-turns", "30"]

@@ -121,7 +121,10 @@ def test_a_system_failure_is_one_line_and_a_mistake_of_ours_a_traceback(
 @pytest.mark.parametrize(
     "words",
     [
-        ("eval", "--panel", "alfworld-quickstart", "--agent", "expert", "--limit", "3", "--out", "full"),
+        pytest.param(
+            ("eval", "--panel", "alfworld-quickstart", "--agent", "expert", "--limit", "3", "--out", "full"),
+            marks=pytest.mark.long,
+        ),
         ("index", "build", "--corpus", "c.jsonl", "--out", "full"),
     ],
 )
@@ -132,6 +135,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], tmp_path: Path, monkeyp
     failed_in_one_line(run(*words, before=tiny_files), "no room left on the disk")
 
 
+@pytest.mark.long
 def test_an_unknown_argument_of_an_environment_is_one_line() -> None:
     done = run("rollout", "--agent", "expert", "--tasks", "1", "--env-kwargs", '{"spilt": "generated"}')
     failed_in_one_line(done, "turngym/ALFWorld-v0 takes no argument 'spilt'. Did you mean 'split'")
@@ -160,6 +164,7 @@ def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path) -> None
     assert "BrokenPipe" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [(), ("rollout", "--help")])
 def test_short_output_that_nobody_reads_is_no_failure_either(words: tuple[str, ...]) -> None:
     """It fits into a buffer, so the pipe is found broken only at the end."""

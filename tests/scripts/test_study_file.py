@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late import late
 
 from turngym.agents.worlds.built_in import WORLDS
 from turngym.core.errors import TurngymError
@@ -347,7 +348,7 @@ def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, t
     assert said(cell, "optimizer.lr", "max_turns", "panel") == [rate, turns, world]
 
 
-@pytest.mark.parametrize("name", built_in())
+@pytest.mark.parametrize("name", late(built_in(), "learn", "bench", "paper-luffy"))
 def test_the_studies_that_come_along_can_be_run(name: str, tmp_path: Path) -> None:
     study = read_study_file(name, ["seeds = [0]"])
     found = cells_of(study, tmp_path)

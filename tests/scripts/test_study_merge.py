@@ -157,6 +157,7 @@ def test_studies_with_other_baselines_are_not_one() -> None:
         merge_records({"old": OLD, "new": replace(NEW, baseline="grpo")})
 
 
+@pytest.mark.long
 def test_the_command_merges_files_and_writes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {"old": OLD, "new": NEW}.items():
         (tmp_path / name).mkdir()

@@ -61,6 +61,7 @@ def test_a_pilot_of_evaluations(runs: dict[str, list[str]], capsys: pytest.Captu
     assert "fewest hours" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None:
     data = ["study", "plan", "--data", str(DATA / "study-search-loops.json.gz")]
     assert main([*data, "--methods", "opd", "atod", "--seeds", "3", "--tasks", "100", "--samples", "4"]) == 0
@@ -107,6 +108,7 @@ def test_what_is_no_pilot_is_said_in_one_line(words: list[str], said: str, capsy
     assert said in error
 
 
+@pytest.mark.long
 def test_a_run_is_one_seed_of_one_method(
     runs: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from late import late
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.saved_model import save_model
@@ -35,7 +36,10 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "columns"), [("turnopd", "60"), ("turnopd", "120"), *((name, "80") for name in BUILT_IN)]
+    ("algorithm", "columns"),
+    late(
+        [("turnopd", "60"), ("turnopd", "120"), *((name, "80") for name in BUILT_IN)], "turnopd", "grpo-minillm", "sdar"
+    ),
 )
 def test_help_is_one_screen_of_what_the_algorithm_uses(
     algorithm: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def test_a_model_demonstrates_and_the_student_goes_on_within_its_response(tmp_pa
     assert row["gap_max"] < 1e-4
 
 
+@pytest.mark.long
 def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None:
     shown = ("--demonstrations", f"model:{TEACHER}")
     words = command(tmp_path / "run", "luffy", *TOKENS, *shown)

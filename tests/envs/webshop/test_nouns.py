@@ -349,6 +349,7 @@ def test_two_scorings_are_not_compared(
     assert "not compared, played otherwise: play.scoring.scored_with" in text
 
 
+@pytest.mark.long
 def test_packed_results_keep_it(panel: Panel, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write_panel(panel, tmp_path / "panels"))
     where: dict[str, Any] = {"panel": path, "data": str(data)}
@@ -431,6 +432,7 @@ def test_unknown_tagger() -> None:
         make_tagger("builtin:x")
 
 
+@pytest.mark.long
 def test_spacy_without_its_model_says_what_to_install() -> None:
     with pytest.raises(ShopDataError, match="spacy download en_core_web_sm"):
         make_tagger("spacy:no_such_model")
