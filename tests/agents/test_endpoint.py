@@ -20,7 +20,7 @@ from toy_evaluation import toy_evaluation, toy_spec
 
 from turngym.agents.endpoint.agent import EndpointAgent
 from turngym.agents.endpoint.client import Address
-from turngym.agents.endpoint.messages import INVALID, SKIPPED
+from turngym.agents.endpoint.messages import INVALID, SKIPPED, example_messages
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.usage import usage_of
 from turngym.agents.evaluation.compare import rescore
@@ -30,7 +30,7 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.play_spec import EndpointChat, OpenAI
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.rendering.conversation import Memory
+from turngym.agents.rendering.conversation import Example, Memory
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.task import Verdict
@@ -418,6 +418,27 @@ def test_an_endpoint_that_breaks_later_ends_episodes_and_never_loses_them(
             play(**other)
 
 
+def test_an_endpoint_that_dies_after_the_first_turn_is_explained(serve: Any, make_doors: Any) -> None:
+    """The commonest cause, and how to go on; not the advice for an address where nobody has ever listened."""
+    fake, make = serve(), make_doors()
+
+    def dies(number: int, body: Any) -> Fault | None:
+        if number == 0:
+            return None
+        fake.stop()
+        return Fault(cut=True)
+
+    fake.fault = dies
+    agent = agent_for(make, fake.url, request_retries=1)
+    (episode,) = rollout([Job(task_id="doors/4", seed=7)], make, agent)
+    assert (episode.status, len(episode.turns)) == (Status.ERROR_ENGINE, 1)
+    told = episode.meta["error"]
+    assert "(tried 2 times). It answered before, so it has stopped or is restarting" in told
+    assert "out of memory" in told
+    assert "fewer --slots: with --out (rollout: --append, too) only the episodes that have not ended are played" in told
+    assert "Is the server running" not in told
+
+
 NO_TOOLS = Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice'))
 NO_STOP = Fault(400, error("'stop' is not supported with this model", param="stop"))
 TOO_LONG = Fault(400, error("too long", "context_length_exceeded"))
@@ -629,6 +650,19 @@ def test_several_tools_are_sent_and_their_calls_are_played(serve: Any) -> None:
     assert [turn.action for turn in episode.turns[2:]] == [tool_call("heat", **heat), tool_call("bake", dish="cake")]
     assert '"degrees"' in episode.turns[2].observation
     assert episode.success
+
+
+def test_typed_calls_that_somebody_else_played_are_calls_in_the_messages() -> None:
+    actions = [tool_call("heat", degrees=200, fan=True), tool_call("bake", dish="cake")]
+    channel = make_channel("tool", OvenEnv.tool)
+    shown = Example(turns=tuple(("You see.", channel.format(action)) for action in actions), final="Delicious.")
+    sent = [
+        m["tool_calls"][0]["function"] for m in example_messages([shown], channel, OvenEnv.tool) if "tool_calls" in m
+    ]
+    assert [(one["name"], json.loads(one["arguments"])) for one in sent] == [
+        ("heat", {"degrees": 200, "fan": True}),
+        ("bake", {"dish": "cake"}),
+    ]
 
 
 def test_an_answer_is_text_beside_the_tool(serve: Any) -> None:

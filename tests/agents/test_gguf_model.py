@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from turngym.agents import gguf_model, models
 from turngym.agents.gguf_model import import_gguf
-from turngym.agents.models import find_model, load_policy
+from turngym.agents.models import find_model, load_model, load_policy
 from turngym.core.errors import AgentError, ModelError
 from turngym.scripts.main import main
 
@@ -194,6 +194,16 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(models, "free_bytes", lambda: 1000)
     with pytest.raises(ModelError, match=r"needs 0\.0 GB .* 0\.0 GB are free"):
         import_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_a_model_that_does_not_fit_into_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("llama", tied=True)
+    model.save_pretrained(tmp_path)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    monkeypatch.setattr(models, "free_bytes", lambda: 3 * numbers)
+    with pytest.raises(ModelError, match=r"in float32.*; --dtype bfloat16 takes half$"):
+        load_model(tmp_path)
+    assert next(load_model(tmp_path, dtype="bfloat16").parameters()).dtype == torch.bfloat16
 
 
 def test_the_command_and_where_a_folder_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import PAGE, prometheus
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.turn_records import TurnRecorder
+from turngym.scripts.serve_proxy import every_minute
 
 
 def test_numbers_for_prometheus() -> None:
@@ -35,6 +37,22 @@ def test_numbers_for_prometheus() -> None:
 def health(main: int, **training: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"turns": {"main": main, "side": 1}, "sessions": {"open": 4}, "engine": {"waiting": 2}}
     return found | ({"training": {"step": 6, "state": "running", "ready_turns": 5, **training}} if training else {})
+
+
+def test_it_is_said_again_and_again_until_the_end() -> None:
+    over, said, heard = threading.Event(), list[str](), threading.Event()
+    counts = iter(range(10, 100, 10))
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 2:
+            heard.set()
+
+    thread = every_minute(lambda: health(next(counts)), over, say, seconds=0.01)
+    assert heard.wait(20)
+    over.set()
+    thread.join(20)
+    assert [line.split(" main")[0] for line in said[:2]] == ["served 10", "served 10"]
 
 
 def test_records_say_when(tmp_path: Path) -> None:

@@ -166,3 +166,18 @@ def test_draws_and_panels_are_not_compared(tmp_path: Path, capsys: pytest.Captur
 def test_search_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--panel", "search-quickstart", "--agent", "expert", "--sampling", "published"]) == 2
     assert "in order; leave it out" in capsys.readouterr().err
+
+
+def test_a_rollout_says_what_departs(capsys: pytest.CaptureFixture[str]) -> None:
+    """As an evaluation does; what it plays is never a panel."""
+    assert main(["rollout", "--tasks", "1", "--agent", "expert"]) == 0
+    assert (
+        "Not as the original: on_invalid reject (noop); generated tasks; tasks of no panel" in capsys.readouterr().out
+    )
+    assert main(["rollout", "--tasks", "1", "--agent", "expert", "--preset", "verl-agent", "--depth", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "Not as the original (verl-agent): episodes end after 2 turns; generated tasks" in said
+    assert "on_invalid" not in said
+    words = ["rollout", "--tasks", "1", "--agent", "expert", "--preset", "verl-agent", "--max-turns", "9"]
+    assert main([*words, "--samples", "2"]) == 0
+    assert "max_turns 9 (50); 2 samples a task (1)" in capsys.readouterr().out

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import io
 import json
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -270,11 +267,8 @@ def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("make", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "must be a JSON object"),
         ('{"data": "/mine"}', "--data"),
-        ('{"channel": "tool"}', "channel is 'tool'"),
         ('{"env_class": "this:s"}', "env_class is no argument"),
-        ('{"id": "x"}', "id is no argument"),
     ],
 )
 def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None:
@@ -329,7 +323,7 @@ def test_every_kind_of_value_in_a_manifest_is_refused_by_name(tmp_path: Path, fi
         load_panel(str(path))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", "[" * 100_000, '{"schema": ' + "9" * 5000 + "}", "{"])
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{"])
 def test_files_that_are_no_manifest(tmp_path: Path, text: str) -> None:
     (tmp_path / "toy-v1.json").write_text(text)
     with pytest.raises(PanelError, match=r"toy-v1\.json is not a panel manifest"):
@@ -355,35 +349,6 @@ def test_what_a_manifest_cannot_hold_is_refused_before_it_is_written(field: str)
 def test_arguments_that_are_no_json_are_refused(kwargs: Any) -> None:
     with pytest.raises(PanelError, match="make_kwargs"):
         make_panel("toy", 1, TOY, kwargs, toy_panel().tasks)
-
-
-def test_a_panel_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.TextIOWrapper):
-        def write(self, text: str) -> int:
-            super().write(text[: len(text) // 2])
-            self.flush()
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    real = Path.open
-
-    def opened(self: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
-        file = real(self, mode, *args, **more)
-        return Full(file.detach(), encoding="utf-8") if mode == "w" else file  # type: ignore[union-attr]
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "open", opened)
-        with pytest.raises(PanelError, match="cannot be written: No space left on device"):
-            write_panel(toy_panel(), tmp_path / "new")
-    assert not list(tmp_path.rglob("*"))
-    path = write_panel(toy_panel(), tmp_path)
-    before = path.read_bytes()
-    assert b"\r" not in before
-    with monkeypatch.context() as killed:
-        killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            write_panel(toy_panel(2), tmp_path)
-    assert [found.name for found in tmp_path.iterdir()] == ["toy-v1.json"]
-    assert path.read_bytes() == before
 
 
 def test_two_that_write_the_same_panel_give_one(tmp_path: Path) -> None:

@@ -265,16 +265,6 @@ def test_a_kind_of_index_that_cannot_be_filled_is_refused_before_encoding(corpus
         build_index(plan(corpus, tmp_path / "i", factory="IDMap,Flat"), progress=no_vectors)
 
 
-def test_broken_corpus_leaves_no_index(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"id": 1, "contents": "x"}\n{"id": 1, "contents": "y"}\n')
-    with pytest.raises(CorpusError, match="line 2: id '1' was used in line 1"):
-        build_index(plan(bad, tmp_path / "i"))
-    with pytest.raises(CorpusError):
-        build_index(plan(tmp_path / "none", tmp_path / "i"))
-    assert not (tmp_path / "i").exists()
-
-
 class Coarse:
     """Gives every passage the same vector, with a little noise that its text does not fix."""
 
@@ -358,11 +348,6 @@ def damaged(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "copy"))
 
 
-def test_opening_with_other_settings(built: Path) -> None:
-    with pytest.raises(RetrievalError, match="takes no search setting nprobe"):
-        open_retriever(built, parameters={"nprobe": 3})
-
-
 def test_another_corpus_is_refused(built: Path, corpus: Path) -> None:
     right = read_manifest(built).corpus_sha256
     open_retriever(built, corpus_sha256=right).close()
@@ -420,19 +405,6 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     assert check_files(folder, manifest, contents=True) == [
         "faiss.index was changed after it was written (its checksum differs)"
     ]
-
-
-def test_a_changed_passage_is_refused_when_it_is_read(built: Path, tmp_path: Path) -> None:
-    folder = damaged(built, tmp_path)
-    store = PassageStore(folder / "passages")
-    text = store[3].text.encode()
-    path = folder / "passages" / "passages.bin"
-    path.write_bytes(path.read_bytes().replace(text, text.swapcase(), 1))
-    open_retriever(folder)
-    store = PassageStore(folder / "passages")
-    assert store[2].text
-    with pytest.raises(RetrievalError, match=r"passages\.bin: record 3 was changed"):
-        store[3]
 
 
 def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_says_so(

@@ -153,6 +153,14 @@ def test_what_no_evaluation_has_is_refused_of_an_agent(change: str, said: str, t
         cells(tmp_path, f"{SHORT}[methods.expert]\n{name}{change}\n")
 
 
+def test_a_list_of_worlds_chooses_among_those_of_the_file(tmp_path: Path) -> None:
+    text = SHORT.replace('world = "alfworld-loops"\n', "") + "[worlds.webshop]\nmax_turns = 7\n[worlds.search]\n"
+    found = cells(tmp_path, text, 'worlds = ["webshop", "alfworld"]')
+    assert {cell.world for cell in found.values()} == {"webshop", "alfworld"}
+    assert said(found["webshop/opd-seed0"], "max_turns") == [7]
+    assert said(found["alfworld/opd-seed0"], "max_turns") != [7]
+
+
 def test_a_method_is_run_in_worlds_of_its_own(tmp_path: Path) -> None:
     text = 'worlds = ["alfworld", "search"]\n[methods.opd]\n'
     text += '[methods.short]\nof = "opd"\ndepth = 12\nworlds = ["alfworld"]\n'
@@ -449,6 +457,11 @@ def test_what_cannot_be_meant_is_one_line(
 def test_a_world_is_named_and_lies_within_the_study(worlds: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(TurngymError, match=re.escape(said)):
         cells(tmp_path, f"{worlds}\n[methods.opd]\n")
+
+
+def test_a_world_that_a_set_leaves_out_may_have_settings(tmp_path: Path) -> None:
+    text = "train.steps = 20\n[worlds.alfworld]\n[worlds.search]\n[methods.opd]\nin.search.episodes = 8\n"
+    assert list(cells(tmp_path, text, "worlds = ['alfworld']")) == ["alfworld/opd-seed0"]
 
 
 def test_no_two_cells_share_a_folder(tmp_path: Path) -> None:

@@ -408,6 +408,29 @@ def test_the_start_stands_above_what_became_of_it() -> None:
     assert tables.starts(by_world([agent("expert", 0, 1.0)])["house"]) == {}
 
 
+def test_the_start_is_of_the_tasks_that_all_runs_have_a_mean_of() -> None:
+    """Where all episodes of a task ended in an error, the evaluation has none."""
+    first, *later = OPD[1].evaluations
+    task, *_ = first.tasks
+    less = replace(first, tasks={name: value for name, value in first.tasks.items() if name != task})
+    runs = by_world([OPD[0], replace(OPD[1], evaluations=(less, *later))])["house"]
+    assert {name: set(tasks) for name, tasks in tables.starts(runs).items()} == {"start": {*less.tasks}}
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([*OPD, *OURS], "mean of the last 4 evaluations after the same number of steps"),
+        ([*OPD, *FIXED], ": the last evaluation after the same number of steps"),
+        ([OPD[0], apart(OPD[1])], "runs have none in common"),
+    ],
+)
+def test_captions_say_of_what_and_of_how_many(records: Sequence[Record], said: str) -> None:
+    assert said in tables.caption("overview", by_world(records)["house"])
+    sizes = tables.sizes(by_world(records)["house"])
+    assert sizes == f"n: {'1 to 2' if FIXED[0] in records else '2'} seeds, 2 tasks, 4 samples."
+
+
 def test_rises_and_whom_each_row_is_compared_with() -> None:
     rows = by_world([*OPD, *OURS, *FIXED])["house"]
     chosen = replace(view(rows), against={"fixed-6": "turnopd"})
