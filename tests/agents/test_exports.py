@@ -98,13 +98,7 @@ def named(result: PackedResult, panel: str) -> PackedResult:
     return replace(result, spec=structs.replace(result.spec, play=structs.replace(result.spec.play, tasks=tasks)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"panel": "../../../elsewhere"},
-        {"date": "yesterday"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"panel": "../../../elsewhere"}, {"date": "yesterday"}])
 def test_a_result_of_anyone_is_written_where_it_was_asked_for_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], result: PackedResult, changes: dict[str, Any]
 ) -> None:

@@ -11,12 +11,7 @@ import torch
 from engine_requests import VOCAB, play, reference_ids, reference_logprobs, request, tiny
 from late import late
 
-from turngym.agents.local_engine.cache import (
-    CachedSession,
-    HybridCache,
-    StateRows,
-    Step,
-)
+from turngym.agents.local_engine.cache import CachedSession, HybridCache, StateRows, Step
 from turngym.agents.local_engine.engine import LocalEngine
 
 LINEAR = {

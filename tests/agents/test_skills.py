@@ -117,9 +117,7 @@ def test_a_world_of_one_kind_of_question_has_a_mapping_of_one_text() -> None:
         read_skills("search").check(env)
 
 
-def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_start(
-    tmp_path: Path,
-) -> None:
+def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_start(tmp_path: Path) -> None:
     env = opened("alfworld")
     some = folder(tmp_path, "[category]\nheat = 'a.txt'\ncool = 'a.txt'\n", a="look around")
     with pytest.raises(TurngymError, match=r"no text for task .*, category '(look|clean|place|two)'"):

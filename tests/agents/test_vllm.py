@@ -102,10 +102,7 @@ def test_which_server_it_is_is_asked(server: Any, opened: Any) -> None:
         ({"models": lambda: {"data": []}}, r"/v1/models lists no model of the server's own: \{'data': \[\]\}"),
         ({"max_prompt": -9}, "on connecting: max_model_len is -5; it must be a whole number of at least 1"),
         ({"edit": lambda answer: unknown(answer)}, "on connecting: a log-probability is -inf"),
-        (
-            {"edit": lambda answer: {**answer, "choices": []}},
-            "on connecting: not an answer of such a server: Ind",
-        ),
+        ({"edit": lambda answer: {**answer, "choices": []}}, "on connecting: not an answer of such a server: Ind"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_refused_on_connecting(

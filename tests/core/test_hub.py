@@ -223,12 +223,7 @@ def test_an_adapter_names_its_base_as_on_the_hub_and_the_cache_alone_is_asked(tm
     assert (missing.returncode, "some-org/tiny, which is not whole in the hub's cache" in missing.stderr) == (2, True)
     assert hub.asked == []
     merge = ["model", "merge", "adapter", "--out"]
-    found = hub.run(
-        tmp_path,
-        ([*merge, "named", "--base", "some-org/tiny"], {}),
-        (words, OFF),
-        ([*merge, "own"], OFF),
-    )
+    found = hub.run(tmp_path, ([*merge, "named", "--base", "some-org/tiny"], {}), (words, OFF), ([*merge, "own"], OFF))
     assert [done.returncode for done in found] == [0, 0, 0], found
     assert (tmp_path / "named" / "turngym.json").read_bytes() == (tmp_path / "own" / "turngym.json").read_bytes()
 

@@ -56,10 +56,7 @@ def test_names_paths_and_entry_points(outside: str) -> None:
         ),
         ("outside_pkg.absent:make", "widget 'outside_pkg.absent:make': cannot import 'outside_pkg.absent'"),
         ("outside_pkg.made:mak", "outside_pkg.made has no 'mak'. Did you mean 'make'?"),
-        (
-            "twice",
-            "widget 'twice' is the name of several installed ones; valid: outside_pkg.made:Box, ",
-        ),
+        ("twice", "widget 'twice' is the name of several installed ones; valid: outside_pkg.made:Box, "),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(outside: str, name: str, text: str) -> None:

@@ -136,10 +136,7 @@ def test_tool_calls(response: str, action: str) -> None:
         (call(), 'lacks the argument "action"'),
         (call(action=3), "must be a string"),
         (call(action=" "), "is empty"),
-        (
-            '<tool_call>{"name": "toy_step", "arguments": "look"}</tool_call>',
-            "arguments of the tool call are not",
-        ),
+        ('<tool_call>{"name": "toy_step", "arguments": "look"}</tool_call>', "arguments of the tool call are not"),
         (call(action="look").replace("</", "} </"), "text after its JSON"),
         ("<tool_call>oops</tool_call>" + call(action="look"), "not valid JSON"),
     ],

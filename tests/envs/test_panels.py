@@ -125,8 +125,7 @@ def test_bad_panels_cannot_be_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "where"),
-    [({"task_id": 5}, r"tasks\[0\]\[0\]"), ({"category": None}, r"tasks\[0\]\[3\]")],
+    ("changes", "where"), [({"task_id": 5}, r"tasks\[0\]\[0\]"), ({"category": None}, r"tasks\[0\]\[3\]")]
 )
 def test_a_panel_is_made_of_what_its_manifest_gives_back(changes: dict[str, Any], where: str) -> None:
     first, *others = toy_panel().tasks
@@ -265,11 +264,7 @@ def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [
-        ("{", "is not JSON"),
-        ('{"data": "/mine"}', "--data"),
-        ('{"env_class": "this:s"}', "env_class is no argument"),
-    ],
+    [("{", "is not JSON"), ('{"data": "/mine"}', "--data"), ('{"env_class": "this:s"}', "env_class is no argument")],
 )
 def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None:
     words: Any = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--env-kwargs", make]

@@ -123,12 +123,7 @@ def test_filter_copies_exactly_and_never_overwrites(file: Path, tmp_path: Path) 
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        "turns",
-    ],
-)
+@pytest.mark.parametrize("rows", ["turns"])
 def test_a_seed_that_parquet_cannot_hold_is_one_line(rows: str, tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         writer.write(replace(episode(0, won=True), seed=2**70))

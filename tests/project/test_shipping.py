@@ -143,10 +143,7 @@ def test_newest_names_what_the_bounds_hold_back() -> None:
         {"name": "inspect_ai", "version": "0.3.285", "latest_version": "0.4.0"},
     ]
     found = bootstrap().held_back(rows, (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert found == [
-        "Flask 3.1: 4.0.1 is out (bound: <4)",
-        "inspect_ai 0.3.285: 0.4.0 is out (bound: <0.4)",
-    ]
+    assert found == ["Flask 3.1: 4.0.1 is out (bound: <4)", "inspect_ai 0.3.285: 0.4.0 is out (bound: <0.4)"]
 
 
 def tensors(path: Path) -> dict[str, dict[str, Any]]:

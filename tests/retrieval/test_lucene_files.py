@@ -109,13 +109,7 @@ def test_what_is_left_of_other_documents_is_dropped(tmp_path: Path, change: int)
 
 
 @pytest.mark.usefixtures("short_runs")
-@pytest.mark.parametrize(
-    "count",
-    [
-        0,
-        30,
-    ],
-)
+@pytest.mark.parametrize("count", [0, 30])
 def test_fewer_documents_than_were_left(tmp_path: Path, count: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         LuceneIndex.build(interrupted(70), tmp_path / "index")

@@ -67,10 +67,7 @@ def test_the_emulation_takes_away_what_it_says(mac: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "panel",
-    [f"{name}-quickstart" for name in ("alfworld", "webshop", "search")],
-)
+@pytest.mark.parametrize("panel", [f"{name}-quickstart" for name in ("alfworld", "webshop", "search")])
 def test_an_evaluation_is_played_in_this_process_and_in_others(panel: str, mac: dict[str, str], tmp_path: Path) -> None:
     words = ["-m", "turngym", "eval", "--panel", panel, "--limit", "2", "--samples", "1"]
     alone = run(mac, tmp_path, *words, "--workers", "0", "--out", "alone")

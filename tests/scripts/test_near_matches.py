@@ -26,16 +26,10 @@ STUDENT = str(turngym.load_world("alfworld").checkpoint("student"))
     [
         ("evl --panel x", "unknown verb 'evl'. Did you mean 'eval'"),
         ("rollout --num-tasks 3", "there is no option --num-tasks. Did you mean '--tasks'"),
-        (
-            "eval --max-completion-length 3",
-            "no option --max-completion-length. Did you mean '--max-new-tokens'?",
-        ),
+        ("eval --max-completion-length 3", "no option --max-completion-length. Did you mean '--max-new-tokens'?"),
         ("eval --xyzzy", "there is no option --xyzzy. `turngym eval --help-all` lists them."),
         ("rollout --agent opena:gpt", "unknown agent 'opena:gpt'. Did you mean 'openai:gpt'?"),
-        (
-            "rollout --agent /no/folder",
-            "unknown agent '/no/folder'. A model in a folder is named as --agent model:/",
-        ),
+        ("rollout --agent /no/folder", "unknown agent '/no/folder'. A model in a folder is named as --agent model:/"),
         ("rollout --agent Qwen/Qwen3-0.6B", "A model in a folder is named as --agent model:Qwen/Qwen3-0.6B."),
     ],
 )
@@ -69,10 +63,7 @@ def test_training_knows_what_other_libraries_call_its_settings(
         (lambda: evaluate(PANEL, sample=1), r"evaluate\(\): there is no setting 'sample'\. Did you mean 'samples'"),
         (lambda: evaluate(PANEL, samples="1"), "samples is '1'; valid: a whole number"),
         (lambda: evaluate(PANEL, temperature=0.5), "temperature is a setting of agent = model or openai or own"),
-        (
-            lambda: play_episodes(num_tasks=1),
-            r"there is no setting 'num_tasks'\. Did you mean 'tasks'",
-        ),
+        (lambda: play_episodes(num_tasks=1), r"there is no setting 'num_tasks'\. Did you mean 'tasks'"),
         (lambda: gym.make("turngym/ALFWorld-v0", max_turn=5), "takes no argument 'max_turn'. Did you mean 'max_turns'"),
         (lambda: turngym.train("opd", student=STUDENT, out=OUT), r"opd distills from a teacher.*in Python teacher="),
         (lambda: turngym.train("grpo", student="s", out="o", group_size=1), r"Did you mean 'n'"),

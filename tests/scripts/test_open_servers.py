@@ -29,11 +29,7 @@ CONFIG = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": fake.VOCABULARY, 
 
 
 TOKENIZER = json.dumps(
-    {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
-    }
+    {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
 )
 
 

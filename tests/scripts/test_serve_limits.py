@@ -161,10 +161,7 @@ def test_idle_connections_keep_nobody_out(serve: Serve, kind: Any) -> None:
 SLOWLY = {
     "headers": [b"GET / HTTP/1.1\r\n", *[b"X-%d: x\r\n" % n for n in range(200)]],
     "body": [post(b"x" * 999)[:-999], *[b"x"] * 200],
-    "chunks": [
-        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
-        *[b"1\r\nx\r\n"] * 200,
-    ],
+    "chunks": [b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"1\r\nx\r\n"] * 200],
 }
 
 

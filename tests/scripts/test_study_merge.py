@@ -97,10 +97,7 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
         (cell("tcod", 0, folder="/other/pair"), ""),
         (cell("opd", 2, more={"models": {"device": "cuda"}, "workers": {"workers": 4}}), ""),
         (cell("opd", 2, more={"models": {"student": "/here/x/student"}}), "has models.student 'x/student'"),
-        (
-            cell("tcod", 0, categories={"a": "place"}),
-            r"has tasks played \['a', 'b'\], .* of new has tasks played",
-        ),
+        (cell("tcod", 0, categories={"a": "place"}), r"has tasks played \['a', 'b'\], .* of new has tasks played"),
         (replace(cell("tcod", 0), evaluations=cell("tcod", 0).evaluations[1:]), r"has evaluations after steps \[20\]"),
         (cell("turnopd", 1, more={"method": {"turnopd": {"weight": "turn"}}}), "has method.turnopd.weight 'turn'"),
         (replace(cell("turnopd", 1), world="alfworld"), ""),
@@ -123,8 +120,7 @@ def player(name: str, **game: Any) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("setting", "other"),
-    [("play.env", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")],
+    ("setting", "other"), [("play.env", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")]
 )
 def test_files_and_code_of_ones_own_must_be_the_same(setting: str, other: str) -> None:
     """An environment in all cells of a world, the rest in those of a method."""

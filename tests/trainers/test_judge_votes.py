@@ -68,15 +68,7 @@ def test_hints_are_the_last_block_and_zero_is_no_vote(text: str, score: float | 
 
 @pytest.mark.parametrize(
     ("votes", "score"),
-    [
-        ((1, 1, -1), 1),
-        ((1, -1), 0),
-        ((1, -1, 0), 0),
-        ((-1, -1, 1, 1, 0), 0),
-        ((0, 0, 1), 0),
-        ((-1,), -1),
-        ((), 0),
-    ],
+    [((1, 1, -1), 1), ((1, -1), 0), ((1, -1, 0), 0), ((-1, -1, 1, 1, 0), 0), ((0, 0, 1), 0), ((-1,), -1), ((), 0)],
 )
 def test_majority_by_hand(votes: tuple[float, ...], score: float) -> None:
     assert majority(votes) == score

@@ -59,10 +59,7 @@ def test_prompts_are_written_as_search_r1_writes_them_and_read_back(tmp_path: Pa
     assert read_questions(path) == questions
     rows = parquet.read_table(path).to_pylist()
     assert rows[1]["prompt"] == [
-        {
-            "role": "user",
-            "content": PROMPT.format(question="which country has its capital where Ines Maro was born?"),
-        }
+        {"role": "user", "content": PROMPT.format(question="which country has its capital where Ines Maro was born?")}
     ]
     assert rows[1]["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Haldia"]}}
     assert (rows[1]["ability"], rows[1]["extra_info"]) == ("fact-reasoning", {"split": "eval", "index": 1})
