@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -344,6 +345,14 @@ def test_what_a_manifest_cannot_hold_is_refused_before_it_is_written(field: str)
 def test_arguments_that_are_no_json_are_refused(kwargs: Any) -> None:
     with pytest.raises(PanelError, match="make_kwargs"):
         make_panel("toy", 1, TOY, kwargs, toy_panel().tasks)
+
+
+def test_a_panel_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = write_panel(toy_panel(), tmp_path).read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        write_panel(toy_panel(2), tmp_path)
+    assert {found.name: found.read_bytes() for found in tmp_path.iterdir()} == {"toy-v1.json": before}
 
 
 def test_two_that_write_the_same_panel_give_one(tmp_path: Path) -> None:
