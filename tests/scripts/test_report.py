@@ -422,11 +422,6 @@ def test_numbers_arrive(full: str, tmp_path: Path) -> None:
     assert "p = 0.4" in variants
 
 
-def test_evaluations_are_reported_without_torch() -> None:
-    code = "import sys, turngym.scripts.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_a_replay_that_differs_is_said(full: str, tmp_path: Path) -> None:
     folder = Path(full.partition("=")[2])
     (folder / "config.toml").write_text(
