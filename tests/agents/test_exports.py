@@ -98,10 +98,7 @@ def named(result: PackedResult, panel: str) -> PackedResult:
     return replace(result, spec=changed(result.spec, play=changed(result.spec.play, tasks=tasks)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"panel": "../../../elsewhere"}, {"panel": "/elsewhere"}, {"date": "yesterday"}, {"seconds": 1e17}],
-)
+@pytest.mark.parametrize("changes", [{"panel": "../../../elsewhere"}, {"date": "yesterday"}])
 def test_a_result_of_anyone_is_written_where_it_was_asked_for_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], result: PackedResult, changes: dict[str, Any]
 ) -> None:
@@ -177,11 +174,8 @@ def test_mlcroissant_reads_every_task(tmp_path: Path) -> None:
     ("to", "words", "named"),
     [
         ("every-eval-ever", ("--organization", "me"), "--model"),
-        ("every-eval-ever", ("--model", "turngym/student"), "--organization"),
         ("hf-eval-results", (), "--dataset"),
-        ("hf-eval-results", ("--dataset", "no id"), "'no id'"),
         ("inspect", ("--dataset", "a/b"), "dataset"),
-        ("hf-eval-results", ("--dataset", "a/b", "--organization", "me"), "organization"),
         ("croissant", (), "croissant"),
     ],
 )

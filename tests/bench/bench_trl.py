@@ -200,10 +200,7 @@ def ours_grpo(bench: TrlBench, folder: Path) -> Figures:
     )
     last = [row for row in read_metrics(folder / "run") if row["kind"] == "train"][-1]
     return Figures(
-        played=last["time/rollout_cpu_s"],
-        updated=last["time/update_cpu_s"],
-        peak=peak(),
-        ids=round(last["tokens"]),
+        played=last["time/rollout_cpu_s"], updated=last["time/update_cpu_s"], peak=peak(), ids=round(last["tokens"])
     )
 
 
@@ -281,9 +278,7 @@ def ours_update(bench: TrlBench, folder: Path, kind: str) -> Figures:
         scorers = Scorers(student=teacher, teacher=teacher)
     optimizer = make_optimizer(student, OptimizerConfig())
     forward = Forward(
-        micro_tokens=run.pass_tokens,
-        head_chunk=run.head_chunk,
-        gradient_checkpointing=bench.checkpointing == "on",
+        micro_tokens=run.pass_tokens, head_chunk=run.head_chunk, gradient_checkpointing=bench.checkpointing == "on"
     )
     for _ in range(STEPS):
         begin = time.process_time()

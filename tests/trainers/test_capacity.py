@@ -47,9 +47,7 @@ from turngym.trainers.training_costs import (
 
 SMALL = ModelShape(layers=2, width=64, heads=4, kv_heads=2, head_dim=24, mlp=160, vocab=50, tied=True)
 HYBRID = replace(
-    SMALL,
-    layers=4,
-    linear=LinearShape(layers=2, key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4),
+    SMALL, layers=4, linear=LinearShape(layers=2, key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4)
 )
 SMOLLM2 = ModelShape(layers=30, width=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, tied=True)
 OTHER = replace(SMALL, width=96, heads=6, kv_heads=3, head_dim=16, mlp=112)
@@ -376,11 +374,7 @@ def test_models_and_updates_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "checkpointing", "measured"),
-    [
-        (SMOLLM2, 0, 11.72),
-        (SHAPES["Qwen2.5-1.5B"], 1, 31.03),
-    ],
+    ("shape", "checkpointing", "measured"), [(SMOLLM2, 0, 11.72), (SHAPES["Qwen2.5-1.5B"], 1, 31.03)]
 )
 def test_the_update_takes_what_an_h200_measured(shape: ModelShape, checkpointing: int, measured: float) -> None:
     """SmolLM2-135M and the shape of Qwen2.5-1.5B, 24 episodes of 10 turns with 140 + 60 tokens, autocast

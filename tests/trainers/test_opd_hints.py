@@ -68,7 +68,8 @@ def trainer(out: Path, form: Any, teacher: bool) -> Trainer:
     )
 
 
-@pytest.mark.parametrize(("form", "teacher"), [pytest.param("sampled", False, marks=pytest.mark.long), ("topk", True)])
+@pytest.mark.long
+@pytest.mark.parametrize(("form", "teacher"), [("sampled", False), ("topk", True)])
 def test_a_stopped_run_resumes_to_the_same_rows(tmp_path: Path, form: str, teacher: bool) -> None:
     trainer(tmp_path / "whole", form, teacher).train()
     stopped = trainer(tmp_path / "stopped", form, teacher)

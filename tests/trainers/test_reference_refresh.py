@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_run as toy
+from late import late
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
@@ -89,7 +90,7 @@ def test_the_rate_of_a_run_reaches_its_reference(tmp_path: Path) -> None:
     assert untimed(tmp_path / "whole")[1]["kl_reference"] < 1e-6 < untimed(tmp_path / "run")[1]["kl_reference"]
 
 
-@pytest.mark.parametrize(("stopped", "every", "rate"), [(3, 2, 1.0), (3, 1, 0.25)])
+@pytest.mark.parametrize(("stopped", "every", "rate"), late([(3, 2, 1.0), (3, 1, 0.25)], (3, 1, 0.25)))
 def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int, every: int, rate: float) -> None:
     trainer(tmp_path / "whole", every, rate=rate).train()
     made = trainer(tmp_path / "run", every, rate=rate)

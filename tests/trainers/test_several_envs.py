@@ -172,6 +172,7 @@ def weights(made: Any) -> torch.Tensor:
     return torch.cat([value.flatten() for value in made.model.state_dict().values()])
 
 
+@pytest.mark.long
 def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: Path, tmp_path: Path) -> None:
     also = (f"{ALSO[0]},teacher={models / 'two'}", ALSO[1])
     whole = trainer(models, tmp_path / "whole", also=also)
