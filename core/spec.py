@@ -159,8 +159,13 @@ class _Field:
     default: Any
 
 
-def fields_of(cls: type[Any]) -> tuple[_Field, ...]:
+def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table."""
+    return _fields_of(cls)  # to type checkers the class of an object cannot be hashed
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
     return tuple(
         _Field(item.name, item.type, item.default if item.default_factory is NODEFAULT else item.default_factory())
         for item in msgspec.structs.fields(cls)
