@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
@@ -21,6 +19,7 @@ from turngym.agents.play_spec import EnvPlayer, Local, RecordedAgent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
+from turngym.core.spec import changed
 from turngym.core.task import Task
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
@@ -68,7 +67,7 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
         engine = getattr(asked, "engine", None)
         if isinstance(engine, Local) and engine.device == "auto":
             # it computes where the run does
-            asked = replace(asked, engine=replace(engine, device=config.models.device))
+            asked = changed(asked, engine=changed(engine, device=config.models.device))
         opened = open_agent(asked, lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.judges.votes import majority
 from turngym.core.episode import Episode, TopK
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import PrivilegedText, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.privileged import (
@@ -21,7 +22,6 @@ from turngym.trainers.privileged import (
     reader_of,
     score_turns,
 )
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.targets import combined_advantage
 
 
@@ -70,7 +70,7 @@ class HintTargets:
     def __post_init__(self) -> None:
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and self.reject_below < 0.001:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
+            raise SettingsError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         score_N = np.zeros(batch.tokens, np.float32) if self.own is None else self.own(batch, episodes)

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import NotNegative, Share
-from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, ConfigError, RolloutBatch, blend_alpha
+from turngym.core import NotNegative, SettingsError, Share
+from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch, blend_alpha
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combined
 
 FloatN = NDArray[np.float64]
@@ -62,7 +62,6 @@ class Annealing:
         return self.floor + (1.0 - self.floor) * alpha, 1.0 - alpha
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AtodConfig(CombinedConfig):
     """Distillation annealed into reinforcement learning, turn by turn."""
 
@@ -77,7 +76,7 @@ class AtodConfig(CombinedConfig):
 
     def __post_init__(self) -> None:
         if self.start > self.end:
-            raise ConfigError(f"start is {self.start} and end {self.end}; valid: start <= end")
+            raise SettingsError(f"start is {self.start} and end {self.end}; valid: start <= end")
 
 
 def build(config: AtodConfig, context: BuildContext) -> Algorithm:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turngym.core import Episode, Group, NotNegative, Position
+from turngym.core import Episode, Group, NotNegative, Position, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -36,8 +36,8 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     WithReference,
-    checked_table,
     privileged_logprobs,
+    tables_of,
 )
 
 LOGP, WHERE = "told_logp", "told"
@@ -85,8 +85,7 @@ class PrivilegedAdvantage:
         return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.privileged_N)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivilegedGroupConfig:
+class PrivilegedGroupConfig(Spec):
     """What methods share that compare a reward within a group, and use what a told policy finds beside it.
 
     Differs from the papers, whose code builds on one harness: there every turn is a row, so a group's mean and
@@ -148,7 +147,7 @@ def privileged_group(
         judge="hint",
         privileged=config.privileged,
         needs_reference=bool(config.kl_coef) or config.privileged.needs_reference(has_teacher=False),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

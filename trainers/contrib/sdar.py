@@ -51,7 +51,6 @@ class Gated:
         return with_told(self.loss(tokens), tokens, self.coef * own_n, gate=gate_n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SdarConfig(PrivilegedGroupConfig):
     """GRPO with gated self-distillation of a policy that was told something."""
 

@@ -53,7 +53,6 @@ class Distilled:
         return with_told(self.loss(tokens), tokens, self.coef * own_n, told_k3=own_n.detach())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SkillSdConfig(PrivilegedGroupConfig):
     """GRPO with a divergence from the policy that was told something."""
 

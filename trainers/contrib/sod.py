@@ -5,7 +5,6 @@ Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -35,7 +34,6 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     return weight_t[turn_N]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SodConfig(CombinedConfig):
     """A reward's group-relative advantage plus the teacher's log-ratio, weaker in turns where the two have parted."""
 
