@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, with_stops
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel, with_stops
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
@@ -78,7 +78,7 @@ class ModelAgent:
     def _request(self, conversation: Conversation) -> GenerateRequest | None:
         thread = conversation.thread
         if thread is None:
-            self._check_channel(conversation)
+            check_channel(self.name, self.channel, conversation)
         segment = -1 if thread is None else thread.segment
         thread = self.writer.present(conversation)
         assert thread is not None
@@ -166,15 +166,6 @@ class ModelAgent:
         if len(errors) == len(failure.results) and not self._worked:
             raise errors[0]
         return failure.results
-
-    def _check_channel(self, conversation: Conversation) -> None:
-        mine = None if self.channel is None else self.channel.name
-        theirs = None if conversation.channel is None else conversation.channel.name
-        if mine != theirs:
-            raise AgentError(
-                f"agent {self.name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: "
-                "make both with the same channel"
-            )
 
 
 def _after(begun: Ids, result: Generation) -> Generation:

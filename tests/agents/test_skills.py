@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from judged import judge_of
 
 from turngym.agents.judges.env_judges import ENV_JUDGES
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import HINTS_ONLY, SKILLS, WORDS, make_judge
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
@@ -69,10 +69,10 @@ def test_what_is_always_told_is_enough_alone_and_not_beside_a_mapping(tmp_path: 
     ("mapping", "said"),
     [
         ("", "names no file"),
-        ("general = 'a.txt'", "'general' is unknown; valid: always, otherwise, category, keyword"),
+        ("general = 'a.txt'", "there is no setting 'general'"),
         ("category = 'a.txt'", "category is 'a.txt'; valid: a table"),
         ("[category]\nheat = '../a.txt'", "'../a.txt' is no file of the folder"),
-        ("[category]\nheat = 3", "3 is no file of the folder"),
+        ("[category]\nheat = 3", "category is {'heat': 3}; valid: a text"),
         ("[category]\nheat = 'none.txt'", "there is no none.txt there"),
         ("[category]\nheat = 'short.txt'", "short.txt has 5 characters; valid: 11 to 20000"),
         ("[category]\nheat = 'long.txt'", "long.txt has 20001 characters"),
