@@ -34,6 +34,7 @@ from turngym.agents.endpoint.completion_fields import (
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
+from turngym.core.spec import changed
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
 
@@ -123,7 +124,7 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
         no_tokens = completion.usage.get("completion_tokens") == 0 and not usage.completion_tokens
         answer = _read_choices(completion, expected, reading, no_tokens=no_tokens)
     except UnreadableAnswer as error:
-        error.usage = replace(usage, answers=0, unreported=0)
+        error.usage = changed(usage, answers=0, unreported=0)
         raise
     named = excerpt(printable(completion.model), MODEL_SHOWN)
     if expected.model and named and not same_model(expected.model, named):

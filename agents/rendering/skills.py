@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
-
 from turngym.core.errors import AgentError, did_you_mean
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, Spec, read
+from turngym.core.spec import SettingsError
 from turngym.core.task import content_hash
 from turngym.core.user_files import read_text, user_path
 from turngym.envs.base import tasks_of
@@ -44,20 +42,6 @@ SHORTEST_TEXT = 11
 MARKS = ("[HINT_START]", "[HINT_END]")
 CHECKED_TASKS = 200
 """Tasks, spread evenly over a split, that a folder is checked against."""
-
-
-class SkillFiles(Spec):
-    """What `skills.toml` says: names of files."""
-
-    always: str | None = None
-    otherwise: str | None = None
-    category: dict[str, str] = field(default_factory=dict)
-    keyword: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        found = (self.always, self.otherwise, *self.category.values(), *self.keyword.values())
-        return [name for name in found if name is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,27 +139,29 @@ def read_skills(named: str) -> Skills:
             f"skills {named}: there is no {path.name} there; valid: a folder with {SKILLS_FILE}, or {shipped}"
         )
     try:
-        files = read(SkillFiles, read_toml(path), path.name)
+        table = read_toml(path)
     except SettingsError as error:
         raise AgentError(f"skills {named}: {error}") from error
-    for kind, entries in (("category", files.category), ("keyword", files.keyword)):
+    if unknown := sorted(table.keys() - {"always", "otherwise", "category", "keyword"}):
+        raise AgentError(f"skills {named}: {unknown[0]!r} is unknown; valid: always, otherwise, category, keyword")
+    of_kind: dict[str, dict[str, str]] = {}
+    for kind in ("category", "keyword"):
+        entries = table.get(kind, {})
+        if not isinstance(entries, Mapping):
+            raise AgentError(f"skills {named}: {kind} is {entries!r}; valid: a table of names to files")
         if "" in entries:
             raise AgentError(f"skills {named}: [{kind}] has an empty name, which would match everything or nothing")
-    texts = {name: _text(named, path.parent, name) for name in files.names}
-    if not texts:
+        of_kind[kind] = {key: _text(named, path.parent, file) for key, file in entries.items()}
+    single = {name: _text(named, path.parent, table[name]) for name in ("always", "otherwise") if name in table}
+    if not single and not any(of_kind.values()):
         raise AgentError(f"skills {named}: {path.name} names no file; valid: always, otherwise, [category], [keyword]")
-    return Skills(
-        name=named,
-        always="" if files.always is None else texts[files.always],
-        otherwise="" if files.otherwise is None else texts[files.otherwise],
-        category={key: texts[name] for key, name in files.category.items()},
-        keyword={key: texts[name] for key, name in files.keyword.items()},
-    )
+    return Skills(name=named, category=of_kind["category"], keyword=of_kind["keyword"], **single)
 
 
-def _text(named: str, folder: Path, file: str) -> str:
+def _text(named: str, folder: Path, file: object) -> str:
     # what stands in it goes into prompts, and to whoever answers them: a link must not lead out of the folder, either
-    if not file or Path(file).name != file or (folder / file).resolve().parent != folder.resolve():
+    inside = isinstance(file, str) and bool(file) and (folder / file).resolve().parent == folder.resolve()
+    if not isinstance(file, str) or not inside or Path(file).name != file:
         raise AgentError(f"skills {named}: {file!r} is no file of the folder; valid: a name such as heat.txt")
     path = folder / file
     if not path.is_file():
