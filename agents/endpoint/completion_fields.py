@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -38,55 +39,48 @@ class UnreadableAnswer(Exception):
         self.full, self.foreign, self.usage = full, foreign, usage or Usage()
 
 
-class Noticed:
-    """What is noticed in an answer, in the words with which results count it."""
+class Noticed(StrEnum):
+    """What is noticed in an answer, in the words with which results count it, and what becomes of it."""
 
-    UNKNOWN = "unknown field {}"
+    effect: str
+
+    def __new__(cls, words: str, effect: str = "it is left out") -> Noticed:
+        one = str.__new__(cls, words)
+        one._value_, one.effect = words, effect
+        return one
+
+    UNKNOWN = "unknown field {}", "messages and calls take it back as it came"
     OTHER_TYPE = "{} of another type"
-    CHOICES = "several choices"
-    OTHER_CHOICE = "call in another choice than the first"
-    OLD_CALL = "call in function_call"
-    WRITTEN = "call left in the text ({})"
-    NO_CALL = "finish_reason of a call without a call"
-    NO_NAME = "call without a name"
-    UNASKED = "call though no tool was offered"
-    ONLY_THOUGHT = "reasoning and nothing else"
-    TOO_DEEP = "field {} that is nested too deep"
-    HIDDEN = "text beside a call that would hide it"
-    USAGE_PART = "usage in part"
-    USAGE_SUM = "usage that does not add up"
-    MODEL = "another model: {}"
-    THOUGHTS = "thoughts though switched off"
-    NO_LOGPROBS = "ids without their log-probabilities"
-    ENDING = "unknown finish_reason {}"
+    CHOICES = "several choices", "one was asked for; the first counts"
+    OTHER_CHOICE = "call in another choice than the first", "it is played"
+    OLD_CALL = "call in function_call", "it is played; the server speaks the API before `tools`"
+    WRITTEN = "call left in the text ({})", "it is played; the server has no parser for the model's calls"
+    NO_CALL = (
+        "finish_reason of a call without a call",
+        "the server says that the model called, and passes no call on: does it have the model's tool parser? "
+        "--channel text needs none",
+    )
+    NO_NAME = "call without a name", "it is malformed; the server's parser may have lost the name"
+    UNASKED = "call though no tool was offered", "it is malformed; the server took a text for a call"
+    ONLY_THOUGHT = (
+        "reasoning and nothing else",
+        "the turn is malformed; does the server have another model's reasoning parser?",
+    )
+    TOO_DEEP = "field {} that is nested too deep", "it does not go back with the conversation"
+    HIDDEN = "text beside a call that would hide it", "the call counts"
+    USAGE_PART = "usage in part", "tokens and cost are too low"
+    USAGE_SUM = "usage that does not add up", "they are taken as they are"
+    MODEL = "another model: {}", "another one than was asked for plays"
+    THOUGHTS = "thoughts though switched off", "--thinking off has no effect"
+    NO_LOGPROBS = "ids without their log-probabilities", "they cannot be trained on as they were sampled"
+    ENDING = "unknown finish_reason {}", "it is taken as whole"
 
     @classmethod
     def said(cls, words: str) -> str:
         """A clause that says what was noticed, and what becomes of it."""
-        heads = {form.partition("{}")[0].rstrip(" ("): effect for form, effect in cls._EFFECTS.items()}
+        heads = {one.partition("{}")[0].rstrip(" ("): one.effect for one in cls}
         effect = next((effect for head, effect in heads.items() if head and words.startswith(head)), "it is left out")
         return f"answers have: {words} ({effect})"
-
-    _EFFECTS: ClassVar[Mapping[str, str]] = {
-        UNKNOWN: "messages and calls take it back as it came",
-        CHOICES: "one was asked for; the first counts",
-        OTHER_CHOICE: "it is played",
-        OLD_CALL: "it is played; the server speaks the API before `tools`",
-        WRITTEN: "it is played; the server has no parser for the model's calls",
-        NO_CALL: "the server says that the model called, and passes no call on: does it have the model's tool parser? "
-        "--channel text needs none",
-        NO_NAME: "it is malformed; the server's parser may have lost the name",
-        UNASKED: "it is malformed; the server took a text for a call",
-        ONLY_THOUGHT: "the turn is malformed; does the server have another model's reasoning parser?",
-        TOO_DEEP: "it does not go back with the conversation",
-        HIDDEN: "the call counts",
-        USAGE_PART: "tokens and cost are too low",
-        USAGE_SUM: "they are taken as they are",
-        MODEL: "another one than was asked for plays",
-        THOUGHTS: "--thinking off has no effect",
-        NO_LOGPROBS: "they cannot be trained on as they were sampled",
-        ENDING: "it is taken as whole",
-    }
 
 
 class AnswerTable(msgspec.Struct, kw_only=True):
@@ -209,7 +203,7 @@ class Reading:
     """What was noticed, in its order."""
 
     def note(self, words: str, name: str = "") -> None:
-        self.noticed[words.format(name)] = None
+        self.noticed[str(words.format(name))] = None
 
     def take(self, kind: type[T], given: Any, where: str) -> T:
         """The table `given`. Fields of another type count as absent. Raises UnreadableAnswer for an essential one."""
