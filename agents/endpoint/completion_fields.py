@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -39,46 +38,51 @@ class UnreadableAnswer(Exception):
         self.full, self.foreign, self.usage = full, foreign, usage or Usage()
 
 
-class Noticed(StrEnum):
-    """What is noticed in an answer, in the words with which results count it, and what becomes of it."""
+class Notice(str):
+    """The words with which results count what is noticed, and what becomes of it."""
 
     effect: str
 
-    def __new__(cls, words: str, effect: str = "it is left out") -> Noticed:
-        one = str.__new__(cls, words)
-        one._value_, one.effect = words, effect
+    def __new__(cls, words: str, effect: str = "it is left out") -> Notice:
+        one = super().__new__(cls, words)
+        one.effect = effect
         return one
 
-    UNKNOWN = "unknown field {}", "messages and calls take it back as it came"
-    OTHER_TYPE = "{} of another type"
-    CHOICES = "several choices", "one was asked for; the first counts"
-    OTHER_CHOICE = "call in another choice than the first", "it is played"
-    OLD_CALL = "call in function_call", "it is played; the server speaks the API before `tools`"
-    WRITTEN = "call left in the text ({})", "it is played; the server has no parser for the model's calls"
-    NO_CALL = (
+
+class Noticed:
+    """What is noticed in an answer."""
+
+    UNKNOWN = Notice("unknown field {}", "messages and calls take it back as it came")
+    OTHER_TYPE = Notice("{} of another type")
+    CHOICES = Notice("several choices", "one was asked for; the first counts")
+    OTHER_CHOICE = Notice("call in another choice than the first", "it is played")
+    OLD_CALL = Notice("call in function_call", "it is played; the server speaks the API before `tools`")
+    WRITTEN = Notice("call left in the text ({})", "it is played; the server has no parser for the model's calls")
+    NO_CALL = Notice(
         "finish_reason of a call without a call",
         "the server says that the model called, and passes no call on: does it have the model's tool parser? "
         "--channel text needs none",
     )
-    NO_NAME = "call without a name", "it is malformed; the server's parser may have lost the name"
-    UNASKED = "call though no tool was offered", "it is malformed; the server took a text for a call"
-    ONLY_THOUGHT = (
+    NO_NAME = Notice("call without a name", "it is malformed; the server's parser may have lost the name")
+    UNASKED = Notice("call though no tool was offered", "it is malformed; the server took a text for a call")
+    ONLY_THOUGHT = Notice(
         "reasoning and nothing else",
         "the turn is malformed; does the server have another model's reasoning parser?",
     )
-    TOO_DEEP = "field {} that is nested too deep", "it does not go back with the conversation"
-    HIDDEN = "text beside a call that would hide it", "the call counts"
-    USAGE_PART = "usage in part", "tokens and cost are too low"
-    USAGE_SUM = "usage that does not add up", "they are taken as they are"
-    MODEL = "another model: {}", "another one than was asked for plays"
-    THOUGHTS = "thoughts though switched off", "--thinking off has no effect"
-    NO_LOGPROBS = "ids without their log-probabilities", "they cannot be trained on as they were sampled"
-    ENDING = "unknown finish_reason {}", "it is taken as whole"
+    TOO_DEEP = Notice("field {} that is nested too deep", "it does not go back with the conversation")
+    HIDDEN = Notice("text beside a call that would hide it", "the call counts")
+    USAGE_PART = Notice("usage in part", "tokens and cost are too low")
+    USAGE_SUM = Notice("usage that does not add up", "they are taken as they are")
+    MODEL = Notice("another model: {}", "another one than was asked for plays")
+    THOUGHTS = Notice("thoughts though switched off", "--thinking off has no effect")
+    NO_LOGPROBS = Notice("ids without their log-probabilities", "they cannot be trained on as they were sampled")
+    ENDING = Notice("unknown finish_reason {}", "it is taken as whole")
 
     @classmethod
     def said(cls, words: str) -> str:
         """A clause that says what was noticed, and what becomes of it."""
-        heads = {one.partition("{}")[0].rstrip(" ("): one.effect for one in cls}
+        notices = [one for one in vars(cls).values() if isinstance(one, Notice)]
+        heads = {one.partition("{}")[0].rstrip(" ("): one.effect for one in notices}
         effect = next((effect for head, effect in heads.items() if head and words.startswith(head)), "it is left out")
         return f"answers have: {words} ({effect})"
 

@@ -333,7 +333,7 @@ def _answered(answers: list[ChatAnswer], offered: bool) -> dict[str, Any]:
     noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
     calls = "not asked for"
     if offered:
-        ways = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
+        ways: dict[str, str] = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
         calls = next((ways[words] for words in noticed if words in ways), "")
         written = next((answer.written for answer in answers if answer.written is not None), None)
         if written is not None:
