@@ -11,7 +11,6 @@ history and number of processes, and the share of time spent in environments.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -273,7 +272,7 @@ class PlayBench:
     model: Path = CHECKPOINTS / "alfworld" / "student"
     """Folder of the model that plays."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the local engine; a server has its own."""
+    """Precision of the weights."""
     episodes: Number = 32
     """Episodes of a row; 0 leaves this part out."""
     slots: tuple[Million, ...] = (1, 8, 32)
@@ -282,8 +281,6 @@ class PlayBench:
     """Turns after which episodes are cut: short and long histories."""
     workers: tuple[Million, ...] = (1, 2)
     """Processes of the rows with workers."""
-    server: tuple[str, ...] = ()
-    """Servers (SGLang, vLLM) with the model, which play the same episodes; with them all rows are greedy."""
     recompute: bool = True
     """Also without keys and values kept across turns, each turn feeding its whole history."""
     repeats: Million = 2
@@ -375,50 +372,7 @@ def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
             # the processes start, and get the model, before the time is taken
             play(jobs[:count], make_env, player, slots=slots, max_turns=1, system=system)
             print(same(measure(f"{count} processes", player, slots, depth, play, count)), flush=True)
-    for url in bench.server:
-        before = time.process_time(), cpu_seconds(url)
-        player = agent(url)
-        measured = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
-        spent = cpu_seconds(url) - before[1]
-        tokens = bench.repeats * sum(turn.response_length for episode in measured for turn in episode.turns)
-        print(same(measured), flush=True)
-        if spent:
-            here = time.process_time() - before[0]
-            print(f"  {tokens / spent:.1f} ids per CPU second of the server; {here:.1f} s of this process", flush=True)
-        player.policy.fleet.close()
     return rows
-
-
-def cpu_seconds(url: str) -> float:
-    """CPU seconds so far of the server at `url` with all that it started; 0 where it is not on this machine."""
-    port, sockets = int(url.rpartition(":")[2]), set[str]()
-    try:
-        for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{fields[9]}]")
-        links = [link for link in Path("/proc").glob("[0-9]*/fd/*") if sockets and _target(link) in sockets]
-        groups = {_stat(int(link.parts[2]))[2] for link in links}
-        stats = [_stat(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
-    except OSError:
-        return 0.0
-    ticks = sum(int(one[11]) + int(one[12]) for one in stats if len(one) > 12 and one[2] in groups)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
-
-
-def _stat(process: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on (group: 2, ticks: 11 and 12); none if the process has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return []
 
 
 def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
@@ -426,11 +380,9 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.models import hub_folder, load_policy
-    from turngym.agents.play_spec import Servers
     from turngym.agents.playing.env_maker import env_maker, probe
     from turngym.agents.rendering.chat_settings import ChatSettings
     from turngym.agents.rendering.open_renderer import renderer_of
-    from turngym.agents.servers.open_servers import eval_policy
     from turngym.envs.channels import make_channel
 
     settings = ChatSettings.load(hub_folder(bench.model))
@@ -440,15 +392,10 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
     renderer = renderer_of(model, tokenizer, settings, tool)
 
     def agent(cache: Any) -> ModelAgent:
-        """Plays with the local engine and this cache, or on the server at this address."""
-        policy: Any
-        if str(cache) in bench.server:
-            policy = eval_policy(Servers(policy_server=cache), bench.model, tokenizer, settings.max_context)
-        else:
-            policy = LocalEngine(
-                model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)
-            )
-        sampling = Sampling(max_new_tokens=settings.max_new_tokens, temperature=0.0 if bench.server else 1.0)
+        policy = LocalEngine(
+            model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)
+        )
+        sampling = Sampling(max_new_tokens=settings.max_new_tokens)
         channel = make_channel(settings.channel, tool)
         return ModelAgent(policy, renderer, channel, sampling, max_context=settings.max_context)
 

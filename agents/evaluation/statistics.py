@@ -398,16 +398,6 @@ def _check_counts(samples: int, successes: int, k: int) -> None:
 # --- Training curves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """One evaluation during training."""
-
-    step: int
-    seconds: float
-    """Wall clock of training up to this point, evaluations excluded."""
-    value: float
-
-
 def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np.float64]:
     """How much each evaluation of a curve counts in the curve's mean between the costs `start` and `end`.
 
@@ -422,30 +412,3 @@ def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np
     values = np.array([np.interp(knots, costs, hat) for hat in hats])
     areas = (values[:, 1:] + values[:, :-1]) / 2 * np.diff(knots)
     return np.array([math.fsum(row) / (end - start) for row in areas.tolist()])
-
-
-def last_points(points: Sequence[CurvePoint], count: int = 4) -> float:
-    """Mean of the last `count` evaluations, without that of the untrained model as long as there is another."""
-    if not points:
-        raise ScoreError("there is no evaluation to average")
-    trained = [point for point in points if point.step > 0] or points
-    return fmean(point.value for point in sorted(trained, key=lambda point: point.step)[-count:])
-
-
-def same_step(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:
-    """Each method's `last_points` up to the largest step that every method reached."""
-    step = min(max(point.step for point in points) for points in curves.values())
-    return {name: last_points([p for p in points if p.step <= step]) for name, points in curves.items()}
-
-
-def least_time(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:
-    """Each method's value at the smallest wall clock that any of them needed for all its steps, interpolated."""
-    budget = min(max(point.seconds for point in points) for points in curves.values())
-    return {name: at_seconds(points, budget) for name, points in curves.items()}
-
-
-def at_seconds(points: Sequence[CurvePoint], budget: float) -> float:
-    """The value of a curve at this wall clock, on straight lines between its evaluations."""
-    ordered = sorted(points, key=lambda point: point.step)
-    weights = cost_weights([point.seconds for point in ordered], budget, budget)
-    return math.fsum(weight * point.value for weight, point in zip(weights.tolist(), ordered, strict=True))

@@ -15,7 +15,6 @@ from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_cover
 
 from turngym.agents.evaluation.scores import compare, score, success_table, task_means
 from turngym.agents.evaluation.statistics import (
-    CurvePoint,
     Interval,
     ScoreError,
     alike,
@@ -25,14 +24,11 @@ from turngym.agents.evaluation.statistics import (
     cost_weights,
     difference_bounds,
     holm,
-    last_points,
-    least_time,
     mean_bounds,
     p_value,
     paired_difference,
     pass_all_k,
     pass_at_k,
-    same_step,
     t_quantile,
     upper_bound,
     variance,
@@ -249,23 +245,6 @@ def test_paired_comparison() -> None:
         compare(RUN, other)
     with pytest.raises(ScoreError, match="none of 1 episodes"):
         score([episode("a", 0, False, status=Status.ERROR_ENV)])
-
-
-def test_least_time_and_same_step() -> None:
-    slow = [CurvePoint(step=s, seconds=2.0 * s, value=s / 100) for s in (10, 20, 30, 40, 50, 60)]
-    fast = [CurvePoint(step=s, seconds=1.0 * s, value=s / 200) for s in (10, 20, 30, 40, 50, 60)]
-    assert same_step({"slow": slow, "fast": fast})["slow"] == pytest.approx(0.45)
-    # fast needs 60 s for all its steps; by then slow has reached step 30
-    assert least_time({"slow": slow, "fast": fast}) == {"slow": pytest.approx(0.3), "fast": pytest.approx(0.3)}
-    # a run of 55 s: slow is halfway between steps 20 and 30, three quarters of the way
-    assert least_time({"slow": slow, "fast": [*fast[:5], replace(fast[5], seconds=55.0)]})["slow"] == pytest.approx(
-        0.275
-    )
-    assert last_points(fast[:1]) == 0.05
-    # the model before training counts only where there is nothing else
-    start = CurvePoint(step=0, seconds=0.0, value=0.9)
-    assert last_points([start, *fast[:3]]) == pytest.approx(0.1)
-    assert last_points([start]) == 0.9
 
 
 def test_a_curve_at_a_cost_and_over_a_window() -> None:
