@@ -46,16 +46,12 @@ from turngym.scripts.report_tables import (
     paired_of,
     panels_of,
     percent,
-    regime_table,
     settings_table,
     training_table,
     variant_table,
 )
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, draw_summary
 from turngym.scripts.report_turns import episode_figures
-
-# Tables: paired differences, settings, training, and Tables 1 and 6 of the TurnOPD paper.
-
 
 # Sections: headings with paragraphs, tables and figures, in the order in which the report shows them.
 
@@ -67,11 +63,6 @@ evaluation. By task, 95 %, for new tasks and, where both sides have several, new
 run each: it holds for these two runs; another seed may turn out otherwise, and one seed does not say how far seeds lie
 apart. Clear of zero: among all rows (Holm). Better: how often a run of the one does better in a task than one of the
 other, equal counting half."""
-REGIME = """\
-Full-depth steps; shallow and deep turns are the first and last third of full depth, KL is the raw reverse KL in nats
-per token, G that of failed less that of successful episodes; the rest in percent. Signs that depth can pay: deep /
-shallow KL below 60 %, at most 12 % of the KL mass in the deep third, teacher entropy falling with depth in failed
-episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,13 +158,13 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
         return []
     # brings torch, which a report of evaluations does without
     from turngym.scripts.report_turns import turn_figures
+    from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
     notes = tuple(f"{run.name}: settings not known ({run.note})" for run in found if run.note)
-    turns = turn_figures(found)
-    if any(run.diagnosis.regimes for run in found):
-        turns_parts: tuple[Part, ...] = (("regime", regime_table(found)), REGIME, *turns)
-    else:
-        turns_parts = tuple(turns)
+    regimes = {
+        run.name: {phase: MeasuredRegime(regime=one) for phase, one in run.diagnosis.regimes.items()} for run in found
+    }
+    measured: tuple[Part, ...] = (("regime", regime_table(regimes)), ABOUT) if any(regimes.values()) else ()
     controller, *others = depth_figures(found)
     variants: tuple[Part, ...] = (
         (("variants", variant_table(found)),) if any(r.diagnosis.variants for r in found) else ()
@@ -181,7 +172,7 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
     controlled = (controller,) if controller.panels else ()
     depth = (*notes, ("budget", budget_table(found)), *others[1:2], *controlled, *others[:1], *variants, *others[2:])
     return [
-        Section(title="Along an episode", parts=turns_parts),
+        Section(title="Along an episode", parts=(*measured, *turn_figures(found))),
         Section(title="Depth and weights", parts=depth),
         Section(title="Time and numerics", parts=tuple(cost_figures(found))),
     ]
@@ -244,13 +235,13 @@ def _origin(method: Method) -> str:
 def _outcome(paired: Paired) -> list[str]:
     """The clearest comparison in a sentence."""
     if paired.clearest is None:
-        return [f"{name}: {why}." for name, why in list(paired.refused.items())[:1]]
-    name, one = paired.clearest
-    seeds, what = "{} and {} seeds".format(*reversed(one.seeds)), paired.what[name]
+        return [f"{row.name}: {row.refused}." for row in paired.rows[:1]]
+    row, one = paired.clearest
+    seeds = "{} and {} seeds".format(*reversed(one.seeds))
     said = {"yes": f"{seeds}, clear of zero", "no": f"{seeds}, not told from zero"}
     alone = "one run each, which says nothing about other seeds"
-    name = name.removesuffix(", score")
-    return [f"{name}: {one} points of {what} on {one.tasks} shared tasks, {said.get(one.told, alone)}."]
+    name = row.name.removesuffix(", score")
+    return [f"{name}: {one} points of {row.what} on {one.tasks} shared tasks, {said.get(one.told, alone)}."]
 
 
 def approximate(scores: Mapping[str, Scores]) -> list[str]:

@@ -218,6 +218,23 @@ class Difference(Interval):
         return "one run each" if self.one_run_each else "yes" if self.clear else "no"
 
 
+NEW_CLUSTERS = "for new scenes, worlds, products"
+"""Column of a difference whose interval is for new clusters."""
+
+
+def signed(value: Difference | None) -> str:
+    """A difference in points with its interval, and whether it is clear of zero (`*`) or of one run each."""
+    if value is None:
+        return "-"
+    said = f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+    return said + (" *" if value.clear else ", one run each" if value.one_run_each else "")
+
+
+def points(error: float | None) -> str:
+    """A standard error in points; `-` where it is not known."""
+    return "-" if error is None else f"{100 * error:.1f}"
+
+
 def rise(
     before: Sequence[TaskMeans],
     after: Sequence[TaskMeans],
