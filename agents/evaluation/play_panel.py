@@ -267,15 +267,26 @@ class EvalResult:
             what += f", temperature {temperature:g}" if taken else ", the server's own temperature"
         return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
-    def hints(self) -> list[str]:
-        """What may help where answers were cut or could not be read."""
+    def notes(self) -> list[str]:
+        """What is said below the table: how it was played, what may help where answers were cut or could not be read,
+        and what the numbers leave out."""
         ended = (item for item in self.episodes if not item.status.is_error)
-        return hints(self.scores, ended, self.spec)
+        departs, errors = self.departs, self.scores.errors
+        said = [*([] if departs is None else [departs.line]), *([self.chat] if self.chat else [])]
+        said += hints(self.scores, ended, self.spec)
+        if errors:
+            said.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
+        if self.twice:
+            said.append(
+                f"{self.twice} episodes are in the trace more than once, none of them after an error: the last ones "
+                "count"
+            )
+        if self.missing:
+            said.append(f"{self.missing} of {self.asked} episodes are missing: the evaluation was interrupted")
+        return said
 
     def __str__(self) -> str:
-        departs = self.departs
-        said = [*([] if departs is None else [departs.line]), *self.hints()]
-        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in said)
+        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.notes())
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, as docs/results.schema.json describes it."""
