@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,9 +26,7 @@ from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
 from turngym.envs.base import tasks_of
 from turngym.retrieval.precision import cast_parameters
-from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
-from turngym.scripts.train_argv import sft_argv
 
 SUCCESS_FILE = "success.json"
 
@@ -185,13 +182,35 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     if finished.exists():
         raise TurngymError(f"{finished} is there already; name another --out, or keep that model with --resume")
     start, run = write_start(world, recipe, out, resume), out / "sft"
-    words = ["--student", str(start), "--out", str(run), *sft_argv(world, recipe)]
-    # as the command does: this module is read without torch
-    import_module(VERBS["train"]).main([*words, *(["--resume"] if resume and run.is_dir() else [])])
+    # this module is read without torch
+    from turngym.trainers import train
+
+    train("sft", student=start, out=run, resume=resume and run.is_dir(), **sft_settings(world, recipe))
     newest = max(run.glob("checkpoints/step_*/model"), default=None)
     if newest is None:
         raise TurngymError(f"no checkpoint in {run}")
     return _store(newest, finished, recipe.dtype)
+
+
+def sft_settings(world: EmbeddedWorld, recipe: TinyRecipe) -> dict[str, Any]:
+    """Settings of `turngym.trainers.train` that make a tiny model of `world` by supervised fine-tuning."""
+    own = {"noise": recipe.noise, "mistakes": recipe.mistakes, "weight": recipe.weight}
+    if recipe.players:
+        own |= {"players": recipe.players, "loop_after": recipe.loop_after, "loop_slips": recipe.loop_slips}
+        own |= {"train_on": "both"}
+    warmup = min(20, recipe.steps // 5)
+    return {
+        **world.settings(),
+        "expert": world.expert,
+        "sft": own,
+        "steps": recipe.steps,
+        "seed": recipe.seed,
+        "episodes": recipe.episodes,
+        "optimizer": {"lr": recipe.lr, "schedule": "cosine", "lr_warmup": warmup, "betas": (0.9, 0.95)},
+        "checkpoint_every": 50,
+        "micro_tokens": 2048,
+        "threads": 1,
+    }
 
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:

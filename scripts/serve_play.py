@@ -39,11 +39,8 @@ class ServePlay:
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServePlay, argv, prog="turngym serve play", about=__doc__))
-
-
-def serve(config: ServePlay) -> int:
     """Serve until a signal."""
+    config = read_options(ServePlay, argv, prog="turngym serve play", about=__doc__)
     from turngym.agents.play_web import PlaySettings, create_app
     from turngym.envs.visitors import EpisodeRecorder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +19,6 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.evaluation.scores import (
-    APPROXIMATE,
     EpisodeOutcome,
     EvaluationError,
     as_outcomes,
@@ -33,7 +32,7 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
 from turngym.agents.meaning import meaning
-from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of
+from turngym.agents.play_spec import EvalSpec, Model, OpenAI
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, differing, read, settings_of, short_name
 from turngym.core.tables import Table, table_text
@@ -177,55 +176,6 @@ def trace_of(path: str | Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedEvaluation:
-    """An evaluation read from its trace or its results file."""
-
-    path: str
-    spec: EvalSpec
-    outcomes: Sequence[EpisodeOutcome]
-    profile: Mapping[str, Any] | None = None
-    """What a handshake found out about the endpoint that played; None for other agents, and in packed results."""
-    said: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
-    """(task id, sample) to a hash of all token ids and responses; empty for a results file, which has none."""
-
-    @property
-    def units(self) -> list[EpisodeOutcome]:
-        """What is averaged: the outcomes without errors, by task, or by draw."""
-        return units_of(self.outcomes, self.spec.play)
-
-    @property
-    def approximate(self) -> str | None:
-        """Why success only approximates the benchmark's; None where it is exact."""
-        return self.spec.play.scoring.get(APPROXIMATE)
-
-    @property
-    def errors(self) -> int:
-        """Episodes that ended in an error."""
-        return sum(one.status.is_error for one in self.outcomes)
-
-    @property
-    def missing(self) -> int:
-        """Episodes that were asked for and not played."""
-        return max(0, episodes_of(self.spec.play) - len(self.outcomes))
-
-    @property
-    def lost(self) -> str:
-        """What its numbers leave out, in a line; "" if nothing."""
-        errors, missing = self.errors, self.missing
-        said = [f"{errors} ended in errors"] if errors else []
-        said += [f"{missing} are missing"] if missing else []
-        if not said:
-            return ""
-        bounds = score(self.outcomes, self.spec.play).bounds
-        shown = (
-            ""
-            if bounds is None
-            else " (success {:.1f} to {:.1f} % with those lost or won)".format(*(100 * bound for bound in bounds))
-        )
-        return f"of {episodes_of(self.spec.play)} episodes {' and '.join(said)}, which no number counts{shown}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
     """Avg@n of both evaluations on the tasks of one category, or on all."""
 
@@ -299,35 +249,32 @@ class Comparison:
         return table_text(self.table()) + "".join(f"{line}\n" for line in self.notes())
 
 
-def read_evaluation(path: str | Path) -> RecordedEvaluation:
-    """Read a trace, a results file (`*.json`), a packed result (`*.result.xz`), or the folder of an evaluation (its
-    trace, else its results file).
+def read_evaluation(path: str | Path) -> EvalResult:
+    """Read a trace, a results file (`*.json`, which holds no episodes), a packed result (`*.result.xz`), or the folder
+    of an evaluation (its trace, else its results file).
 
     Raises EvaluationError if there is none of these.
     """
     path = user_path(path)
     if path.name.endswith(SUFFIX):
         packed = read_sealed(path)
-        return _recorded(path, packed.spec, as_outcomes(packed.episodes), packed.episodes, None)
+        outcomes, episodes, seconds = as_outcomes(packed.episodes), packed.episodes, packed.seconds
+        return _read(packed.spec, outcomes, episodes=episodes, agent=packed.agent, seconds=seconds)
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"
-    if path.suffix == ".json":
-        spec, outcomes = read_results(path)
-        return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes)
-    result = rescore(path)
-    return _recorded(path, result.spec, result.outcomes, result.episodes, result.profile)
+    return _read(*read_results(path)) if path.suffix == ".json" else rescore(path)
 
 
-def _recorded(
-    path: Path,
+def _read(
     spec: EvalSpec,
     outcomes: Sequence[EpisodeOutcome],
-    episodes: Iterable[Episode],
-    profile: Mapping[str, Any] | None,
-) -> RecordedEvaluation:
-    # a packed result has no token ids: it is compared with another one to the letter
-    said = {(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error}
-    return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes, profile=profile, said=said)
+    *,
+    episodes: Sequence[Episode] = (),
+    agent: str = "",
+    seconds: float = 0.0,
+) -> EvalResult:
+    scores = score(outcomes, spec.play)
+    return EvalResult(spec=spec, agent=agent, episodes=episodes, outcomes=outcomes, scores=scores, seconds=seconds)
 
 
 def responses_of(episodes: Iterable[Episode]) -> Responses:
@@ -359,22 +306,26 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         EvaluationError: there is no evaluation at one of the paths.
     """
     one, other = read_evaluation(first), read_evaluation(second)
+    # a packed result has no token ids: it is compared with another one to the letter
+    mine, theirs = (
+        {(e.task.task_id, e.sample): _said(e) for e in run.episodes if not e.status.is_error} for run in (one, other)
+    )
     differ = differences_of(one.spec, other.spec)
     if one.profile is not None and other.profile is not None:
         # what a handshake itself used differs each time
         answers = [{name: value for name, value in run.profile.items() if name != "used"} for run in (one, other)]  # type: ignore[union-attr]
         differ |= differing({PROFILE: answers[0]}, {PROFILE: answers[1]})
-    shared = one.said.keys() & other.said.keys()
+    shared = mine.keys() & theirs.keys()
     comparison = Comparison(
         rows=(),
         differ=differ,
-        same=sum(one.said[key] == other.said[key] for key in shared),
+        same=sum(mine[key] == theirs[key] for key in shared),
         shared=len(shared),
-        approximate=(one.approximate, other.approximate),
+        approximate=(one.scores.approximate, other.scores.approximate),
         lost=(one.lost, other.lost),
-        most_lost=max(run.errors + run.missing for run in (one, other)),
+        most_lost=max(run.scores.errors + run.missing for run in (one, other)),
     )
-    units = one.units, other.units
+    units = [units_of(run.outcomes, run.spec.play) for run in (one, other)]
     try:
         check_hashes(*units)
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
@@ -385,11 +336,11 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
             rows.append(_compared(SCORE, *graded))
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
-        raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
-    if not different_settings and (theirs := decisive(differ)):
+        raise ScoreError(f"{first} and {second} cannot be compared: {error} ({said})") from error
+    if not different_settings and (game := decisive(differ)):
         nothing = f"; {comparison.notes()[-1]}" if comparison.alike else ""
         raise ScoreError(
-            f"{one.path} and {other.path} were played otherwise ({describe(theirs)}): their difference would be one of "
+            f"{first} and {second} were played otherwise ({describe(game)}): their difference would be one of "
             f"settings, too; compare them anyway with --different-settings (different_settings=True){nothing}"
         )
     return replace(comparison, rows=tuple(rows))

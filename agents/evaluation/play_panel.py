@@ -231,6 +231,16 @@ class EvalResult:
         # evaluators of other packages may ask for more
         return max(0, self.asked - len(self.outcomes))
 
+    @property
+    def lost(self) -> str:
+        """What its numbers leave out, in a line; "" if nothing."""
+        errors, missing, bounds = self.scores.errors, self.missing, self.scores.bounds
+        said = [f"{errors} ended in errors"] if errors else []
+        said += [f"{missing} are missing"] if missing else []
+        ends = "" if bounds is None else " (success {:.1f} to {:.1f} % with those lost or won)"
+        ends = ends.format(*(100 * bound for bound in bounds or ()))
+        return f"of {self.asked} episodes {' and '.join(said)}, which no number counts{ends}" if said else ""
+
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {self.agent: self.scores}

@@ -42,11 +42,12 @@ from turngym.trainers import contents
 from turngym.trainers.study.portable import counts, last_names, with_paths
 from turngym.trainers.study.records import (
     DATA,
+    Record,
     Records,
     made_by,
-    make_record,
     read_record,
     read_records,
+    record_of_run,
     write_records,
 )
 from turngym.trainers.train_config import TrainConfig
@@ -291,6 +292,21 @@ def run_cells(
                 recorded()
 
     Runner(jobs=cells, finish=finish, parallel=parallel).run()
+
+
+def make_record(cell: Cell) -> Record:
+    """The record of a cell whose command has ended."""
+    return record_of_run(
+        cell.folder,
+        cell.settings,
+        cell.game,
+        trained=cell.verb == "train",
+        world=cell.world,
+        method=cell.method,
+        group=cell.group,
+        about=cell.about,
+        seed=cell.seed,
+    )
 
 
 def _average_weights(cell: Cell) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,29 +38,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RECORD = "cell.json"
 """What a finished cell leaves for the tables."""
-
-
-class Finished(Protocol):
-    """A cell whose run is over."""
-
-    @property
-    def world(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def about(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def verb(self) -> str: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def game(self) -> Mapping[str, Any]: ...
 
 
 # The record of a finished cell: evaluations task by task and what they cost.
@@ -150,17 +127,32 @@ class Record:
         return not self.trained and self.settings["agent"]["kind"] not in ("model", "openai")
 
 
-def make_record(cell: Finished, *, strict: bool = True) -> Record:
-    """Reads a cell's metrics and evaluation traces. Raises TurngymError where an evaluation is missing.
+def record_of_run(
+    folder: Path,
+    settings: Mapping[str, Any],
+    game: Mapping[str, Any],
+    *,
+    trained: bool = True,
+    strict: bool = True,
+    **named: Any,
+) -> Record:
+    """Reads the metrics and evaluation traces of a run, or of an evaluation, that is over. Raises TurngymError where an
+    evaluation is missing.
 
-    Not `strict`, for a report of any run: an evaluation without a trace is one task, `WHOLE`, and sums by turn, which
-    take memory, are left out.
+    Args:
+        folder: of the run.
+        settings: as in a `Record`.
+        game: as in a `Record`.
+        trained: whether it is a training run.
+        strict: False for a report of any run: an evaluation without a trace is one task, `WHOLE`, and sums by turn,
+            which take memory, are left out.
+        named: what a record is called by: world, method, group, about, seed.
     """
-    spent = _spent(iter_metrics(cell.folder) if cell.verb == "train" else ())
-    if cell.verb == "train":
-        traces = {step: cell.folder / "eval" / f"step_{step:06d}.jsonl" for step in sorted(spent.evaluated)}
+    spent = _spent(iter_metrics(folder) if trained else ())
+    if trained:
+        traces = {step: folder / "eval" / f"step_{step:06d}.jsonl" for step in sorted(spent.evaluated)}
     else:
-        traces = {0: cell.folder / "trace.jsonl"}
+        traces = {0: folder / "trace.jsonl"}
     evaluations: list[Evaluation] = []
     categories: dict[str, str] = {}
     clusters: dict[str, str] = {}
@@ -181,17 +173,13 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         categories |= {one.task.task_id: one.task.category for one in played}
         clusters |= {one.task.task_id: one.task.cluster for one in played if one.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
-    averaged = cell.folder / AVERAGE / "trace.jsonl"
-    named: Mapping[str, str] = {}
+    averaged = folder / AVERAGE / "trace.jsonl"
+    held: Mapping[str, str] = {}
     if strict:
-        named = contents.kept(cell.folder) if cell.verb == "train" else contents.of_files(cell.settings)
-    settings = portable(cell.settings, cell.folder.absolute().parent.parent) if strict else cell.settings
+        held = contents.kept(folder) if trained else contents.of_files(settings)
+        settings = portable(settings, folder.absolute().parent.parent)
     return Record(
-        world=cell.world,
-        method=cell.method,
-        group=cell.group,
-        about=cell.about,
-        seed=cell.seed,
+        **named,
         # as they are read again: a file has no tuples
         settings=json.loads(json.dumps(settings)),
         samples=samples,
@@ -200,11 +188,11 @@ def make_record(cell: Finished, *, strict: bool = True) -> Record:
         total=spent.costs[max(spent.costs)],
         phases=spent.phases,
         steps=spent.steps,
-        regime=regime_windows(read_metrics(cell.folder)) if strict and cell.verb == "train" else {},
+        regime=regime_windows(read_metrics(folder)) if strict and trained else {},
         averaged=task_means(iter_episodes(averaged)) if averaged.is_file() else None,
         clusters=clusters,
-        contents=named,
-        game=json.loads(json.dumps(cell.game)),
+        contents=held,
+        game=json.loads(json.dumps(game)),
         schema=3,
     )
 
