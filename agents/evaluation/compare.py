@@ -30,7 +30,8 @@ from turngym.agents.evaluation.scores import (
     task_means,
     units_of,
 )
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
+from turngym.agents.evaluation.seeds import Difference, rise
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered
 from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, Model, OpenAI
 from turngym.core.episode import Episode
@@ -182,14 +183,8 @@ class ComparedRow:
     name: str
     first: Interval
     second: Interval
-    difference: Interval
+    difference: Difference
     """The second minus the first, paired by task."""
-    p: float
-    """Smallest level at which the difference is clear of zero."""
-
-    @property
-    def tasks(self) -> int:
-        return self.difference.tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +224,7 @@ class Comparison:
             [
                 row.name,
                 *(_percent(side, mark) for side, mark in zip((row.first, row.second), marks, strict=True)),
-                *(str(row.difference), f"{row.p:.2g}", str(row.tasks)),
+                *(str(row.difference), f"{row.difference.p or 0:.2g}", str(row.difference.tasks)),
             ]
             for row in self.rows
         ]
@@ -353,8 +348,7 @@ def _of(units: Sequence[EpisodeOutcome], category: str) -> list[EpisodeOutcome]:
 def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]) -> ComparedRow:
     return ComparedRow(
         name=name,
-        difference=paired_difference(first, second),
-        p=p_value(lambda tail: paired_difference(first, second, tail=tail)),
+        difference=rise([first], [second], p=True),
         first=clustered(list(first.values())),
         second=clustered(list(second.values())),
     )

@@ -17,7 +17,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
-from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, paired_difference, t_quantile
+from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, t_quantile
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Group, Million, NotNegative, Number, Share
 from turngym.core.spec import Unread, needing
@@ -161,7 +161,7 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     )
     family, rate_alone = study.family, alone.truth()[0]
     kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate_alone, alone)
-    kinds["two runs, by task"] = (lambda runs: paired_difference(runs[0][0], runs[1][0]), difference, alone)
+    kinds["two runs, by task"] = (lambda runs: rise(*runs[:2]), difference, alone)
     if clusters is not None:
         kinds["one evaluation, new clusters"] = (
             lambda runs: clustered([*runs[0][0].values()], clusters=clusters),
@@ -169,7 +169,7 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
             alone,
         )
         kinds["two runs, new clusters"] = (
-            lambda runs: paired_difference(runs[0][0], runs[1][0], clusters=named),
+            lambda runs: rise(*runs[:2], clusters=named),
             difference,
             alone,
         )

@@ -2,7 +2,7 @@
 
 - one evaluation, for new tasks of the kind: Gaffke's bounds of the tasks' means (`clustered`)
 - the same where tasks share a scene, a world or a product: also t over the clusters' means (`clustered`, `clusters`)
-- two runs on the same tasks: t over the tasks' differences and two more at -1 and 1 (`paired_difference`)
+- two runs on the same tasks: t over the tasks' differences and two more at -1 and 1 (`difference_bounds`)
 - several training seeds: seeds and tasks crossed (`turngym.agents.evaluation.seeds`)
 - many comparisons with one baseline: Holm's p-values (`holm`)
 - a method at a cost: its curve interpolated at that cost (`cost_weights`)
@@ -222,30 +222,6 @@ def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: f
 
 
 # --- Differences of two runs
-
-
-def paired_difference(
-    first: Mapping[str, float],
-    second: Mapping[str, float],
-    *,
-    clusters: Mapping[str, Hashable] | None = None,
-    tail: float = TAIL_PROBABILITY,
-) -> Interval:
-    """Mean over tasks of second minus first, within [-1, 1], with the interval of `difference_bounds`.
-
-    It holds for these two runs and new tasks, with `clusters` (task -> cluster) for new clusters.
-    Raises ScoreError if the tasks differ; the difference of two panels is not a paired one.
-
-    Args:
-        first: task -> mean over its samples, of one run.
-        second: of the other run, for the same tasks.
-        clusters: task -> cluster; None: tasks are independent.
-    """
-    check_same_tasks([first, second])
-    tasks = sorted(first)
-    values = [second[task] - first[task] for task in tasks]
-    low, high = difference_bounds(values, None if clusters is None else [clusters[task] for task in tasks], tail)
-    return Interval(mean=fmean(values), low=low, high=high, tasks=len(values))
 
 
 def check_same_tasks(runs: Sequence[Mapping[str, float]]) -> None:
