@@ -20,6 +20,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.numbers import Count, Million, Seed
+from turngym.core.plugins import need
 from turngym.core.spec import Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
@@ -223,17 +224,9 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
         if dtype != "float32":
             model = load_model(trained)
-            save_model(cast_parameters(model, getattr(_torch(), dtype)), partial)
+            save_model(cast_parameters(model, getattr(need("torch", "turngym pretrain", "train"), dtype)), partial)
             write_sums(partial)
     return folder
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
-    return torch
 
 
 def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
@@ -252,7 +245,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
     else:
         name, _, role = recipe.start.partition("/")
         source = load_world(name).checkpoint(role)
-    _torch()
+    need("torch", "turngym pretrain", "train")
     from turngym.agents.models import load_model
 
     model: Any = load_model(source)
@@ -263,7 +256,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
 
 def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> Path:
     """A model folder with random weights, the phrase tokenizer and the chat settings."""
-    _torch()
+    need("torch", "turngym pretrain", "train")
     from turngym.trainers.models import tiny_qwen3
 
     tokenizer = world.make_tokenizer()

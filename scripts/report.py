@@ -94,7 +94,8 @@ def sections(
         told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
         made.append(Section(title="Success (%)", parts=(*_success(methods, scores), text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
-    used = {method.name: sum(noted, start=Usage()) for method in methods if (noted := _used(method))}
+    noted = {method.name: [run.used for run in method.runs if run.used is not None] for method in methods}
+    used = {name: sum(each, start=Usage()) for name, each in noted.items() if each}
     for table in usage_table(used):
         made.append(Section(title="Tokens and cost", parts=(("usage", table),)))
     differ = settings_table(methods)
@@ -124,10 +125,6 @@ def _success(methods: Sequence[Method], scores: Mapping[str, Scores]) -> list[Pa
         parts.append(f"{first.panel or first.episodes[0].task.env_id}:")
         parts.append((f"success-{number}", success_table({method.name: scores[method.name] for method in group})))
     return parts
-
-
-def _used(method: Method) -> list[Usage]:
-    return [run.used for run in method.runs if run.used is not None]
 
 
 def _training(methods: Sequence[Method]) -> list[Part]:
@@ -165,15 +162,13 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
         run.name: {phase: MeasuredRegime(regime=one) for phase, one in run.diagnosis.regimes.items()} for run in found
     }
     measured: tuple[Part, ...] = (("regime", regime_table(regimes)), ABOUT) if any(regimes.values()) else ()
-    controller, *others = depth_figures(found)
-    variants: tuple[Part, ...] = (
-        (("variants", variant_table(found)),) if any(r.diagnosis.variants for r in found) else ()
-    )
-    controlled = (controller,) if controller.panels else ()
-    depth = (*notes, ("budget", budget_table(found)), *others[1:2], *controlled, *others[:1], *variants, *others[2:])
+    controller, counterfactual, budget, horizon = depth_figures(found)
+    depth: list[Part] = [*notes, ("budget", budget_table(found)), budget]
+    depth += [*([controller] if controller.panels else []), counterfactual]
+    depth += [("variants", variant_table(found))] if any(run.diagnosis.variants for run in found) else []
     return [
         Section(title="Along an episode", parts=(*measured, *turn_figures(found))),
-        Section(title="Depth and weights", parts=depth),
+        Section(title="Depth and weights", parts=(*depth, horizon)),
         Section(title="Time and numerics", parts=tuple(cost_figures(found))),
     ]
 
@@ -251,10 +246,8 @@ def approximate(scores: Mapping[str, Scores]) -> list[str]:
 
 def _levels(scores: Mapping[str, Scores], paired: Paired) -> list[str]:
     """Success as it is compared."""
-    found = ", ".join(
-        f"{name} {item.mark}{percent(paired.levels.get(name, item.overall.avg.mean))} %"
-        for name, item in scores.items()
-    )
+    levels = {name: percent(paired.levels.get(name, item.overall.avg.mean)) for name, item in scores.items()}
+    found = ", ".join(f"{name} {scores[name].mark}{level} %" for name, level in levels.items())
     return [f"Success: {found}."] if found else []
 
 
@@ -353,12 +346,9 @@ def _numbers(figure: Figure) -> str:
 def _table(table: Table) -> str:
     header, rows = table
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    cells = [[f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>" for text in row] for row in rows]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(text: str) -> str:
-    return f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,17 +125,19 @@ def records(command: Records) -> int:
         raise TurngymError(
             f"{command.folder} has no {RECORDS_FILE}; name the folder that `turngym serve proxy` wrote to"
         )
-    for line in lines(read_records(command.folder), turns=command.turns):
-        print(line)
+    print("\n".join(lines(read_records(command.folder), turns=command.turns)))
     return 0
 
 
 def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
     """Reads the records in order and collects what happened to each turn."""
-    fates = Fates()
+    fates, told = Fates(), []
     for record in found:
         fates.take(record)
-    told = [_turn_line(place, why, fates.feedback.get(place)) for place, why in fates.fate.items()] if turns else []
+    for (session, turn), why in fates.fate.items() if turns else ():
+        score = fates.feedback.get((session, turn))
+        thumb = "" if score is None else f", thumb {'up' if score > 0 else 'down'}"
+        told.append(f"session {session} turn {turn}: {why}{thumb}")
     told += [_step_line(step, record) for step, record in sorted(fates.steps.items())]
     ends = Counter("trained on" if why.startswith("trained on") else why for why in fates.fate.values())
     sessions = len(fates.counts)
@@ -145,11 +147,6 @@ def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
         up = sum(score > 0 for score in fates.feedback.values())
         told.append(f"{up:6} thumbs up, {len(fates.feedback) - up} down")
     return told
-
-
-def _turn_line(place: tuple[str, int], why: str, thumb: int | None) -> str:
-    said = "" if thumb is None else f", thumb {'up' if thumb > 0 else 'down'}"
-    return f"session {place[0]} turn {place[1]}: {why}{said}"
 
 
 def _step_line(step: int, record: Mapping[str, Any]) -> str:

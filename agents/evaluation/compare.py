@@ -36,7 +36,7 @@ from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, Model, OpenAI
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, differing, read, settings_of, short_name
-from turngym.core.tables import Table, table_text
+from turngym.core.tables import Table, table_of, table_text
 from turngym.core.task import Task
 from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places, read_specs
 from turngym.core.user_files import user_path
@@ -218,16 +218,18 @@ class Comparison:
 
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
-        header = ["", "first %", "second %", "second minus first [95 %]", "p", "tasks"]
-        marks = self.approximate
-        return header, [
-            [
-                row.name,
-                *(_percent(side, mark) for side, mark in zip((row.first, row.second), marks, strict=True)),
-                *(str(row.difference), f"{row.difference.p or 0:.2g}", str(row.difference.tasks)),
-            ]
+        first, second = ("~" if why else "" for why in self.approximate)
+        return table_of(
+            {
+                "": row.name,
+                "first %": f"{first}{100 * row.first.mean:.1f}",
+                "second %": f"{second}{100 * row.second.mean:.1f}",
+                "second minus first [95 %]": str(row.difference),
+                "p": f"{row.difference.p or 0:.2g}",
+                "tasks": str(row.difference.tasks),
+            }
             for row in self.rows
-        ]
+        )
 
     def notes(self) -> list[str]:
         """A line for every setting that differs, and one if they changed nothing, or not everything."""
@@ -324,7 +326,11 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     try:
         check_hashes(*units)
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
-        rows = [_compared(name, *(task_means(_of(run, name)) for run in units)) for name in (*categories, ALL)]
+        rows = []
+        for name in (*categories, ALL):
+            rows.append(
+                _compared(name, *(task_means(u for u in run if name in (ALL, u.task.category)) for run in units))
+            )
         scores = [score_means(run) for run in units]
         if any(scores):
             graded = [means or task_means(run) for means, run in zip(scores, units, strict=True)]
@@ -341,10 +347,6 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
     return replace(comparison, rows=tuple(rows))
 
 
-def _of(units: Sequence[EpisodeOutcome], category: str) -> list[EpisodeOutcome]:
-    return [unit for unit in units if category in (ALL, unit.task.category)]
-
-
 def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]) -> ComparedRow:
     return ComparedRow(
         name=name,
@@ -352,7 +354,3 @@ def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]
         first=clustered(list(first.values())),
         second=clustered(list(second.values())),
     )
-
-
-def _percent(interval: Interval, approximate: str | None) -> str:
-    return f"{'~' if approximate else ''}{100 * interval.mean:.1f}"

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
 from turngym.agents.evaluation.departures import Departures, departures
 from turngym.agents.evaluation.open_play import record_of
-from turngym.agents.evaluation.results import episode_row, results_json, write_results
+from turngym.agents.evaluation.results import FORMAT, VERSION, episode_row, token_counts, write_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
     EvaluationError,
@@ -35,6 +36,7 @@ from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs,
 from turngym.core.episode import Episode
 from turngym.core.files import locked_file
 from turngym.core.progress import progress_bar
+from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
@@ -307,9 +309,20 @@ class EvalResult:
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
-        head = results_json(record_of(self.spec), self.agent, self.scores, self.seconds, self.outcomes)
-        head |= {} if self.profile is None else {PROFILE: dict(self.profile)}
-        return head if self.used is None else {**head, "usage": self.used.to_json()}
+        """All of it but the rows of the episodes."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "agent": self.agent,
+            "spec": record_of(self.spec),
+            "versions": loaded_versions(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(self.seconds, 3),
+            "tokens": token_counts(self.outcomes),
+            "scores": self.scores.to_json(),
+            **({} if self.profile is None else {PROFILE: dict(self.profile)}),
+            **({} if self.used is None else {"usage": self.used.to_json()}),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

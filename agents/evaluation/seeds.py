@@ -499,16 +499,13 @@ _LUCKS = 24
 """Equally likely sizes of a variance that a prediction averages over, for each method."""
 
 
+@lru_cache(1 << 8)
 def _lucks(degrees: float) -> NDArray[np.float64]:
     """Sizes of an estimated variance, as shares of the true one."""
-    return np.array([_luck((place + 0.5) / _LUCKS, degrees) for place in range(_LUCKS)])
+    return np.array([chi_squared((place + 0.5) / _LUCKS, degrees) for place in range(_LUCKS)])
 
 
 @lru_cache(1 << 12)
-def _luck(p: float, degrees: float) -> float:
-    return chi_squared(p, degrees)
-
-
 def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
     """Half widths of the interval of `rise` as they may come out, equally likely: `crossed_half`, or `half_of_arms`, of
     expected variances, those between seeds times their luck."""
@@ -556,13 +553,9 @@ def power(spread: Spread, design: Design, difference: float) -> float:
     The observed difference is taken as normal with variance seed / S + task / M + (both + sample / K) / (S M), and the
     variance between seeds that the study finds as chi-squared.
     """
-    return _power(spread, design, difference, _halves(spread, design))
-
-
-def _power(spread: Spread, design: Design, difference: float, halves: NDArray[np.float64]) -> float:
     s, m = design.seeds, design.tasks
     deviation = math.sqrt(spread.seed / s + spread.task / m + (spread.both + spread.sample / design.samples) / (s * m))
-    reach = np.maximum(halves, _floor(spread, design, difference))
+    reach = np.maximum(_halves(spread, design), _floor(spread, design, difference))
     if not deviation:
         return fmean((reach < difference).tolist())
     return fmean(NormalDist().cdf(value) for value in ((difference - reach) / deviation).tolist())
@@ -570,12 +563,12 @@ def _power(spread: Spread, design: Design, difference: float, halves: NDArray[np
 
 def detectable(spread: Spread, design: Design, wanted: float = 0.8) -> float:
     """The smallest true difference that is told from zero with probability `wanted`; above 1 there is none: inf."""
-    low, high, halves = 0.0, 1.0, _halves(spread, design)
-    if _power(spread, design, high, halves) < wanted:
+    low, high = 0.0, 1.0
+    if power(spread, design, high) < wanted:
         return math.inf
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if _power(spread, design, middle, halves) >= wanted else (middle, high)
+        low, high = (low, middle) if power(spread, design, middle) >= wanted else (middle, high)
     return high
 
 

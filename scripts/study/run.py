@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     options = read_options(RunOptions, argv, prog="turngym study run", about=__doc__)
     if options.print:
         study = read_study_file(options.file, options.set)
-        print(f"# {study.title}\n{_commented(study.about)}")
+        print(f"# {study.title}\n{_commented(study.file.about)}")
         for cell in cells_of(study, options.out or _folder(options.file)):
             cell = replace(cell, processes=options.processes)
             print(f"# {cell.name}: {cell.about}\n{cell.command}\n{_commented(cell.toml)}")
@@ -161,10 +161,10 @@ def run_study(
         """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
         records = Records(
             title=study.title,
-            about=study.about,
-            baseline=study.baseline,
+            about=study.file.about,
+            baseline=study.file.baseline,
             against={name: one.keys.against for name, one in study.methods.items() if one.keys.against},
-            tables=study.tables,
+            tables=study.file.tables,
             # what the file says of a method now; what its runs were is in their records
             records=[
                 replace(read_record(cell.folder), group=cell.group, about=cell.about)
@@ -181,7 +181,7 @@ def run_study(
     if executor == "ray":
         _run_on_ray(cells, parallel, ray_address, study, keep_records)
     else:
-        run_cells(cells, parallel, _average_weights if study.evaluate.average else None, keep_records)
+        run_cells(cells, parallel, _average_weights if study.file.evaluate.average else None, keep_records)
     records = keep_records()
     if not records.records:
         raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
@@ -344,7 +344,7 @@ def _run_on_ray(
     own = not ray.is_initialized()
     if own:
         ray.init(address=address, num_cpus=None if address else min(parallel, available_cores()), log_to_driver=False)
-    average_too, failed = study.evaluate.average, list[str]()
+    average_too, failed = study.file.evaluate.average, list[str]()
     try:
         play = ray.remote(num_cpus=1, max_retries=0)(_cell_task)
         with Board(cells) as board:

@@ -134,7 +134,7 @@ class File(Spec):
     seeds: Seeds = (0,)
     baseline: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
-    evaluate: dict[str, Any] = field(default_factory=dict)
+    evaluate: Evaluate = Evaluate()
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: dict[str, dict[str, Any]] = field(default_factory=dict)
     tables: Names = ("overview",)
@@ -154,18 +154,17 @@ class Study:
 
     where: str
     """The file, for errors."""
-    title: str
-    about: str
+    file: File
     places: tuple[Place, ...]
-    seeds: tuple[int, ...]
-    baseline: str | None
     train: Layer
     """Settings that methods share."""
-    evaluate: Evaluate
     methods: Mapping[str, StudyMethod]
     starts: Mapping[str, StudyMethod]
     """Runs whose models other runs begin with, by name: `[starts.NAME]`, written as methods are."""
-    tables: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return self.file.title or Path(self.where).stem
 
 
 FOR_EVALUATE = {
@@ -264,16 +263,11 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
         require_named(name, TABLES, f"{where}: tables")
     study = Study(
         where=where,
-        title=file.title or Path(where).stem,
-        about=file.about,
+        file=file,
         places=tuple(_places(file, where)),
-        seeds=file.seeds,
-        baseline=file.baseline,
         train=_settings(file.train, f"{where}: train", asked=False),
-        evaluate=read(Evaluate, file.evaluate, f"{where}: evaluate"),
         methods=methods,
         starts=starts,
-        tables=file.tables,
     )
     # what methods share is for those that read it, so somebody must
     trained = [method.algorithm for method in (*methods.values(), *starts.values()) if method.algorithm]
