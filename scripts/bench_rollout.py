@@ -221,15 +221,7 @@ class Tally:
 
 
 def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
-    """Plays all turns with the engine and with the peer.
-
-    Args:
-        model: a causal model that both sides run.
-        vocab: ids are drawn from 0 to `vocab` - 1.
-        lengths: numbers of ids of the system message, of observations and of responses, and the seed.
-        turns: turns of every episode.
-        batch: episodes side by side.
-    """
+    """Plays all turns with the engine and with the peer."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
@@ -284,15 +276,7 @@ class PlayBench:
 def played_row(
     name: str, seconds: float, episodes: Sequence[Episode], base: float | None, workers: int = 1
 ) -> tuple[dict[str, str], float]:
-    """A line of the table, and its turns per second.
-
-    Args:
-        name: who plays, for the first column.
-        seconds: wall clock of all episodes.
-        episodes: what was played.
-        base: turns per second of the first line; None: this is it.
-        workers: processes that played.
-    """
+    """A line of the table, and its turns per second. The first line has no `base`, turns per second of the first."""
     turns = [turn for episode in episodes for turn in episode.turns]
     tokens, speed = sum(turn.response_length for turn in turns), len(turns) / seconds
     history = np.mean([episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns] or [0])

@@ -230,14 +230,7 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
 
 
 def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
-    """The folder that a recipe starts from, with the world's tokenizer and chat settings.
-
-    Args:
-        world: gives the tokenizer's texts, the chat settings, and the recipe of a model to grow from.
-        recipe: its `start` says what the model grows from.
-        out: folder of the run; weights to start from are written into it.
-        resume: as in `pretrain`, which makes the model to grow from.
-    """
+    """The folder that a recipe starts from, with the world's tokenizer and chat settings."""
     if not recipe.start:
         return write_untrained(world, recipe, out / "untrained")
     if recipe.start in world.recipes:

@@ -76,14 +76,8 @@ class Section:
 def sections(
     methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Paired
 ) -> list[Section]:
-    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all.
-
-    Args:
-        methods: the rows of the report; a method's runs differ in their seed alone.
-        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        found: diagnostics of the training runs; empty: the report has none.
-        paired: the paired differences.
-    """
+    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all. Methods
+    without episodes are not in `scores`; without diagnostics (`found`) the report has none."""
     made = []
     if (table := paired.table()) is not None:
         made.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
@@ -190,15 +184,7 @@ class Head:
 def head(
     methods: Sequence[Method], scores: Mapping[str, Scores], paired: Paired, title: str | None, command: str
 ) -> Head:
-    """The head of a report: title, summary and facts.
-
-    Args:
-        methods: the rows of the report; a method's runs differ in their seed alone.
-        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        paired: the paired differences, of which the clearest comes first.
-        title: overrides the one that the methods give.
-        command: the command line that makes the report.
-    """
+    """The head of a report: title, summary and facts."""
     runs = [run for method in methods for run in method.runs]
     envs = dict.fromkeys(one.task.env_id for run in runs for one in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)

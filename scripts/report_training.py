@@ -371,12 +371,6 @@ def draw_summary(
     """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data.
 
     Returns whether there are any: a run without evaluations has none.
-
-    Args:
-        methods: the rows of the report; a method's runs differ in their seed alone.
-        worlds: the training runs, those that were evaluated on the same tasks together (`worlds_of`).
-        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        path: file of the image.
     """
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]

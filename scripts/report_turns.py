@@ -25,15 +25,8 @@ def has(run: Diagnosed, name: str) -> bool:
 
 
 def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
-    """A statistic over turns and training, one panel per run, all on one color scale.
-
-    Args:
-        runs: one panel for each that recorded the statistic.
-        name: the statistic, a key of `run.diagnosis.by_turn.maps`, such as `kl`.
-        stem: name of the figure's files.
-        title: title of the figure, with which its caption begins.
-        what: label of the color bar: the statistic and its unit.
-    """
+    """A statistic over turns and training, one panel per run, all on one color scale. `name` is a key of
+    `run.diagnosis.by_turn.maps`, `stem` that of the files."""
     known = [run for run in runs if has(run, name)]
     rows = [
         [run.name, str(turn), str(first), str(last), number(value)]

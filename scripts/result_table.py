@@ -343,14 +343,7 @@ def _agent(result: PackedResult) -> str:
 
 
 def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> str:
-    """One self-contained page.
-
-    Args:
-        groups: results by table, as `grouped` makes them.
-        title: heading of the page.
-        folder: path of the packed files relative to the page, which links to them.
-        p: whether the table of what differences rest on has p-values.
-    """
+    """One self-contained page. It links to the packed files in `folder`, a path relative to the page."""
     body, data = [], []
     for group in groups:
         body.append(f"<h2>{markup(group.title, 'html')}</h2>")
@@ -455,12 +448,6 @@ def write_table(folder: Path, out: Path, title: str, p: bool = False) -> tuple[l
     """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`.
 
     Returns the tables, and how many files are not in them. Standard error says of each of those why.
-
-    Args:
-        folder: the packed results; subfolders are read, too.
-        out: folder of the three files.
-        title: heading of index.html.
-        p: whether the tables of what differences rest on have p-values.
     """
     left_out: list[str] = []
     results = read_folder(folder, left_out)

@@ -449,12 +449,7 @@ EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} a
 
 
 def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[str]:
-    """Paragraphs about the answers of these episodes; [] where there is nothing to say.
-
-    Args:
-        episodes: those that were scored; an answer of theirs may be quoted.
-        spec: with which they were played; what it has already is not recommended.
-    """
+    """Paragraphs about the answers of these episodes; [] where there is nothing to say."""
     channel, env = spec.agent.chat.channel, spec.play.env
     said = []
     if scores.cut_rate:

@@ -591,12 +591,6 @@ def cheapest(
     """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
 
     Of two designs that take as many hours it is the one of fewer episodes.
-
-    Args:
-        spread: variances of the difference, as a pilot shows them (`spread_of`).
-        difference: the true difference of the two methods, a share above 0.
-        price: hours of a training run and of an episode.
-        wanted: least probability of an interval above zero (`power`).
     """
     by_size: dict[tuple[int, int], list[Design]] = {}
     for design in sorted(designs, key=lambda one: one.seeds):

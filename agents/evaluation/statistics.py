@@ -142,13 +142,7 @@ def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[
 def mean_bounds(
     values: Sequence[float], low: float, high: float, tail: float = TAIL_PROBABILITY
 ) -> tuple[float, float]:
-    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side.
-
-    Args:
-        values: independent draws, each from `low` to `high`.
-        low: least possible value.
-        high: greatest possible value.
-    """
+    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side."""
     width = high - low
     above = upper_bound([(value - low) / width for value in values], tail)
     below = upper_bound([(high - value) / width for value in values], tail)

@@ -269,14 +269,8 @@ def run_cells(
     ended: Callable[[Cell], None] | None = None,
     recorded: Callable[[], object] | None = None,
 ) -> None:
-    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none.
-
-    Args:
-        cells: what is to be run, in order; a cell waits for those that it needs.
-        parallel: most cells at a time.
-        ended: is called with each training that has ended well, before its record is made; not with starts.
-        recorded: is called after each record.
-    """
+    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none. `ended` is
+    called with each training that has ended well, before its record is made, and `recorded` after each record."""
 
     def finish(job: RunJob) -> None:
         if isinstance(job, Cell) and not job.is_start:

@@ -117,13 +117,7 @@ def least_time(
     rows: Rows, baseline: str, measure: Measure = "seconds", window: float = 0.0
 ) -> dict[str, AccuracyEstimate]:
     """Accuracy at the least wall clock (or other measure) that any main method needed, seed by seed; with `window`, its
-    mean over this last part of it.
-
-    Args:
-        baseline: method with which the others are compared.
-        measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
-        window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
-    """
+    mean over this last part of it. As for `maps_at`."""
     return _estimates(maps_at(rows, budgets(rows, measure), measure, window), rows, baseline)
 
 
