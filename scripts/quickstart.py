@@ -28,7 +28,6 @@ from turngym.core.spec import flat
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import RunJob, Runner
-from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
 
 
@@ -160,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
 
 def write_report(plan: QuickstartPlan) -> None:
     """Writes the report, and a page with every episode of the last method."""
-    report, trace = (import_module(VERBS[verb]) for verb in ("report", "trace"))
+    report, trace = (import_module(f"turngym.scripts.{verb}") for verb in ("report", "trace"))
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
     report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.methods), "--out", str(plan.out)])
