@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Port
+from turngym.core.plugins import need
 from turngym.core.redaction import brief, excerpt
 from turngym.core.spec import Positional, Unread, needing, read, to_table
 from turngym.core.tables import written_whole
@@ -319,7 +319,6 @@ def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
 
 
 Files = Positional[tuple[Path, ...]]
-_ROWS_PER_WRITE = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,33 +451,21 @@ def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) 
 
 
 def _parquet(command: Parquet) -> int:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
+    pa = need("pyarrow", "trace parquet", "parquet")
+    from turngym.trainers.adapters.datasets import write_parquet, write_table
+
     must_be_new(command.out, TurngymError)
     must_end(command.out, ".parquet")
     # a seed may have any number of digits, Parquet's numbers have 64 bits
     episodes = (_with_short_seed(path, episode) for path, episode in selected(command.files, command.select))
-    if command.rows == "trajectories":
-        from turngym.trainers.adapters.datasets import write_parquet
-
-        print(f"{write_parquet(episodes, command.out)} trajectories in {command.out}")
-        return 0
-    schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
-    all_rows = (turn_row(episode, turn) for episode in episodes for turn in episode.turns)
-    total = 0
-    with (
-        trace_errors(command.out, "nothing was written"),
-        written_whole(command.out) as scratch,
-        scratch.open("wb") as file,
-        pq.ParquetWriter(file, schema) as writer,
-    ):
-        while rows := list(islice(all_rows, _ROWS_PER_WRITE)):
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            total += len(rows)
-    print(f"{total} turns in {command.out}")
+    with trace_errors(command.out, "nothing was written"):
+        if command.rows == "trajectories":
+            total = write_parquet(episodes, command.out)
+        else:
+            schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
+            rows = (turn_row(episode, turn) for episode in episodes for turn in episode.turns)
+            total = write_table(rows, command.out, schema)
+    print(f"{total} {command.rows} in {command.out}")
     return 0
 
 
