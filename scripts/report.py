@@ -153,7 +153,11 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
 
     notes = tuple(f"{run.name}: settings not known ({run.note})" for run in found if run.note)
     regimes = {
-        run.name: {phase: MeasuredRegime(regime=one) for phase, one in run.diagnosis.regimes.items()} for run in found
+        run.name: {
+            f"{phase} ({run.diagnosis.by_turn.curves[phase].steps})": MeasuredRegime(regime=one)
+            for phase, one in run.diagnosis.regimes.items()
+        }
+        for run in found
     }
     measured: tuple[Part, ...] = (("regime", regime_table(regimes)), ABOUT) if any(regimes.values()) else ()
     controller, counterfactual, budget, horizon = depth_figures(found)

@@ -46,7 +46,7 @@ OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds an
 PARTS_TITLE = "What the differences rest on: runs and tasks of both, standard errors by each in points"
 SEED = re.compile(r"(.+)-seed(\d+)")
 TEMPLATE = Path(__file__).with_name("result_page.html")
-EXTRAS = {"new_clusters": "new scenes, worlds, products [95 %]", "graded": "score [95 %]"}
+EXTRAS = {"graded": "score [95 %]", "new_clusters": "new scenes, worlds, products [95 %]"}
 """Scores that not every panel has, and their columns."""
 
 

@@ -80,8 +80,14 @@ class Fates:
 
     def take(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
-        if kind == "turn":
-            self._turn(record)
+        if kind == "turn" and not record["main"]:
+            self.side += 1
+        elif kind == "turn":
+            key = record["session"]
+            # an answer that was asked for again takes the place of the one before
+            if not (record["retry"] and self.counts.get(key)):
+                self.counts[key] = self.counts.get(key, 0) + 1
+            self.fate[key, self.counts[key] - 1] = OPEN
         elif kind == "end":
             for turn in range(self.counts.get(record["session"], 0)):
                 self.fate[record["session"], turn] = WAITS
@@ -95,16 +101,6 @@ class Fates:
             for place in [place for place, step in self._step_of.items() if step > record["step"]]:
                 self.fate[place] = WAITS
                 del self._step_of[place]
-
-    def _turn(self, record: Mapping[str, Any]) -> None:
-        key = record["session"]
-        if not record["main"]:
-            self.side += 1
-            return
-        # an answer that was asked for again takes the place of the one before
-        if not (record["retry"] and self.counts.get(key)):
-            self.counts[key] = self.counts.get(key, 0) + 1
-        self.fate[key, self.counts[key] - 1] = OPEN
 
     def _used(self, record: Mapping[str, Any]) -> None:
         if record["kind"] == "trained":

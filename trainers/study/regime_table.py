@@ -48,7 +48,7 @@ def regime_table(found: Mapping[str, Mapping[str, MeasuredRegime]]) -> Table:
             "G": _number(item.regime.separation, item.intervals.get("separation")),
             "H_eff": str(item.regime.h_eff),
             "looping": _percent(item.looping),
-            "signs": "all" if item.regime.passes else "missing",
+            "signs": f"{3 - len(item.regime.failures)} of 3",
         }
         for name, windows in found.items()
         for window, item in windows.items()
