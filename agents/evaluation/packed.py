@@ -154,7 +154,7 @@ def pack_result(
     scores is packed, too, though it is no result of its panel: a check and tables say so.
     """
     result = packed(run)
-    if problems := differences(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
+    if problems := check_result(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
         raise EvaluationError(f"{run} does not come out the same when it is played again: {problems[0]}")
     result.write(out)
     return result
@@ -168,36 +168,28 @@ def _stripped(episode: Episode) -> Episode:
 
 
 def check_result(
-    path: str | Path,
-    *,
-    panel: str | None = None,
-    data: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
-
-    Args:
-        panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
-            not believed where its panel is.
-        data: folder of the environment's data; by default where the environment looks for it.
-        env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
-
-    Raises:
-        EvaluationError: the file is damaged.
-        TurngymError: the panel or the environment's data are not there.
-    """
-    return differences(read_result(path), panel=panel, data=data, env_kwargs=env_kwargs)
-
-
-def differences(
-    result: PackedResult,
+    result: str | Path | PackedResult,
     *,
     panel: str | None = None,
     data: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     other_rules: bool = False,
 ) -> list[str]:
-    """Check a result in memory as `check_result` does. With `other_rules` its scoring may differ from its panel's."""
+    """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
+
+    Args:
+        result: the file, or what was read of it.
+        panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
+            not believed where its panel is.
+        data: folder of the environment's data; by default where the environment looks for it.
+        env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
+        other_rules: whether settings that change what scores may differ from the panel's.
+
+    Raises:
+        EvaluationError: the file is damaged.
+        TurngymError: the panel or the environment's data are not there.
+    """
+    result = result if isinstance(result, PackedResult) else read_result(result)
     found = list(result.broken)
     known = _panel(result, panel)
     found += _tasks(result, known)

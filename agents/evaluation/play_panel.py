@@ -79,16 +79,11 @@ class RecordedEpisodes:
             self.used = used + (self.used or Usage())
         profile = episode.meta.get(PROFILE, self.profile)
         if self.profile is not None and profile != self.profile:
-            self._warn_of(profile)
+            from turngym.agents.endpoint.profile import changed
+
+            if other := changed(self.profile, profile):
+                warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=3)
         self.profile = profile
-
-    def _warn_of(self, profile: Mapping[str, Any]) -> None:
-        """Says what of another profile of the endpoint decides what is played."""
-        from turngym.agents.endpoint.profile import changed
-
-        assert self.profile is not None
-        if other := changed(self.profile, profile):
-            warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=3)
 
     def has(self, task_id: str, sample: int) -> bool:
         return (sample, self.tasks[task_id][0]) in self._rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean
@@ -572,21 +572,12 @@ def detectable(spread: Spread, design: Design, wanted: float = 0.8) -> float:
     return high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """What a design costs, in hours of one machine."""
-
-    training: float
-    """Hours of one training run."""
-    episode: float
-    """Hours of one episode of an evaluation."""
-
-    def hours(self, design: Design) -> float:
-        return design.runs * self.training + design.episodes * self.episode
-
-
 def cheapest(
-    spread: Spread, difference: float, price: Price, designs: Iterable[Design], wanted: float = 0.8
+    spread: Spread,
+    difference: float,
+    hours: Callable[[Design], float],
+    designs: Iterable[Design],
+    wanted: float = 0.8,
 ) -> Design | None:
     """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
 
@@ -600,4 +591,4 @@ def cheapest(
         # more seeds never tell less, so that few of a size have to be looked at
         place = bisect_left(sized, True, key=lambda one: power(spread, one, difference) >= wanted)
         enough += sized[place : place + 1]
-    return min(enough, key=lambda one: (price.hours(one), one.episodes), default=None)
+    return min(enough, key=lambda one: (hours(one), one.episodes), default=None)

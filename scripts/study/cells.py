@@ -217,7 +217,7 @@ def _cell(
         raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")
     if method.keys.text is not None:
         top["lm_loss"] = {"files": [str(text_path(out, place.name, method.keys.text))]}
-    if resolved.origins.get("optimizer.lr_warmup") == _world(place):
+    if resolved.origins.get("optimizer.lr_warmup") == f"world {place.name}":
         top["optimizer.lr_warmup"] = min(spec.optimizer.lr_warmup, spec.run.steps // 5)
 
     resolved = _resolved(method.algorithm, [*layers, Layer(name="study", table=top, asked=True)], where)
@@ -253,18 +253,13 @@ def _made(
     )
 
 
-def _world(place: Place) -> str:
-    """Who gives the settings of an embedded world, for origins."""
-    return f"world {place.name}"
-
-
 def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
     """What holds for all methods of a world that read it."""
     table: dict[str, Any] = {"tensorboard": False, "threads": 1}
     if (world := place.world) is not None:
         table |= {**world.settings(algorithm), "panel": world.panel, "expert": world.expert}
         table |= {role: str(world.folder(role)) for role in ("student", "teacher")}
-    return [Layer(name=_world(place), table=table), study.train, place.settings]
+    return [Layer(name=f"world {place.name}", table=table), study.train, place.settings]
 
 
 def _for_start(layer: Layer, algorithm: str) -> Layer:

@@ -12,7 +12,7 @@ Examples:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,6 @@ from turngym.agents.evaluation.compare import (
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.seeds import (
     Design,
-    Price,
     Spread,
     TaskMeans,
     cheapest,
@@ -258,11 +257,14 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
         Design(seeds=s, tasks=m, samples=k)
         for s, m, k in product(range(2, options.most_seeds + 1), tasks, (1, 2, 4, 8, 16))
     ]
+
+    def hours(design: Design) -> float:
+        episode = pilot.evaluations * pilot.episode_seconds / 3600
+        return design.runs * (pilot.train_hours or 0.0) + design.episodes * episode
+
     # without hours of training only episodes count
-    hours = Price(training=pilot.train_hours or 0.0, episode=pilot.evaluations * pilot.episode_seconds / 3600)
-    prices = {"fewest episodes": Price(training=0.0, episode=1.0)}
-    if pilot.train_hours is not None:
-        prices = {"fewest hours": hours, **prices}
+    prices: dict[str, Callable[[Design], float]] = {} if pilot.train_hours is None else {"fewest hours": hours}
+    prices["fewest episodes"] = lambda design: design.episodes
     rows = []
     for name, price in prices.items():
         found = cheapest(spread, wanted, price, designs, options.power)
@@ -270,6 +272,6 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
             rows.append([name, "none", "-", "-", "-", "-", "-"])
             continue
         cells = [str(found.seeds), str(found.tasks), str(found.samples), f"{pilot.evaluations * found.episodes:,}"]
-        time = "-" if pilot.train_hours is None else f"{hours.hours(found):.1f}"
+        time = "-" if pilot.train_hours is None else f"{hours(found):.1f}"
         rows.append([name, *cells, time, f"{100 * power(spread, found, wanted):.0f}"])
     return ["", "seeds", "tasks", "samples", "episodes", "hours", "power %"], rows
