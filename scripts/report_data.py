@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.departures import departures
-from turngym.agents.evaluation.scores import EpisodeOutcome, latest
+from turngym.agents.evaluation.play_panel import RecordedEpisodes
+from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.evaluation.seeds import TaskMeans
 from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, OnPanel
@@ -26,7 +27,6 @@ from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
 from turngym.core.spec import NONE, flat, short_name, to_table
 from turngym.core.spec import settings_of as paths
-from turngym.core.task import Task
 from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path
 from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, read_record, record_of_run
@@ -184,21 +184,12 @@ def name_of_run(path: Path) -> str:
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
-    every, skipped = list[EpisodeOutcome](), []
-    tasks: dict[Task, Task] = {}
-    used: Usage | None = None
-    for item in iter_trace(path):
-        if isinstance(item, Episode):
-            if (theirs := Usage.noted(item)) is not None:
-                used = theirs + (used or Usage())
-            every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
-        else:
-            skipped.append(f"{path}: {item}")
+    found = RecordedEpisodes.of(path)
     return {
-        "episodes": [every[place] for place in latest(every)],
-        "used": used,
+        "episodes": found.outcomes(),
+        "used": found.used,
         "spec": spec_of(path) if read_specs(path) else None,
-        "skipped": tuple(skipped),
+        "skipped": tuple(f"{path}: {problem}" for problem in found.problems),
         "trace": path,
     }
 

@@ -6,7 +6,6 @@ change the game and not the player (`decisive`). `rescore` makes the whole resul
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -14,9 +13,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.endpoint.usage import PROFILE, Usage
+from turngym.agents.endpoint.usage import PROFILE
 from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
-from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
+from turngym.agents.evaluation.play_panel import EvalResult, RecordedEpisodes
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
@@ -24,7 +23,6 @@ from turngym.agents.evaluation.scores import (
     as_outcomes,
     category_rank,
     check_hashes,
-    latest,
     score,
     score_means,
     task_means,
@@ -37,8 +35,7 @@ from turngym.agents.play_spec import EvalSpec, Model, OpenAI
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, differing, read, settings_of, short_name
 from turngym.core.tables import Table, table_of, table_text
-from turngym.core.task import Task
-from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places, read_specs
+from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
 
 ALL, SCORE = "all", "score"
@@ -117,38 +114,10 @@ def rescore(path: str | Path) -> EvalResult:
     Raises EvaluationError if there is no trace, or it has no episodes or those of more than one evaluation.
     """
     trace = trace_of(path)
-    spec = spec_of(trace)
-    every, places, elapsed, problems, agent = list[EpisodeOutcome](), array("q"), 0.0, list[TraceProblem](), ""
-    tasks: dict[Task, Task] = {}
-    used: Usage | None = None
-    profile: Mapping[str, Any] | None = None
-    for place, item in iter_places(trace):
-        if isinstance(item, TraceProblem):
-            problems.append(item)
-            continue
-        every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
-        places.append(place)
-        elapsed, agent = max(elapsed, seconds_played(item)), agent or str(item.meta.get("agent", ""))
-        if (theirs := Usage.noted(item)) is not None:
-            used = theirs + (used or Usage())
-        profile = item.meta.get(PROFILE, profile)
-    if not every:
+    spec, recorded = spec_of(trace), RecordedEpisodes.of(trace)
+    if not recorded:
         raise EvaluationError(f"{trace} holds no episodes to score")
-    chosen = latest(every)
-    outcomes = [every[number] for number in chosen]
-    return EvalResult(
-        spec=spec,
-        agent=agent,
-        episodes=TraceEpisodes(trace, (places[number] for number in chosen)),
-        outcomes=outcomes,
-        scores=score(outcomes, spec.play),
-        seconds=elapsed,
-        resumed=len(outcomes),
-        problems=tuple(problems),
-        twice=sum(not one.status.is_error for one in every) - sum(not one.status.is_error for one in outcomes),
-        used=used,
-        profile=profile,
-    )
+    return recorded.result(spec, recorded.agent, seconds=recorded.seconds, resumed=len(recorded))
 
 
 def spec_of(trace: Path) -> EvalSpec:

@@ -51,27 +51,49 @@ ELAPSED = "elapsed"
 class RecordedEpisodes:
     """The episodes of an evaluation so far: how each ended, and the episode itself or its place in the trace."""
 
-    tasks: Mapping[str, tuple[int, Task]]
-    """Number and task by id."""
     trace: Path | None = None
     """The trace from which episodes can be read again; without one they are kept in memory."""
+    agent: str = ""
+    """Who played them, for people."""
     seconds: float = 0.0
     """Wall clock up to the last episode."""
-    problems: tuple[TraceProblem, ...] = ()
+    problems: list[TraceProblem] = field(default_factory=list)
+    """Lines of the trace that could not be read."""
+    twice: int = 0
+    """Episodes that were added although there was one that had not ended in an error."""
     used: Usage | None = None
     """What all episodes used at an endpoint, those that were played again included; None for other agents."""
     profile: Mapping[str, Any] | None = None
     """The profile of the endpoint that played last."""
-    _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
-    """Rows by sample and number of the task."""
+    _tasks: dict[Task, Task] = field(default_factory=dict)
+    """Equal tasks are one object in memory."""
+    _rows: dict[tuple[str, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
+    """Rows by task id and sample."""
+
+    @classmethod
+    def of(cls, trace: Path) -> RecordedEpisodes:
+        """All episodes of a trace."""
+        found = cls(trace)
+        for place, item in iter_places(trace):
+            if isinstance(item, TraceProblem):
+                found.problems.append(item)
+            else:
+                found.seconds = max(found.seconds, seconds_played(item))
+                found.agent = found.agent or str(item.meta.get("agent", ""))
+                found.add(item, place)
+        return found
 
     def add(self, episode: Episode, place: int | None) -> None:
-        """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""
-        number, task = self.tasks[episode.task.task_id]
-        # an episode that failed before its first observation knows only the id of its task
-        outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
+        """Add `episode`, whose offset in the trace is `place`. Of one task and sample the last without an error counts,
+        or the last."""
         self.pay(episode)
-        self._rows[episode.sample, number] = outcome, episode if place is None else place
+        key = episode.task.task_id, episode.sample
+        if key in self._rows and not self._rows[key][0].status.is_error:
+            if episode.status.is_error:
+                return
+            self.twice += 1
+        outcome = EpisodeOutcome.of(episode, self._tasks.setdefault(episode.task, episode.task))
+        self._rows[key] = outcome, episode if place is None else place
 
     def pay(self, episode: Episode) -> None:
         """Count what `episode` used, and note the endpoint's profile."""
@@ -86,22 +108,39 @@ class RecordedEpisodes:
         self.profile = profile
 
     def has(self, task_id: str, sample: int) -> bool:
-        return (sample, self.tasks[task_id][0]) in self._rows
+        return (task_id, sample) in self._rows
 
     def __len__(self) -> int:
         """Number of tasks and samples that are not missing."""
         return len(self._rows)
 
-    def outcomes(self) -> list[EpisodeOutcome]:
-        """How the episodes ended, sample by sample, tasks in their order."""
-        return [self._rows[key][0] for key in sorted(self._rows)]
+    def _sorted(self) -> list[tuple[EpisodeOutcome, Episode | int]]:
+        """Sample by sample, tasks in the order in which they were asked for."""
+        return sorted(self._rows.values(), key=lambda row: (row[0].sample, row[0].group))
 
-    def episodes(self) -> Sequence[Episode]:
-        """The episodes in the same order."""
-        kept = [self._rows[key][1] for key in sorted(self._rows)]
-        if self.trace is None:
-            return tuple(one for one in kept if isinstance(one, Episode))
-        return TraceEpisodes(self.trace, (one for one in kept if isinstance(one, int)))
+    def outcomes(self) -> list[EpisodeOutcome]:
+        """How the episodes ended, in order."""
+        return [outcome for outcome, _ in self._sorted()]
+
+    def result(self, spec: EvalSpec, agent: str, *, seconds: float, resumed: int, chat: str = "") -> EvalResult:
+        """What these episodes say. Raises ScoreError where none of them counts."""
+        outcomes, kept = self.outcomes(), [one for _, one in self._sorted()]
+        in_memory = tuple(one for one in kept if isinstance(one, Episode))
+        places = (one for one in kept if isinstance(one, int))
+        return EvalResult(
+            spec=spec,
+            agent=agent,
+            episodes=in_memory if self.trace is None else TraceEpisodes(self.trace, places),
+            outcomes=outcomes,
+            scores=score(outcomes, spec.play),
+            seconds=seconds,
+            resumed=resumed,
+            chat=chat,
+            problems=tuple(self.problems),
+            twice=self.twice,
+            used=self.used,
+            profile=self.profile,
+        )
 
 
 def read_recorded(
@@ -115,7 +154,7 @@ def read_recorded(
         spec: settings of this evaluation, which the trace must share.
         errors_again: whether episodes that ended in an error are played again.
     """
-    recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, trace)
+    recorded, hashes = RecordedEpisodes(trace), {task.task_id: task.sha256 for task in tasks}
     if trace is None or not trace.exists():
         return recorded
     mine, specs = record_of(spec), read_specs(trace)
@@ -126,31 +165,25 @@ def read_recorded(
                     f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(now, 60)}; continue "
                     "with the old setting or write to another folder"
                 )
-    problems = list[TraceProblem]()
     for number, (place, episode) in enumerate(iter_places(trace)):
         if isinstance(episode, TraceProblem):
-            problems.append(episode)
+            recorded.problems.append(episode)
             continue
-        where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
-        known = recorded.tasks.get(episode.task.task_id)
-        if episode.spec not in specs or known is None or episode.sample >= samples[episode.task.task_id]:
+        task_id, sample, failed = episode.task.task_id, episode.sample, episode.status.is_error
+        where = f"{trace}, episode {number - len(recorded.problems)} ({task_id} sample {sample})"
+        if episode.spec not in specs or task_id not in hashes or sample >= samples[task_id]:
             raise EvaluationError(f"{where}: it is no episode of this evaluation; write to another folder")
-        recorded.seconds = max(recorded.seconds, seconds_played(episode))
-        failed = episode.status.is_error
-        if failed and errors_again:
-            recorded.pay(episode)
-            continue
         # an episode that failed before its first observation has no hash of its task
-        if not failed and episode.task.sha256 != known[1].sha256:
+        if not failed and episode.task.sha256 != hashes[task_id]:
             raise EvaluationError(
-                f"{where}: sha256 {episode.task.sha256}, the panel says {known[1].sha256}; "
+                f"{where}: sha256 {episode.task.sha256}, the panel says {hashes[task_id]}; "
                 "the trace was played on other data: write to another folder"
             )
-        if not failed or not recorded.has(episode.task.task_id, episode.sample):
-            recorded.add(episode, place)
-        else:
+        recorded.seconds = max(recorded.seconds, seconds_played(episode))
+        if failed and errors_again:
             recorded.pay(episode)
-    recorded.problems = tuple(problems)
+        else:
+            recorded.add(episode, place)
     return recorded
 
 
@@ -366,20 +399,7 @@ class TaskEvaluation:
             gather_shares(self.trace)
             recorded = self._recorded(errors_again)
             resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
-        outcomes = recorded.outcomes()
-        return EvalResult(
-            spec=self.spec,
-            agent=self.agent.name,
-            episodes=recorded.episodes(),
-            outcomes=outcomes,
-            scores=score(outcomes, self.spec.play),
-            seconds=seconds,
-            resumed=resumed,
-            chat=self.chat,
-            problems=recorded.problems,
-            used=recorded.used,
-            profile=recorded.profile,
-        )
+        return recorded.result(self.spec, self.agent.name, seconds=seconds, resumed=resumed, chat=self.chat)
 
     def run_share(self, share: tuple[int, int]) -> None:
         """Play the episodes of process number `share[0]` of `share[1]` into a trace of its own beside the trace.

@@ -91,19 +91,6 @@ APPROXIMATE = "approximate"
 Played = Iterable[Episode | EpisodeOutcome]
 
 
-def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
-    """Places of one episode of each (task, sample): the last without an error, if there is one.
-
-    In the order of evaluations: sample by sample, tasks in the panel's order.
-    """
-    chosen: dict[tuple[str, int], int] = {}
-    for place, one in enumerate(every):
-        before = chosen.setdefault((one.task.task_id, one.sample), place)
-        if every[before].status.is_error or not one.status.is_error:
-            chosen[one.task.task_id, one.sample] = place
-    return sorted(chosen.values(), key=lambda place: (every[place].sample, every[place].group, place))
-
-
 FEW_GROUPS = 10
 """With fewer scenes, worlds or products than this, a number is quoted for these alone."""
 PAPER_ORDER = ("place", "look", "clean", "heat", "cool", "two")
