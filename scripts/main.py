@@ -332,7 +332,10 @@ def exit_status(error: KeyboardInterrupt) -> int:
 
 def resume_hint(verb: str, argv: Sequence[str]) -> str:
     """Says what a stopped `verb` left on disk and how to continue; empty if that is not known."""
-    out = _out_folder(argv)
+    from turngym.scripts.options import pop_option
+
+    named = pop_option(argv, "--out")[1]
+    out = None if named is None else Path(named)
     if verb == "train" and out is not None:
         steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
         return f"; continue from {steps[-1]} with --resume" if steps else "; there is no checkpoint to continue from"
@@ -377,15 +380,6 @@ EXTRAS = {
     "textworld": "alfworld",
 }
 """Optional package -> the extra of turngym that installs it."""
-
-
-def _out_folder(argv: Sequence[str]) -> Path | None:
-    for place, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name == "--out":
-            following = argv[place + 1 : place + 2]
-            return Path(value) if equals else Path(following[0]) if following else None
-    return None
 
 
 if __name__ == "__main__":

@@ -168,12 +168,12 @@ class Comparison:
     """Episodes that are the same in both to the token (of agents without token ids: to the letter)."""
     shared: int = 0
     """Episodes of the same task and sample in both; 0 if one of them is a results file, which holds no episodes."""
-    approximate: tuple[str | None, str | None] = (None, None)
-    """Why success of the first, and of the second, only approximates the benchmark's; None where it is exact."""
-    lost: tuple[str, str] = ("", "")
-    """What the numbers of the first, and of the second, leave out; "" if nothing."""
-    most_lost: int = 0
-    """The larger number of episodes that one of them leaves out."""
+    both: tuple[EvalResult, EvalResult]
+
+    @property
+    def most_lost(self) -> int:
+        """The larger number of episodes that one of them leaves out."""
+        return max(run.scores.errors + run.missing for run in self.both)
 
     def worse_by(self, points: float) -> bool:
         """Whether the second is clearly worse by more than so many points of success, or of the graded score: the whole
@@ -187,7 +187,7 @@ class Comparison:
 
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
-        first, second = ("~" if why else "" for why in self.approximate)
+        first, second = (run.scores.mark for run in self.both)
         return table_of(
             {
                 "": row.name,
@@ -202,8 +202,10 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """A line for every setting that differs, and one if they changed nothing, or not everything."""
-        lines = [f"~ is approximate: {why}" for why in dict.fromkeys(self.approximate) if why]
-        lines += [f"{which}: {what}" for which, what in zip(("first", "second"), self.lost, strict=True) if what]
+        lines = [
+            f"~ is approximate: {why}" for why in dict.fromkeys(run.scores.approximate for run in self.both) if why
+        ]
+        lines += [f"{which}: {run.lost}" for which, run in zip(("first", "second"), self.both, strict=True) if run.lost]
         lines += [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
         if self.differ and self.alike:
             lines.append(f"yet all {self.shared} episodes are the same to the token: what differs changed nothing")
@@ -287,9 +289,7 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         differ=differ,
         same=sum(mine[key] == theirs[key] for key in shared),
         shared=len(shared),
-        approximate=(one.scores.approximate, other.scores.approximate),
-        lost=(one.lost, other.lost),
-        most_lost=max(run.scores.errors + run.missing for run in (one, other)),
+        both=(one, other),
     )
     units = [units_of(run.outcomes, run.spec.play) for run in (one, other)]
     try:
