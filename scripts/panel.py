@@ -119,7 +119,7 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
     given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
-    env = env_maker(command.env, **given, channel=command.channel)()
+    env: Any = env_maker(command.env, **given, channel=command.channel)()
     return env, tasks_of(env.unwrapped), {}
 
 

@@ -337,7 +337,7 @@ def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
         if (run.training / RECORD).is_file():
             yield replace(read_record(run.training), world="", method=name, group="main", seed=seed)
         else:
-            about = {"world": "", "method": name, "group": "main", "about": "", "seed": seed}
+            about: dict[str, Any] = {"world": "", "method": name, "group": "main", "about": "", "seed": seed}
             yield record_of_run(run.training, {}, {}, strict=False, **about)
 
 

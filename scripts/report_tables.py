@@ -157,6 +157,7 @@ def _compared(about: Compared, base: Method, method: Method, means: SameStep) ->
     fixed = any(run.spec is not None and scripted(run.spec) for run in players)
     pair = [run.seed for run in base.runs] == [run.seed for run in method.runs]
     ends = [[task_means(played) for played in side] for side in sides]
+    wanted: list[tuple[Compared, Sequence[Sequence[TaskMeans]], bool]]
     wanted = [(about, *_at_same_step((base, method), ends, means, pair))]
     graded = [[score_means(played) for played in side] for side in sides]
     if any(means for side in graded for means in side):
@@ -165,18 +166,18 @@ def _compared(about: Compared, base: Method, method: Method, means: SameStep) ->
         wanted.append((replace(about, name=f"{about.name}, score", what="score"), ways, pair))
     clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in sides[0][0]}
     rows = []
-    for row, ways, pair in wanted:
+    for row, (first, second), pair in wanted:
         wider = None
         if len(set(clusters.values())) < len(clusters):
-            groups = {task: clusters.get(task, task) for task in ways[0][0]}
-            wider = rise(*ways, clusters=groups, fixed=fixed, pair=pair)
-        rows.append(replace(row, found=rise(*ways, fixed=fixed, pair=pair, p=True), wider=wider))
+            groups = {task: clusters.get(task, task) for task in first[0]}
+            wider = rise(first, second, clusters=groups, fixed=fixed, pair=pair)
+        rows.append(replace(row, found=rise(first, second, fixed=fixed, pair=pair, p=True), wider=wider))
     return rows
 
 
 def _at_same_step(
     sides: tuple[Method, Method], ends: Sequence[Sequence[TaskMeans]], means: SameStep, pair: bool
-) -> tuple[list[Sequence[TaskMeans]], bool]:
+) -> tuple[Sequence[Sequence[TaskMeans]], bool]:
     """The runs of both sides and whether they pair up by seed: at Same-Step where it is known, else at their `ends`.
 
     Of two trainings the seeds that both have count, as in the tables of training. Of the other's tasks those are left
