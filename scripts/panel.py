@@ -114,12 +114,12 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
         if command.env is not None:
             raise TurngymError("export-prompts takes a panel or --env, not both")
         panel = load_panel(command.panel)
-        env = panel.make_env(**more, channel=command.channel)
+        env: Any = panel.make_env(**more, channel=command.channel)
         return env, panel.task_ids, {task.task_id: task.sha256 for task in panel.tasks}
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
     given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
-    env: Any = env_maker(command.env, **given, channel=command.channel)()
+    env = env_maker(command.env, **given, channel=command.channel)()
     return env, tasks_of(env.unwrapped), {}
 
 
