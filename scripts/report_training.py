@@ -387,11 +387,11 @@ def depth_of(method: Method) -> float | None:
     """The turns that were last allowed where nothing was probed, mean over seeds; None where none was controlled."""
     found = []
     for run, record in zip([run for run in method.runs if run.training], method.records, strict=True):
-        known = [step for step in record.steps if step.get("depth/cap") is not None]
-        caps = [step["depth/cap"] for step in known]
+        known = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
+        caps = [cap for _, cap in known]
         if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
             # a probe plays all turns, whatever the depth
-            found.append(float(next((s["depth/cap"] for s in reversed(known) if not s.get("depth/probe")), caps[-1])))
+            found.append(next((cap for step, cap in reversed(known) if not step.get("depth/probe")), caps[-1]))
     return fmean(found) if found else None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import web_browser
 import web_tools
+from late import late
 
 from turngym.agents import load_world, play_web
 from turngym.agents.play_web import COOKIE, MAX_FORM, Games, PlaySettings, create_app
@@ -47,9 +48,7 @@ def app(episodes: list[Episode]) -> Any:
     return create_app(PlaySettings(environments=WORLDS, seed=0), episodes.append)
 
 
-@pytest.mark.parametrize(
-    ("world", "task"), [("household", TASK), ("shop", ""), pytest.param("search", "", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("world", "task"), late([("household", TASK), ("shop", ""), ("search", "")], "shop"))
 def test_the_expert_is_watched_to_the_end(app: Any, episodes: list[Episode], world: str, task: str) -> None:
     player = Player(app).begin(world, task)
     while not player.shows("won"):

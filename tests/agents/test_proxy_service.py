@@ -285,17 +285,6 @@ def test_idle_sessions_end(make_bench: Make) -> None:
     assert busy.wait(20) is not None
 
 
-def test_the_session_that_was_away_longest_makes_room(make_bench: Make) -> None:
-    bench = make_bench(max_sessions=2)
-    for name in ("a", "b"):
-        bench.talk(name, 1)
-        bench.now += 1
-    bench.talk("c", 1)
-    assert [episode.meta["ended"] for episode in bench.episodes] == ["room"]
-    assert bench.episodes[0].turns[0].response == "answer 1"
-    assert len(bench.service.sessions) == 2
-
-
 def test_a_long_session_is_handed_on_in_parts(make_bench: Make) -> None:
     bench = make_bench(session_turns=2)
     messages = bench.talk("a", 5)

@@ -170,6 +170,7 @@ def test_a_whole_list_would_be_noticed(recorded: Callable[[int], Path]) -> None:
     assert growth_of(lambda size: read_trace(recorded(size))) > 5 * MOST
 
 
+@pytest.mark.long
 def test_each_line_is_read_once(recorded: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
 

@@ -30,11 +30,11 @@ NAMES = {
 }
 NAMES["all"] = "/".join(["x=y/-dash", *(NAMES[name] for name in ("signs", "line", "bytes", "markup", "ending"))])
 """What is special wherever it stands is in one path; a home must come first."""
-QUICK = "all"
+QUICK, LATE = "all", (pytest.mark.long, pytest.mark.nightly)
 Run = Callable[..., str]
 
 
-@pytest.fixture(params=[name if name == QUICK else pytest.param(name, marks=pytest.mark.long) for name in NAMES])
+@pytest.fixture(params=[name if name == QUICK else pytest.param(name, marks=LATE) for name in NAMES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of that name in the working folder, as it is typed."""
     monkeypatch.chdir(tmp_path)

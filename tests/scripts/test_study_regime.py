@@ -84,7 +84,13 @@ def test_a_pair_is_measured_on_what_training_logs(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("world", ["alfworld-loops", "webshop-loops", "search-loops", "search-chains"])
+@pytest.mark.parametrize(
+    "world",
+    [
+        "alfworld-loops",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("webshop-loops", "search-loops", "search-chains")),
+    ],
+)
 def test_the_shipped_pairs_with_loops_have_the_signs(world: str) -> None:
     (windows,) = verb.regimes(verb.RegimeOptions(world=(world,), seed=1)).values()
     intervals = windows["before"].intervals

@@ -421,6 +421,7 @@ def test_a_world_of_a_model_that_is_not_here_is_refused_before_anything_runs(
     assert len(launched) == 4
 
 
+@pytest.mark.long
 def test_the_command_writes_and_shows_tables(
     tmp_path: Path, launched: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

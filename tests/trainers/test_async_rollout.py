@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import toy_run as toy
+from late import late
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
@@ -50,6 +51,7 @@ def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Tr
     return replace(made, algorithm=algorithm, source=played, order=order), played
 
 
+@pytest.mark.long
 def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     toy.trainer(tmp_path / "plain", steps=4).train()
     made, _ = stale(tmp_path / "ahead", 0, steps=4)
@@ -64,7 +66,7 @@ def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     assert truncated(made.algorithm, None) is made.algorithm
 
 
-@pytest.mark.parametrize("staleness", [1, 3])
+@pytest.mark.parametrize("staleness", late([1, 3], 1))
 def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Path, staleness: int) -> None:
     made, played = stale(tmp_path / "run", staleness)
     made.train()
@@ -82,6 +84,7 @@ def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Pat
     assert all(0.0 < row["importance/ratio"] <= 2.0 for row in rows)
 
 
+@pytest.mark.long
 def test_the_numbers_do_not_depend_on_timing(tmp_path: Path) -> None:
     one, _ = stale(tmp_path / "one", 2, steps=5)
     one.train()
@@ -113,6 +116,7 @@ def test_a_stopped_run_plays_what_was_under_way_again(tmp_path: Path) -> None:
         stale(tmp_path / "stopped", 1)[0].train(resume=True)
 
 
+@pytest.mark.long
 def test_an_interrupt_between_playing_and_learning_loses_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

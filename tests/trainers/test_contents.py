@@ -15,11 +15,10 @@ from turngym.trainers import contents
 from turngym.trainers.study.records import read_records, record_of_run
 
 METHOD = """
-from dataclasses import dataclass
+from turngym.core import Spec
 from turngym.trainers import AlgorithmSpec
 from turngym.trainers.algorithms import grpo
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Spec):
     power: float = 1.0
 ALGORITHM = AlgorithmSpec(name="credit", config=Config, uses=frozenset({"reward"}), build=grpo.build)
 """

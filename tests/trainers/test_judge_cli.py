@@ -40,13 +40,10 @@ def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("prm-rl", ()),
         ("prm-rl", ("--judge", "expert", "prm_rl.exclude = 'openclaw'", "--prm-rl.kl-coef", "0")),
-        ("opd-hints", ()),
         ("opd-hints", ("--opd-hints.form", "topk", "opd_hints.position = 'last_message'")),
-        ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
-        ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
-        ("prm-opd", ()),
+        pytest.param("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01"), marks=pytest.mark.long),
+        pytest.param("opd-hints", ("--expert", "searching", "--teacher", "MODEL"), marks=pytest.mark.long),
         ("prm-opd", ("--prm-opd.form", "topk", "prm_opd.reject_below = 0.05", "--judge", "rules")),
     ],
 )

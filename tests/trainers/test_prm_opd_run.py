@@ -49,7 +49,8 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
     return read_metrics(out)
 
 
-@pytest.mark.parametrize("form", [pytest.param("sampled", marks=pytest.mark.long), "topk"])
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["sampled", "topk"])
 def test_a_run_learns_from_both(tmp_path: Path, form: str) -> None:
     rows = run(tmp_path / "both", form)
     assert all(known_metric(name) for row in rows for name in row)

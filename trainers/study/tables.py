@@ -444,7 +444,7 @@ def critic(view: StudyWorld) -> Table:
         values = []
         for record in seeds.values():
             half = record.evaluations[-1].step / 2
-            late = [step.get("critic_explained") for step in record.steps if step["step"] > half]
+            late = [step.get("critic_explained") for step in record.steps if (step["step"] or 0) > half]
             known = [value for value in late if value is not None]
             values += [fmean(known)] if known else []
         if values:
