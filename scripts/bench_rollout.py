@@ -22,13 +22,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from turngym.agents.evaluation.open_play import OpenPlay, open_play
+from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
+from turngym.agents.resolve_play import resolve_play
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Count, Million, Number, Seed, Threads
-from turngym.core.protocols import Sampling
 from turngym.core.spec import Spec, Unread, fields_of, needing
 from turngym.core.tables import Table, print_table, table_of
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
@@ -294,8 +296,7 @@ def run_play(bench: PlayBench, threads: int) -> Table:
     from turngym.agents.executor.parallel import ParallelRollout
     from turngym.agents.executor.processes import LocalWorkers
 
-    make_env, agent, system = _players(bench)
-    env = make_env()
+    env = _opened(bench).make_env()
     ids = list(env.unwrapped.task_ids()[: bench.episodes])
     env.close()
     jobs = [Job(task_id=ids[n % len(ids)], sample=n // len(ids), group=n) for n in range(bench.episodes)]
@@ -303,7 +304,9 @@ def run_play(bench: PlayBench, threads: int) -> Table:
     for count in (0, *bench.workers):
         with ExitStack() as stack:
             play: PlayJobs = rollout
-            player = agent()
+            # an engine that has kept nothing
+            ready = _opened(bench)
+            make_env, player, system = ready.make_env, ready.opened.agent, ready.opened.system
             if count:
                 workers = play = ParallelRollout(LocalWorkers(count, threads=threads))
                 stack.callback(workers.close)
@@ -323,28 +326,12 @@ def run_play(bench: PlayBench, threads: int) -> Table:
     return table_of(rows)
 
 
-def _players(bench: PlayBench) -> tuple[Any, Callable[[], Any], str | None]:
-    """Returns a maker of environments, a maker of agents, and the system prompt."""
-    from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.models import hub_folder, load_policy
-    from turngym.agents.playing.env_maker import env_maker, probe
-    from turngym.agents.rendering.chat_settings import ChatSettings
-    from turngym.agents.rendering.open_renderer import renderer_of
-    from turngym.envs.channels import make_channel
-
-    settings = ChatSettings.load(hub_folder(bench.model))
-    kwargs = {"split": HOUSEHOLD.split, "max_turns": HOUSEHOLD.max_turns, **HOUSEHOLD.make}
-    tool = probe(HOUSEHOLD.env_id, kwargs).tool
-    model, tokenizer = load_policy(str(bench.model), "auto")
-    renderer = renderer_of(model, tokenizer, settings, tool)
-
-    def agent() -> ModelAgent:
-        policy = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=bench.slots)
-        channel, sampling = make_channel(settings.channel, tool), Sampling(max_new_tokens=settings.max_new_tokens)
-        return ModelAgent(policy, renderer, channel, sampling, max_context=settings.max_context)
-
-    return env_maker(HOUSEHOLD.env_id, **kwargs, channel=settings.channel), agent, settings.system
+def _opened(bench: PlayBench) -> OpenPlay:
+    """The household and the model that plays it, as `turngym rollout` opens them."""
+    asked: dict[str, Any] = {"env": HOUSEHOLD.env_id, "split": HOUSEHOLD.split, "env_kwargs": dict(HOUSEHOLD.make)}
+    asked |= {"max_turns": HOUSEHOLD.max_turns, "agent": f"model:{bench.model}", "temperature": 1.0}
+    found = resolve_play([("turngym bench rollout", {**asked, "slots": bench.slots})], usual=ROLLOUT_DEFAULTS)
+    return open_play(found.spec)
 
 
 # --- The command
