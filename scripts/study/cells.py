@@ -168,7 +168,7 @@ def _cell(
     """The run of a method or a start in a world, with seed 0."""
     where = f"{study.where}, {method.name} in {place.name}"
     folder = out / "cells" / place.name / (f"start-{method.name}" if is_start else f"{method.name}-seed0")
-    shared, wanted = _shared(study, place, method.algorithm), study.file.evaluate
+    shared, wanted = _shared(study, place, method.algorithm), study.evaluate
     if is_start:
         # a start is not evaluated, and what methods begin with in this world does not hold for it
         shared = [_for_start(layer, method.algorithm) for layer in shared]
@@ -293,7 +293,7 @@ def _agent(study: Study, place: Place, method: StudyMethod, out: Path, starts: d
     """An evaluation by the rules of the evaluations of training in its world, with seed 0."""
     where, agent = f"{study.where}, {method.name} in {place.name}", str(method.keys.agent)
     # an algorithm that needs no teacher
-    top = {"eval_samples": study.file.evaluate.samples, **first_tasks(study.file.evaluate.tasks), "out": str(out)}
+    top = {"eval_samples": study.evaluate.samples, **first_tasks(study.evaluate.tasks), "out": str(out)}
     world = _resolved("grpo", [*_shared(study, place, "grpo"), Layer(name="study", table=top, asked=True)], where).spec
     rules = evaluation_of(world)
     if rules is None:

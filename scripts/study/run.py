@@ -165,7 +165,7 @@ def _run(options: RunOptions, command: str) -> Records:
     if options.executor == "ray":
         _run_on_ray(cells, options, study, keep_records)
     else:
-        run_cells(cells, options.parallel, _average_weights if study.file.evaluate.average else None, keep_records)
+        run_cells(cells, options.parallel, _average_weights if study.evaluate.average else None, keep_records)
     records = keep_records()
     if not records.records:
         raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
@@ -316,7 +316,7 @@ def _run_on_ray(cells: Sequence[Cell], options: RunOptions, study: Study, record
     if own:
         cores = None if address else min(options.parallel, available_cores())
         ray.init(address=address, num_cpus=cores, log_to_driver=False)
-    average_too, failed = study.file.evaluate.average, list[str]()
+    average_too, failed = study.evaluate.average, list[str]()
     try:
         play = ray.remote(num_cpus=1, max_retries=0)(_cell_task)
         with Board(cells) as board:

@@ -134,7 +134,7 @@ class File(Spec):
     seeds: Seeds = (0,)
     baseline: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
-    evaluate: Evaluate = Evaluate()
+    evaluate: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: dict[str, dict[str, Any]] = field(default_factory=dict)
     tables: Names = ("overview",)
@@ -158,6 +158,7 @@ class Study:
     places: tuple[Place, ...]
     train: Layer
     """Settings that methods share."""
+    evaluate: Evaluate
     methods: Mapping[str, StudyMethod]
     starts: Mapping[str, StudyMethod]
     """Runs whose models other runs begin with, by name: `[starts.NAME]`, written as methods are."""
@@ -266,6 +267,7 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
         file=file,
         places=tuple(_places(file, where)),
         train=_settings(file.train, f"{where}: train", asked=False),
+        evaluate=read(Evaluate, file.evaluate, f"{where}: evaluate"),
         methods=methods,
         starts=starts,
     )
