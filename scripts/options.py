@@ -74,12 +74,6 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
     """Reads one of several types, which the first word names, and runs its function. Returns its exit status.
 
     The name of a type on a command line is that of its class in lower case with dashes: `export-prompts`.
-
-    Args:
-        verbs: type of settings -> the function that gets an object of it, and returns the exit status.
-        argv: the words behind the verb; the first one names the type.
-        prog: the command, such as `turngym trace`, for its help and errors.
-        about: what the help says above the verbs.
     """
     named = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in verbs}
     if not argv or argv[0] in (*HELP, HELP_ALL):
@@ -337,13 +331,7 @@ def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
 
 
 def _keep_inputs(own: Any, config: str | None, others: Sequence[Mapping[str, Any]]) -> None:
-    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it.
-
-    Args:
-        own: the settings of the verb's own type.
-        config: the file of settings; None for none.
-        others: tables of the verb's other type.
-    """
+    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it."""
     out = getattr(own, "out", None)
     # every verb writes into a folder beside what is there, or one file
     if out is None or not goal_of(out := user_path(out)).is_file():

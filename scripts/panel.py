@@ -82,8 +82,8 @@ class ExportPrompts(Spec):
             yield from needing("--form tasks", "channel", "seed")
 
 
-def export_prompts(command: ExportPrompts) -> int:
-    """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
+def _export_prompts(command: ExportPrompts) -> int:
+    """Writes the file. Raises TurngymError if the tasks do not have the form."""
     # the environment may be made of the very file: its arguments name it
     must_be_new(command.out, TurngymError)
     must_end(command.out, ".parquet")
@@ -93,12 +93,16 @@ def export_prompts(command: ExportPrompts) -> int:
         questions = isinstance(env.unwrapped, SearchEnv)
         form = command.form if command.form != "auto" else "search-r1" if questions else "tasks"
         if form == "tasks":
-            return write_prompt_rows(_rows(env, task_ids, hashes, command.seed), command.out)
-        if not questions:
+            count = write_prompt_rows(_rows(env, task_ids, hashes, command.seed), command.out)
+        elif questions:
+            asked = [env.unwrapped.source.questions[name] for name in task_ids]
+            count = write_prompts(asked, command.out, command.prompt)
+        else:
             raise TurngymError("--form search-r1: only questions of turngym/Search-v0 have it; use --form tasks")
-        return write_prompts([env.unwrapped.source.questions[name] for name in task_ids], command.out, command.prompt)
     finally:
         env.close()
+    print(f"{count} prompts in {command.out}")
+    return 0
 
 
 def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]:
@@ -107,16 +111,13 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
     if command.panel is not None:
         if command.env is not None:
             raise TurngymError("export-prompts takes a panel or --env, not both")
-        panel: Panel = load_panel(command.panel)
-        return (
-            panel.make_env(**more, channel=command.channel),
-            panel.task_ids,
-            {task.task_id: task.sha256 for task in panel.tasks},
-        )
+        panel = load_panel(command.panel)
+        env: Any = panel.make_env(**more, channel=command.channel)
+        return env, panel.task_ids, {task.task_id: task.sha256 for task in panel.tasks}
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
     given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
-    env: Any = env_maker(command.env, **given, channel=command.channel)()
+    env = env_maker(command.env, **given, channel=command.channel)()
     return env, tasks_of(env.unwrapped), {}
 
 
@@ -221,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
     verbs: dict[type, Callable[[Any], int]] = {
         List: _list,
         Show: _show,
-        Verify: _verify,
+        Verify: lambda command: verify(load_panel(command.panel), **_data(command.data)),
         Write: _write,
         ExportPrompts: _export_prompts,
         ExportGames: _export_games,
@@ -257,9 +258,9 @@ def _show(command: Show) -> int:
     return 0
 
 
-def _verify(command: Verify) -> int:
-    panel = load_panel(command.panel)
-    env = panel.make_env(**_data(command.data))
+def verify(panel: Panel, **made: Any) -> int:
+    """Compares the tasks with the user's data, and says what differs; status 1 if any does."""
+    env = panel.make_env(**made)
     try:
         problems = verify_panel(panel, env)
     finally:
@@ -284,12 +285,6 @@ def _write(command: Write) -> int:
         **_data(command.data),
     )
     print(f"{len(panel.tasks)} tasks in {write_panel(panel, command.out)}")
-    return 0
-
-
-def _export_prompts(command: ExportPrompts) -> int:
-    count = export_prompts(command)
-    print(f"{count} prompts in {command.out}")
     return 0
 
 

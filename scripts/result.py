@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.adapters import every_eval_ever, hub_results, inspect_log
-from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, packed, play_again
+from turngym.agents.evaluation.packed import check_result, inconsistencies, pack_result, packed, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result, read_sealed
 from turngym.agents.evaluation.rules import deviations
 from turngym.core.errors import TurngymError
@@ -131,7 +131,7 @@ def check(options: Check) -> int:
     for path in options.files:
         start = time.monotonic()
         result = read_result(path)
-        found = differences(result, panel=options.panel, data=options.data, env_kwargs=given)
+        found = check_result(result, panel=options.panel, data=options.data, env_kwargs=given)
         # who lacks episodes, or has others, has nothing to be compared with
         if options.agent is not None and not inconsistencies(result):
             found += play_again(

@@ -40,11 +40,8 @@ class ServePlay(Spec):
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServePlay, argv, prog="turngym serve play", about=__doc__))
-
-
-def serve(config: ServePlay) -> int:
     """Serve until a signal."""
+    config = read_options(ServePlay, argv, prog="turngym serve play", about=__doc__)
     from turngym.agents.play_web import Games, create_app
     from turngym.envs.visitors import EpisodeRecorder
 

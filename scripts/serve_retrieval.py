@@ -67,11 +67,8 @@ class ServeRetrieval(Spec):
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServeRetrieval, argv, prog="turngym serve retrieval", about=__doc__))
-
-
-def serve(config: ServeRetrieval) -> int:
     """Serve until a signal."""
+    config = read_options(ServeRetrieval, argv, prog="turngym serve retrieval", about=__doc__)
     # before faiss loads: its threads spin while they wait for each other, which takes the cores from the clients
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from turngym.retrieval.batching import ProcessRetriever

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -56,16 +56,20 @@ class ServeWebshop(Spec):
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServeWebshop, argv, prog="turngym serve webshop", about=__doc__))
-
-
-def serve(config: ServeWebshop) -> int:
     """Serve until a signal."""
+    config = read_options(ServeWebshop, argv, prog="turngym serve webshop", about=__doc__)
     from turngym.envs.visitors import EpisodeRecorder
     from turngym.envs.webshop.shop import open_shop
-    from turngym.envs.webshop.web import create_app
+    from turngym.envs.webshop.web import VisitLimits, WebSettings, create_app
 
-    settings = settings_of(config)
+    settings = WebSettings(
+        split=config.split,
+        compat=config.compat,
+        attributes=config.attributes,
+        pictures=config.pictures,
+        seed=config.seed,
+        limits=VisitLimits(visits=config.visits, idle=config.idle),
+    )
     recorder = None if config.out is None else EpisodeRecorder(config.out)
     shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
     try:
@@ -82,17 +86,3 @@ def serve(config: ServeWebshop) -> int:
             recorder.close()
     print("stopped; everything accepted was answered" if server.drained else "stopped before all was answered")
     return 0
-
-
-def settings_of(config: ServeWebshop) -> Any:
-    """The settings of the pages in `config`."""
-    from turngym.envs.webshop.web import VisitLimits, WebSettings
-
-    return WebSettings(
-        split=config.split,
-        compat=config.compat,
-        attributes=config.attributes,
-        pictures=config.pictures,
-        seed=config.seed,
-        limits=VisitLimits(visits=config.visits, idle=config.idle),
-    )

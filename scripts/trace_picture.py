@@ -114,14 +114,8 @@ def _wrapped(text: str, kind: str, width: int) -> list[Line]:
 
 
 def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
-    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves.
-
-    Args:
-        episode: what is shown, turn by turn.
-        seconds: time that each frame is shown; the last one stays `HOLD` times as long.
-        rows: most lines of text in a frame; of a longer text the end is shown.
-        width: most characters of a line.
-    """
+    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves. The last frame
+    stays `HOLD` times as long as others; of a longer text the last `rows` lines are shown."""
     shown = frames(episode, width)
     count = len(shown) - 1 + HOLD
     total = round(count * seconds, 3)

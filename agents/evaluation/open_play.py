@@ -53,9 +53,6 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     """Opens what `spec` says.
 
     Raises TurngymError for an environment or agent that cannot be opened, or that is not as `spec` has recorded it.
-
-    Args:
-        agent: who plays, where that is an object; None: whom `spec` names.
     """
     env_id, made = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
     env = probe(env_id, made)
@@ -78,12 +75,8 @@ def record_of(spec: EvalSpec) -> dict[str, Any]:
 
 
 def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: str | Sequence[str]) -> None:
-    """Writes the settings of an evaluation or rollout in the form that `--config` reads.
-
-    Args:
-        found: what was asked for, with the origin of every value.
-        spec: the same with what opening has found out.
-    """
+    """Writes the settings of an evaluation or rollout in the form that `--config` reads: what was asked for (`found`),
+    and in `spec` what opening has found out."""
     about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
     record = record_of(spec)
     origins = {**found.origins, **dict.fromkeys(differing(record, record_of(found.spec)), "found")}

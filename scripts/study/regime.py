@@ -30,15 +30,10 @@ from turngym.scripts.options import read_options
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import thirds
-from turngym.trainers.study.regime_table import MeasuredRegime, regime_table
+from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
 TOGETHER = 6
 """Episodes of a step in which a pair is measured: intervals come from the differences between steps."""
-ABOUT = """\
-Signs that depth can pay: deep / shallow KL below 60 %, the deep third's share of the KL mass at most 12 %, teacher
-entropy falling with depth in failed episodes. Shallow and deep turns are the first and last third of full depth; KL is
-the raw reverse KL in nats per token; G is that of failed less that of successful episodes. In brackets: 95 % intervals
-over steps (jackknife). Looping: episodes that give an observation the same action three times."""
 
 
 def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> MeasuredRegime:

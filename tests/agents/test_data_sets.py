@@ -108,7 +108,7 @@ def test_games_are_fetched_unpacked_and_found(
     # they are not the original's, and verify says so
     capsys.readouterr()
     assert command.main(["data", "verify", "alfworld"]) == 1
-    assert "alfworld-valid-seen-v2, 140 tasks: 140 tasks differ" in capsys.readouterr().out
+    assert "alfworld-valid-seen-v2: 140 of 140 tasks differ" in capsys.readouterr().out
     assert command.main(["data", "where", "alfworld"]) == 0
     assert str(tmp_path / "games") in capsys.readouterr().out
     assert command.main(["data", "list"]) == 0

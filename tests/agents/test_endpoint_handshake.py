@@ -169,7 +169,7 @@ def test_a_call_that_the_server_lost_is_no_mistake_of_the_models(serve: Any, mak
 def test_an_endpoint_that_is_another_when_a_run_goes_on_is_said(serve: Any, make_doors: Any) -> None:
     make = make_doors("tool")
     first, second = rollout(JOBS, make, agent_for(make, serve(SERVERS["ollama"].fake())))
-    recorded = RecordedEpisodes({})
+    recorded = RecordedEpisodes()
     recorded.pay(first)
     # what was noticed, and what it cost, differ by chance
     recorded.pay(replace(second, meta=second.meta | {"endpoint": first.meta["endpoint"] | {"noticed": ["x"]}}))

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure, shown_apart
 from turngym.agents.evaluation.seeds import (
     Design,
-    Price,
     Spread,
     TaskMeans,
     VarianceParts,
@@ -317,9 +316,12 @@ def test_more_never_needs_a_larger_difference(seed: float, paired: bool) -> None
 def test_the_cheapest_design_depends_on_what_is_dear() -> None:
     known = spread(seed=0.0004, task=0.01, sample=0.2)
     designs = [Design(seeds=s, tasks=m, samples=k) for s in (2, 3, 5, 8, 12) for m in (50, 200) for k in (1, 4)]
-    prices = {"training": Price(training=9.0, episode=0.001), "playing": Price(training=0.0, episode=1.0)}
+    prices = {
+        "training": lambda design: 9.0 * design.runs + 0.001 * design.episodes,
+        "playing": lambda design: float(design.episodes),
+    }
     enough = [one for one in designs if power(known, one, 0.08) >= 0.8]
-    by_hand = {name: min(enough, key=lambda one: (price.hours(one), one.episodes)) for name, price in prices.items()}
+    by_hand = {name: min(enough, key=lambda one: (price(one), one.episodes)) for name, price in prices.items()}
     assert by_hand["training"].seeds < by_hand["playing"].seeds
     assert {name: cheapest(known, 0.08, price, designs) for name, price in prices.items()} == by_hand
     assert cheapest(known, 0.001, prices["playing"], designs) is None

@@ -32,10 +32,8 @@ import words as word_counts
 
 from turngym.agents.resolve_play import play_asked
 from turngym.envs.panels import list_panels
-from turngym.scripts import bench, options
 from turngym.scripts import main as command
-from turngym.scripts import serve as serve
-from turngym.scripts.study import main as study
+from turngym.scripts import options
 from turngym.scripts.study.study_file import built_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -374,9 +372,7 @@ SUBVERBS = {
     "panel": ("list", "show", "verify", "write", "export-prompts"),
     "trace": ("print", "filter", "parquet", "html"),
     "index": ("build", "inspect", "plan"),
-    "serve": tuple(serve.VERBS),
-    "bench": tuple(bench.VERBS),
-    "study": tuple(study.VERBS),
+    **{name: tuple(one.verbs) for name, one in command.VERBS.items() if isinstance(one, command.Group)},
     "data": ("get", "list", "where", "verify"),
     "endpoint": ("check",),
 }

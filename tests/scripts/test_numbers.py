@@ -29,9 +29,6 @@ from turngym.trainers.live.proxy_options import ALGORITHMS, proxy_class
 from turngym.trainers.train_config import config_class, train_config
 from turngym.trainers.training_costs import StepWorkload
 
-LEAVES = ("turngym.scripts.main", "turngym.scripts.study.main", "turngym.scripts.serve", "turngym.scripts.bench")
-"""Modules whose `main` only finds the verb."""
-
 
 class Asked(Exception):
     """Holds the settings classes that a verb asks for."""
@@ -48,7 +45,12 @@ def classes() -> Iterator[tuple[str, type[Any]]]:
     yield from (("turngym serve proxy", proxy_class(name)) for name in (None, *ALGORITHMS))
     try:
         for module in pkgutil.walk_packages(turngym.scripts.__path__, "turngym.scripts."):
-            if module.name in LEAVES or "examples" in module.name or module.name.endswith(("__main__", "bootstrap")):
+            # its `main` only finds the verb
+            if (
+                module.name == "turngym.scripts.main"
+                or "examples" in module.name
+                or module.name.endswith(("__main__", "bootstrap"))
+            ):
                 continue
             verb = importlib.import_module(module.name)
             # of a package of verbs, `main` is the module that finds them

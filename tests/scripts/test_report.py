@@ -441,7 +441,7 @@ def test_episodes_are_kept_without_their_text(tmp_path: Path) -> None:
 
     path = tmp_path / "random.jsonl"
     assert rollout.main(["--agent", "random", "--tasks", "2", "--max-turns", "5", "--out", str(path)]) == 0
-    run = load_run(str(path))
+    run = load_run("", path)
     assert score(run.episodes) == score(read_trace(path)[0])
     assert [sum(episode.verdicts) for episode in run.episodes] == [5, 5]
     out = tmp_path / "out"

@@ -360,7 +360,7 @@ def test_the_studies_that_come_along_can_be_run(name: str, tmp_path: Path) -> No
     study = read_study_file(name, ["seeds = [0]"])
     found = cells_of(study, tmp_path)
     assert study.title
-    assert study.tables
+    assert study.file.tables
     assert len({cell.folder for cell in found}) == len(found)
 
 

@@ -67,7 +67,7 @@ def test_a_recorded_study_is_a_pilot(capsys: pytest.CaptureFixture[str]) -> None
     assert main([*data, "--methods", "opd", "atod", "--seeds", "3", "--tasks", "100", "--samples", "4"]) == 0
     said = capsys.readouterr().out
     # what the study's own table says of the same runs
-    shown = overview(StudyWorld(world="", rows=WORLD, baseline="opd", against={}))[1]
+    shown = overview(StudyWorld(rows=WORLD, baseline="opd", against={}))[1]
     (minus,) = [line[3] for line in shown if line[0] == "atod"]
     found = re.search(r"x 4 samples, Same-Step \(mean of the last 4 evaluations\): (\S+) points (\[.*?\])", said)
     assert found is not None

@@ -49,7 +49,7 @@ def least_time(rows: Rows, measure: results.Measure = "seconds", window: float =
 
 
 def view(rows: Rows, baseline: str = "opd") -> StudyWorld:
-    return StudyWorld(world="house", rows=rows, baseline=baseline, against={})
+    return StudyWorld(rows=rows, baseline=baseline, against={})
 
 
 OPD = [record("opd", 0, [0.5, 0.6, 0.7, 0.7, 0.8, 0.8], 2.0), record("opd", 1, [0.5, 0.6, 0.6, 0.7, 0.7, 0.8], 2.0)]
@@ -401,7 +401,7 @@ def test_the_start_stands_above_what_became_of_it() -> None:
         "start of reads": pytest.approx(0.45),
     }
     for name in ("overview", "accuracy"):
-        header, lines = TABLES[name].make(view(rows))
+        header, lines = TABLES[name](view(rows))
         assert [line[0] for line in lines] == ["start", "start of reads", *rows]
         assert {len(line) for line in lines} == {len(header)}
         assert lines[1][2].startswith("45.0")
