@@ -36,6 +36,7 @@ from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
+from turngym.core.spec import Spec
 from turngym.retrieval.server import RetrievalService
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ except ImportError:
     HTTPChannel = HTTPRequestParser = TcpWSGIServer = ErrorTask = WSGITask = object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class Listen(Spec):
     """Where the server listens."""
 
     # the names are those of the arguments of DrainingServer and AsgiServer

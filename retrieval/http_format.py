@@ -10,75 +10,55 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from turngym.core.errors import RetrievalError
-from turngym.core.numbers import NotNegative, Number
+from turngym.core.numbers import Count, NotNegative, Number, Positive
 from turngym.core.redaction import brief, excerpt
+from turngym.core.spec import SettingsError, Spec
 from turngym.core.user_files import too_many_values
 from turngym.retrieval.core import Hit, Passage
 from turngym.retrieval.corpus import parse_row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalServerSettings:
+class RetrievalServerSettings(Spec):
     """Limits, batching and cache of one retrieval server."""
 
-    topk: Number = 3
+    topk: Count = 3
     """Passages per query if a request does not say."""
-    max_topk: Number = 100
+    max_topk: Count = 100
     """Most passages per query that a request may ask for."""
-    max_queries: Number = 8192
+    max_queries: Count = 8192
     """Most queries in one request; Search-R1 sends a whole training batch at once."""
-    max_query_chars: Number = 32_768
+    max_query_chars: Count = 32_768
     """Longest query, in characters."""
-    max_body: Number = 32 * 2**20
+    max_body: Count = 32 * 2**20
     """Largest request body, in bytes."""
-    max_batch: Number = 32
+    max_batch: Count = 32
     """Most queries that one call of the retriever answers. Half of the clients is best: the other half sends its next
     queries meanwhile."""
     window_ms: NotNegative = 3.0
     """How long a batch waits for more queries while several clients are busy; an idle server never waits."""
-    workers: Number = 1
+    workers: Count = 1
     """Threads that call the retriever; faiss uses all cores in each."""
     max_waiting: Number = 32_768
     """Most queries that may wait; further ones are refused with 503 until some are answered."""
-    deadline: NotNegative = 12.0
+    deadline: Positive = 12.0
     """Seconds after which a waiting request is answered with 503; should be less than the client's own deadline."""
     cache: Number = 16_384
     """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
 
     def __post_init__(self) -> None:
-        from_1 = ("topk", "max_topk", "max_queries", "max_query_chars", "max_body", "max_batch", "workers")
-        check_numbers(self, "server", above_0=("deadline",), from_1=from_1)
         if self.topk > self.max_topk:
-            raise RetrievalError(f"server setting topk is {self.topk}, more than max_topk, {self.max_topk}")
+            raise SettingsError(f"topk is {self.topk}; valid: at most {self.max_topk}, max_topk")
         if self.max_waiting < self.max_queries:
-            raise RetrievalError(
-                f"server setting max_waiting is {self.max_waiting}, less than max_queries, {self.max_queries}: "
-                "a request of allowed size would always be refused"
+            raise SettingsError(
+                f"max_waiting is {self.max_waiting}; valid: at least {self.max_queries}, max_queries: a request of "
+                "allowed size would always be refused"
             )
-
-
-def check_numbers(settings: Any, whose: str, *, above_0: Collection[str], from_1: Collection[str]) -> None:
-    """Raises RetrievalError for a field of `settings` that is too small or not finite, or not whole as its default is.
-
-    Args:
-        whose: begins the error: `client` or `server`.
-        above_0: fields that must be more than 0.
-        from_1: fields that must be at least 1; all others are at least 0.
-    """
-    for field in fields(settings):
-        name, value = field.name, getattr(settings, field.name)
-        least, wanted = int(name in from_1), "a whole number" if isinstance(field.default, int) else "a finite number"
-        kind = int if isinstance(field.default, int) else (int, float)
-        number = isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
-        if not number or (name in above_0 and value == 0):
-            limit = "more than 0" if name in above_0 else f"at least {least}"
-            raise RetrievalError(f"{whose} setting {name} is {value!r}; it must be {wanted}, {limit}")
 
 
 FIELDS = ("queries", "query", "topk", "return_scores")

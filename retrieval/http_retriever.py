@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from msgspec.structs import asdict
 
 from turngym.core.clean_keys import clean_address
 from turngym.core.errors import RetrievalError
@@ -26,13 +27,14 @@ from turngym.core.http_client import (
     read_json,
     retry_after,
 )
+from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed
 from turngym.core.redaction import redacted
+from turngym.core.spec import Spec
 from turngym.retrieval.answer_cache import Answers
 from turngym.retrieval.core import Hit, RetrieverUnavailable, check_request, renew_in_children
 from turngym.retrieval.http_format import (
     FINGERPRINT_HEADER,
     WireError,
-    check_numbers,
     normalize,
     read_reply,
     request_body,
@@ -75,38 +77,33 @@ class Breaker:
             self._retry_at = self._clock() + self._cooldown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
+class ClientSettings(Spec):
     """Time-outs, retries and cache of a client. Durations are in seconds."""
 
-    deadline: float = 20.0
+    deadline: Positive = 20.0
     """Seconds for one `search`, with all attempts and waits."""
-    connect: float = 3.0
+    connect: Positive = 3.0
     """Seconds for one connection."""
-    attempt: float = 15.0
+    attempt: Positive = 15.0
     """Seconds for one request and its whole answer; our server gives up after 12 s by itself."""
-    retries: int = 2
+    retries: Number = 2
     """Further attempts after a failed one."""
-    backoff: float = 0.1
+    backoff: NotNegative = 0.1
     """Mean wait before the first retry; doubles with each."""
-    breaker_failures: int = 3
+    breaker_failures: Count = 3
     """Failed searches in a row after which the server is not asked for a while."""
-    breaker_cooldown: float = 5.0
+    breaker_cooldown: NotNegative = 5.0
     """How long it is not asked."""
-    cache: int = 8_192
+    cache: Number = 8_192
     """Queries whose answers are remembered, 4 kB each (a longer one counts as several); 0 remembers none."""
-    chunk: int = 512
+    chunk: Count = 512
     """Most queries per request."""
-    max_query_chars: int = 32_768
+    max_query_chars: Count = 32_768
     """Longer queries are cut, because a server would refuse them."""
-    max_answer: int = 64 * 2**20
+    max_answer: Count = 64 * 2**20
     """Largest answer that is read, in bytes."""
-    seed: int = 0
+    seed: Seed = 0
     """Seeds the jitter of the waits."""
-
-    def __post_init__(self) -> None:
-        from_1 = ("breaker_failures", "chunk", "max_query_chars", "max_answer")
-        check_numbers(self, "client", above_0=("deadline", "connect", "attempt"), from_1=from_1)
 
 
 class HttpRetriever:
@@ -139,7 +136,7 @@ class HttpRetriever:
         except ImportError as error:
             raise RetrievalError("asking a retrieval server needs httpx: pip install 'turngym[serve]'") from error
         self._base = _base(url)
-        self.settings = _settings(settings or ClientSettings(), overrides)
+        self.settings = ClientSettings(**(asdict(settings) if settings else {}) | overrides)
         self._clock, self._sleep = clock, sleep
         self._fingerprint: str | None = None
         self._closed = False
@@ -285,11 +282,3 @@ def _base(url: str) -> str:
     if "?" in url or "#" in url:
         raise RetrievalError(f"retriever url {redacted(url)!r} has a ? or a # in it; write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/retrieve").rstrip("/")
-
-
-def _settings(settings: ClientSettings, overrides: dict[str, Any]) -> ClientSettings:
-    names = [field.name for field in fields(ClientSettings)]
-    unknown = [name for name in overrides if name not in names]
-    if unknown:
-        raise RetrievalError(f"unknown client setting {unknown[0]!r}; valid: {', '.join(names)}")
-    return replace(settings, **overrides)

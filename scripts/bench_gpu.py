@@ -35,7 +35,7 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Million, Processes
 from turngym.core.protocols import Policy
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import print_table
 from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
@@ -44,8 +44,7 @@ from turngym.trainers.model_shapes import shape_named
 from turngym.trainers.training_costs import Chip, CostEstimate, StepWorkload, chip_named, estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuBench:
+class GpuBench(Spec):
     """Sizes of the step."""
 
     student: str = "1.7B"

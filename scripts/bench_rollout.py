@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -30,7 +30,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Count, Million, Number, Seed, Threads
 from turngym.core.protocols import Sampling
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, fields_of, needing
 from turngym.core.tables import print_table
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.options import read_options
@@ -266,8 +266,7 @@ def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
 # --- Whole rollouts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayBench:
+class PlayBench(Spec):
     """Rollouts of the embedded household with the shipped student. Each row plays the same episodes."""
 
     model: Path = CHECKPOINTS / "alfworld" / "student"
@@ -458,8 +457,7 @@ def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
 # --- The command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutBench:
+class RolloutBench(Spec):
     """Sizes of the episodes and of the models."""
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -474,13 +472,13 @@ class RolloutBench:
     """Threads of torch."""
     seed: Seed = 0
     """Seed of the weights and the observations."""
-    play: PlayBench = field(default_factory=PlayBench)
+    play: PlayBench = PlayBench()
 
     def unread(self) -> Unread:
         if not self.models:
             yield from needing("--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
-            named = (item.name for item in fields(PlayBench) if item.name != "episodes")
+            named = (item.name for item in fields_of(PlayBench) if item.name != "episodes")
             yield from needing("--episodes of 1 or more", *(f"play.{one}" for one in named))
 
 

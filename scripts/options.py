@@ -29,6 +29,7 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import (
     Setting,
     SettingsError,
+    Spec,
     at,
     choices_of,
     expand,
@@ -43,7 +44,7 @@ from turngym.core.spec import (
 from turngym.core.tables import table_text
 from turngym.core.user_files import goal_of, keep_inputs, user_path
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Spec)
 CONFIG, PRINT, HELP, HELP_ALL = "--config", "--print", ("--help", "-h"), "--help-all"
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 COMMAND_LINE = "command line"
@@ -59,7 +60,7 @@ def read_options(
     Raises TurngymError for an option that does not exist, that cannot have its value, or that nothing would read.
 
     Args:
-        cls: a frozen dataclass, or a Spec; the docstrings of its fields are the help.
+        cls: a Spec; the docstrings of its fields are the help.
         argv: the words behind the verb.
         prog: the command, such as `turngym plan`, for its help and errors.
         about: what the help says above the options.

@@ -15,7 +15,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Seed
-from turngym.core.spec import Positional, Unread, needing
+from turngym.core.spec import Positional, Spec, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, must_end, read_text
@@ -49,14 +48,13 @@ from turngym.scripts.options import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportPrompts:
+class ExportPrompts(Spec):
     """Write the prompts of a panel's tasks, or of an environment's, as parquet that verl's trainers read."""
 
-    panel: Positional[str | None] = None
-    """Name, full name, or path of a manifest; without one the tasks of --env."""
     out: Path
     """The parquet file; must not exist."""
+    panel: Positional[str | None] = None
+    """Name, full name, or path of a manifest; without one the tasks of --env."""
     form: Literal["auto", "search-r1", "tasks"] = "auto"
     """`search-r1`: one message with instructions and question, as Search-R1 has it; `tasks`: what the environment says
     first, and the task for our agent loop. auto: search-r1 for panels of turngym/Search-v0, else tasks."""
@@ -130,8 +128,7 @@ def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) 
         yield prompt_row(said.task, said.system, said.observation, index=index, seed=seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchTests:
+class SearchTests(Spec):
     """Write the seven test sets of Search-R1 as panels, from your files; the official counts are checked."""
 
     files: Positional[tuple[Path, ...]]
@@ -144,13 +141,11 @@ _SHOWN_TASKS = 20
 Name = Positional[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class List:
+class List(Spec):
     """List the panels that come with turngym."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Show:
+class Show(Spec):
     """Print one panel: environment, categories, tasks."""
 
     panel: Name
@@ -159,8 +154,7 @@ class Show:
     """Print every task with its hash."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Recompute the hashes of a panel's tasks from your data and compare; status 1 if any differs."""
 
     panel: Name
@@ -169,8 +163,7 @@ class Verify:
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class Write(Spec):
     """Write a panel of an environment's tasks. An existing manifest with other content is never replaced."""
 
     name: Name
@@ -189,14 +182,13 @@ class Write:
     """File with one task id per line; by default all tasks of the environment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportGames:
+class ExportGames(Spec):
     """Write generated ALFWorld games as the `game.tw-pddl` files that TextWorld and alfworld's own loader read."""
 
-    panel: Positional[str | None] = None
-    """Name, full name, or path of a manifest; without one the games of --env-kwargs."""
     out: Path
     """Folder for the games, as `alfworld-download` lays them out: json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl."""
+    panel: Positional[str | None] = None
+    """Name, full name, or path of a manifest; without one the games of --env-kwargs."""
     env_kwargs: str = "{}"
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
     limit: Count | None = None
@@ -207,8 +199,7 @@ class ExportGames:
             yield from needing("the games of the environment (no panel)", "env_kwargs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Croissant:
+class Croissant(Spec):
     """Write panels as a data set with its description in Croissant, which dataset searches and mlcroissant read."""
 
     panels: Positional[tuple[str, ...]]

@@ -10,7 +10,6 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
@@ -20,7 +19,7 @@ from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.settings import read_toml
-from turngym.core.spec import Unread, at, flat, kind_of, needing, plain
+from turngym.core.spec import Spec, Unread, at, changed, flat, kind_of, needing, plain
 from turngym.core.tables import Table, print_table
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
@@ -34,8 +33,7 @@ from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig,
 from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Spec):
     """Which models on which machines."""
 
     student: str = "1.7B"
@@ -50,7 +48,7 @@ class PlanOptions:
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
-    work: StepWorkload = field(default_factory=StepWorkload)
+    work: StepWorkload = StepWorkload()
 
     def unread(self) -> Unread:
         if self.steps is None:
@@ -165,7 +163,7 @@ def _ahead(options: PlanOptions) -> list[str]:
     chip, student = chip_named(options.chip), _shape(options.student)
     teacher = None if options.teacher is None else _shape(options.teacher)
     # servers record a token's operations once and start them together (CUDA graphs)
-    served = replace(options.work, start_us=0.0)
+    served = changed(options.work, start_us=0.0)
     said = []
     for gpus in options.gpus:
         here, there = (estimate(student, teacher, chip, gpus, work) for work in (options.work, served))
@@ -188,7 +186,7 @@ def main(argv: Sequence[str]) -> int:
     run = {} if asked is None else plain(of_run(asked, str(file)))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
-        options = replace(options, gpus=(1,))
+        options = changed(options, gpus=(1,))
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
     print_table(traffic_table(options), "what each GPU receives in a step")

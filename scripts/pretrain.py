@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, changed, fields_of, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
@@ -34,8 +34,7 @@ from turngym.scripts.train_argv import sft_argv
 SUCCESS_FILE = "success.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnyOptions:
+class AnyOptions(Spec):
     """Options for an environment given by its id."""
 
     split: str = "train"
@@ -95,8 +94,7 @@ class AnyOptions:
         return score(play_episodes(asked.env_id, agent, **more).episodes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrain:
+class Pretrain(Spec):
     """Supervised fine-tuning of a tiny model on noisy episodes of an expert, or on a mixture of players."""
 
     world: str = "alfworld"
@@ -114,11 +112,11 @@ class Pretrain:
     """Added to the recipes' own seeds of weights and games."""
     resume: bool = False
     """Continue an interrupted run."""
-    any: AnyOptions = field(default_factory=AnyOptions)
+    any: AnyOptions = AnyOptions()
 
     def unread(self) -> Unread:
         if "/" not in self.world:
-            names = (item.name for item in fields(AnyOptions))
+            names = (item.name for item in fields_of(AnyOptions))
             yield from needing(
                 "an environment by its id as --world (an embedded one has its own)", *(f"any.{one}" for one in names)
             )
@@ -141,7 +139,7 @@ def _any(options: Pretrain) -> int:
     """The tiny models of an environment by its id, and how often each of them succeeds."""
     asked = options.any.world(options.world, steps=options.steps, seed=options.seed)
     with locked_folder(options.out):
-        world = _seeded(asked.world(), replace(options, steps=None))
+        world = _seeded(asked.world(), changed(options, steps=None))
         roles = [options.role] if options.role else [*world.recipes]
         _check_role(world, roles[0])
         models = {role: pretrain(world, world.recipes[role], options.out / role, options.resume) for role in roles}

@@ -21,6 +21,7 @@ from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Million, Seed
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import RunJob, Runner
@@ -29,8 +30,7 @@ from turngym.scripts.options import read_options
 from turngym.scripts.train_argv import distill_argv
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quickstart:
+class Quickstart(Spec):
     """The whole path on one machine: play, distill turn by turn, evaluate."""
 
     env: str = "alfworld"

@@ -25,7 +25,7 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
-from turngym.core.spec import Positional, Unread, needing
+from turngym.core.spec import Positional, Spec, Unread, needing
 from turngym.core.tables import Table, csv_text, filled, lines_of, markdown, markup
 from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (
@@ -370,8 +370,7 @@ def _cell(text: str) -> str:
     return f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Spec):
     """Which runs are reported."""
 
     runs: Positional[tuple[str, ...]]

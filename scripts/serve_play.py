@@ -11,23 +11,24 @@ what was accepted, records the games under way, and ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from msgspec import structs
 
 from turngym.agents.serving import DrainingServer, Listen, page_front
 from turngym.core.numbers import Million, Positive, Seed, Threads
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServePlay:
+class ServePlay(Spec):
     """Who can be watched, and where."""
 
     models: tuple[str, ...] = ()
     """Agents to watch beside the expert and the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
     out: Path | None = None
     """Trace file to which games are appended; by default nothing is recorded."""
-    listen: Listen = field(default_factory=lambda: Listen(port=3001))
+    listen: Listen = Listen(port=3001)
     games: Million = 64
     """Most games at a time. A new one takes the place of the one left alone longest."""
     idle: Positive = 1800.0
@@ -51,7 +52,7 @@ def serve(config: ServePlay) -> int:
     settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
     try:
         app = create_app(settings, recorder)
-        server = DrainingServer(page_front(app, threads=config.threads), **asdict(config.listen))
+        server = DrainingServer(page_front(app, threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"games are recorded in {recorder.path}"
         print(f"ready: {server.url}, {', '.join(settings.environments)}, {kept}", flush=True)

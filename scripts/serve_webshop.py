@@ -12,18 +12,18 @@ answers what was accepted, records the visits under way, and ends; a second one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import structs
+
 from turngym.agents.serving import DrainingServer, Listen, page_front
 from turngym.core.numbers import Million, Positive, Seed, Threads
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeWebshop:
+class ServeWebshop(Spec):
     """Which shop, for whom, and where."""
 
     profile: str = "embedded"
@@ -40,7 +40,7 @@ class ServeWebshop:
     """Let the browser load pictures from where the shop's data says."""
     out: Path | None = Path("webshop-sessions.jsonl")
     """Trace file to which visits are appended; `none` records nothing."""
-    listen: Listen = field(default_factory=lambda: Listen(port=3000))
+    listen: Listen = Listen(port=3000)
     visits: Million = 256
     """People in the shop at a time; who was away longest makes room."""
     idle: Positive = 3600.0
@@ -70,7 +70,7 @@ def serve(config: ServeWebshop) -> int:
     shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
     try:
         app = create_app(shop, settings, recorder)
-        server = DrainingServer(page_front(app, threads=config.threads), **asdict(config.listen))
+        server = DrainingServer(page_front(app, threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
         print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)

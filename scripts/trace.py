@@ -19,8 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import replace as replaced
-
 from turngym.agents.play_spec import EvalSpec, Listed, episodes_of
 from turngym.agents.proxy.turn_records import RECORDS_FILE, RecordProblem, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
@@ -28,7 +26,7 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Port
 from turngym.core.redaction import brief, excerpt
-from turngym.core.spec import Positional, Unread, needing, read, to_table
+from turngym.core.spec import Positional, Spec, Unread, changed, needing, read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import (
@@ -56,8 +54,7 @@ from turngym.scripts.trace_prompt import Prompts
 OPEN, WAITS = "its session goes on", "waits for its judge or its step"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class Records(Spec):
     """Say of every turn that a proxy served whether it was trained on, at which step, or why it was left out."""
 
     folder: Positional[Path]
@@ -163,8 +160,7 @@ def _step_line(step: int, record: Mapping[str, Any]) -> str:
 # Filters: the options with which the trace verbs choose episodes.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Select:
+class Select(Spec):
     """Which episodes to take; all conditions must hold."""
 
     status: tuple[Status, ...] = ()
@@ -231,8 +227,7 @@ def _chosen(paths: Sequence[Path], select: Select, *, say: bool = True) -> Itera
 SHOWN_LINES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Read every line and compare its checksum; status 1 if any is damaged (a torn last line is not)."""
 
     files: Positional[tuple[Path, ...]]
@@ -278,8 +273,7 @@ def _verify(path: Path) -> int:
 HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Spec):
     """Read episodes in the browser: a local server over an index of the files, which may be larger than memory."""
 
     files: Positional[tuple[str, ...]]
@@ -325,13 +319,12 @@ Files = Positional[tuple[Path, ...]]
 _ROWS_PER_WRITE = 2000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Print:
+class Print(Spec):
     """Print a line per episode, or with --turns everything that was said."""
 
     files: Files
     """Trace files (JSON lines)."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
     turns: bool = False
     """Print every turn: observation, response, verdict, reward."""
     prompt: bool = False
@@ -348,40 +341,37 @@ class Print:
             yield from needing("--turns or --prompt", "width")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class Filter(Spec):
     """Copy the chosen episodes into a new trace file, whose settings list the tasks that are left."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The new file; must not exist."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parquet:
+class Parquet(Spec):
     """Write a Parquet file (needs `pip install 'turngym[parquet]'`)."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The Parquet file; must not exist."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
     rows: Literal["turns", "trajectories"] = "turns"
     """`turns`: one row per turn, to look at; `trajectories`: one per episode with token ids, mask and
     log-probabilities, to train on with other trainers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Html:
+class Html(Spec):
     """Write one self-contained page for reading episodes turn by turn in a browser."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The page; must not exist unless --overwrite is given."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     title: str = "Episodes"
@@ -451,7 +441,7 @@ def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) 
     if sum(map(len, left.values())) == episodes_of(was.play):
         return dict(spec)
     samples = max(map(len, left.values()))
-    return to_table(replaced(was, play=replaced(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
+    return to_table(changed(was, play=changed(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
 
 
 def _parquet(command: Parquet) -> int:

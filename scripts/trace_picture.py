@@ -6,7 +6,6 @@ Each turn has two frames: what the agent read, then also what it did. A reader w
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, Number
-from turngym.core.spec import Positional
+from turngym.core.spec import Positional, Spec
 from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import must_be_new, must_end
@@ -44,8 +43,7 @@ LINE, CHARACTER, MARGIN = 18, 7.83, 16
 """Height of a line, width of a character, space around the text; pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(Spec):
     """Write one episode as an animated SVG."""
 
     file: Positional[Path]

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.lm_head import MIN_LOGP
-from turngym.trainers.run_config import ConfigError
 
 FloatArray = NDArray[np.float32]
 MIN_TAIL = {torch.float32: 1e-7, torch.float64: 1e-15}
@@ -322,9 +322,9 @@ def clipped_surrogate(
 
 
 def check_clip(low: float, high: float) -> None:
-    """Raises ConfigError unless 0 <= low <= 1 and 0 <= high."""
+    """Raises SettingsError unless 0 <= low <= 1 and 0 <= high."""
     if not 0.0 <= low <= 1.0 or not high >= 0.0:
-        raise ConfigError(f"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper")
+        raise SettingsError(f"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper")
 
 
 def clipped_weight(

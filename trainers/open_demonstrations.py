@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
@@ -21,6 +19,7 @@ from turngym.agents.play_spec import AnyAgent, EnvPlayer, Local, RecordedAgent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
+from turngym.core.spec import changed
 from turngym.core.task import Task
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
@@ -83,7 +82,7 @@ def _beside(agent: AnyAgent, device: str) -> AnyAgent:
     engine = getattr(agent, "engine", None)
     if not isinstance(engine, Local) or engine.device != "auto":
         return agent
-    return replace(agent, engine=replace(engine, device=device))
+    return changed(agent, engine=changed(engine, device=device))
 
 
 def _recorded(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from turngym.core.episode import Episode
 from turngym.core.plugin_values import failures_of
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import (
     Algorithm,
     Targets,
@@ -34,7 +35,7 @@ from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
 from turngym.trainers.models import autocast, clipped_norm, head, recomputing, rows_apart
 from turngym.trainers.ranks import SINGLE, Ranks
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, Packing
+from turngym.trainers.run_config import OptimizerConfig, Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +213,7 @@ def _forward(
         entropy_n=entropy_n,
     )
     numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
-    with failures_of("the token loss", token_loss, ConfigError):
+    with failures_of("the token loss", token_loss, SettingsError):
         losses = token_loss(tokens)
     return checked_losses(losses, len(micro.tokens)), numbers
 

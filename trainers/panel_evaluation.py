@@ -6,8 +6,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.evaluation.play_panel import TaskEvaluation
 from turngym.agents.evaluation.training_evaluation import AGENT_FACING, PanelEvaluation, check_panel
@@ -25,7 +23,7 @@ from turngym.agents.resolve_play import (
     play_table,
 )
 from turngym.core.resolve import Layer, Resolved, resolve
-from turngym.core.spec import expand, to_table
+from turngym.core.spec import changed, expand, to_table
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.train_config import TrainConfig
@@ -58,7 +56,7 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     scoring = probe(panel.env_id, made).scoring
     if why := scoring.get("approximate"):
         print(f"evaluations: scores of {panel.full_name} are approximate ({why})", file=sys.stderr)
-    spec = msgspec.structs.replace(found.spec, play=msgspec.structs.replace(found.spec.play, scoring=scoring))
+    spec = changed(found.spec, play=changed(found.spec.play, scoring=scoring))
     tasks = spec.play.tasks
     assert isinstance(tasks, OnPanel)
     temperature = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0

@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from msgspec.structs import replace as changed
 
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import SHORT, Episode, Status, Turn, drawn_at
@@ -19,6 +18,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import changed
 from turngym.core.task import plain_id
 from turngym.core.trace import iter_episodes, read_episodes, read_specs
 from turngym.envs.panels import assert_disjoint, task_order

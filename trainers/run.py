@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
@@ -34,7 +33,7 @@ from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
-from turngym.core.spec import at, kind_of, to_table
+from turngym.core.spec import SettingsError, at, changed, kind_of, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.panels import load_panel
 from turngym.envs.registration import default_arguments
@@ -53,7 +52,7 @@ from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.rollout_schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
-from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
+from turngym.trainers.run_config import PASS_TOKENS_CPU, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.run_spec import spec_of_run
 from turngym.trainers.scorer import LocalScorer, load_student
@@ -206,7 +205,9 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     vocabulary = config.distill.vocabulary
     translation = find_translation(vocabulary)
     if translation is not None and config.served_teacher:
-        raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
+        raise SettingsError(
+            f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process"
+        )
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
     # draws no id and plays no row that they could not score.
@@ -391,7 +392,7 @@ def _translated(
     """`algorithm` for a `teacher` that reads other ids than `model`, with which `student` plays."""
     distill = config.distill
     if config.play.also:
-        raise ConfigError(f"distill vocabulary is {distill.vocabulary} with --also; valid: same")
+        raise SettingsError(f"distill vocabulary is {distill.vocabulary} with --also; valid: same")
     folder = config.teacher
     assert folder is not None
     return translation(
@@ -465,14 +466,14 @@ def run_of(config: TrainConfig) -> RunConfig:
     # a run may be planned on a machine that lacks its device
     device = find_device("auto") if config.models.device == "auto" else config.models.device
     tokens = PASS_TOKENS_CPU if run.micro_tokens is None and device.startswith("cpu") else run.pass_tokens
-    return replace(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)
+    return changed(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)
 
 
 def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algorithm) -> RecordedSource:
     """Returns the recorded episodes of --traces as the source."""
     episodes = recorded_episodes(envs)
     if algorithm.teacher_mix:
-        raise ConfigError("teacher_mix is a way of playing: it cannot be used with --traces")
+        raise SettingsError("teacher_mix is a way of playing: it cannot be used with --traces")
     return RecordedSource(episodes=episodes, seed=config.run.seed, cut=algorithm.cut_recorded)
 
 
@@ -482,7 +483,7 @@ def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
     if name is None:
         return source
     if kind in ("success", "score"):
-        raise ConfigError(
+        raise SettingsError(
             f"--reward {name} takes the place of the return, but {find_algorithm(config.algorithm).table}.reward "
             f"is {kind}: leave one of them out"
         )

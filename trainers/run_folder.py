@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from turngym.agents.meaning import meaning
 from turngym.core.disk_space import at_once
 from turngym.core.files import locked_folder
-from turngym.core.spec import at, differing
+from turngym.core.spec import at, changed, differing
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -161,7 +161,7 @@ def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
     """
     if run.packing != "auto" or not list_checkpoints(path):
         return run
-    return replace(run, packing=read_state(latest_checkpoint(path))["spec"]["run"]["packing"])
+    return changed(run, packing=read_state(latest_checkpoint(path))["spec"]["run"]["packing"])
 
 
 def check_end(saved: Mapping[str, Any], spec: Mapping[str, Any], fixed: str, where: Path) -> None:

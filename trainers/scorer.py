@@ -20,6 +20,7 @@ from turngym.agents.saved_model import save_model
 from turngym.core.episode import TopK
 from turngym.core.errors import ModelError
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError
 from turngym.trainers import lora
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.microbatch import packing_for, passes
@@ -33,7 +34,7 @@ from turngym.trainers.models import (
     vocabulary_size,
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
-from turngym.trainers.run_config import ConfigError, Packing, Renewed
+from turngym.trainers.run_config import Packing, Renewed
 from turngym.trainers.tensor_file import read_tensors
 
 Ids = Sequence[NDArray[np.int32]]
@@ -275,7 +276,7 @@ class ReferenceRefresh:
 def reference_refresh(
     renewed: Renewed | None, reference: Scorer | None, student: Any, ranks: Ranks
 ) -> ReferenceRefresh | None:
-    """What the settings ask for; None where the reference stays. Raises ConfigError where it cannot be had.
+    """What the settings ask for; None where the reference stays. Raises SettingsError where it cannot be had.
 
     Args:
         renewed: the settings.
@@ -287,9 +288,9 @@ def reference_refresh(
         return None
     every, rate = renewed.reference_every, renewed.reference_rate
     if ranks.size > 1:
-        raise ConfigError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
+        raise SettingsError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
     if not isinstance(reference, LocalScorer) or reference.bare:
-        raise ConfigError(
+        raise SettingsError(
             f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
             "policy (kl_coef above 0)"
         )

@@ -34,6 +34,7 @@ from turngym.agents.servers.server_options import Here, StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
 from turngym.core.resolve import Layer
+from turngym.core.spec import changed
 from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
@@ -212,7 +213,7 @@ class StudentPlayer:
             if system is None:
                 channel = make_channel(self.settings.channel, player.tool)
                 system = system_message(self.env, channel, player.renderer)
-            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(system)))
+            player = replace(player, settings=changed(player.settings, system=self.examples.in_system(system)))
         return player, engine
 
     @property
@@ -266,7 +267,7 @@ def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpi
             "needs --memory all"
         )
     tokenizer, tool = load_tokenizer(folder), student.env.tool
-    settings = replace(ChatSettings.load(folder), channel=student.settings.channel)
+    settings = changed(ChatSettings.load(folder), channel=student.settings.channel)
     settings = complete_settings(settings, tokenizer, tool)
     renderer, channel = (
         renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills),

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode, TopK
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl, sampled_advantage
-from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
 
 
@@ -198,12 +199,12 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
 
 
 def support_kl(config: DistillConfig) -> SupportKL:
-    """The divergence on the support that the settings name; ConfigError for a tail that only the reverse KL has."""
+    """The divergence on the support that the settings name; SettingsError for a tail that only the reverse KL has."""
     others: dict[str, TokenKL] = {
         "forward": bin_forward_kl,
         "jsd": JensenShannon(config.beta),
         "mixed": MixedKL(config.beta),
     }
     if config.form in others and config.tail != "bin":
-        raise ConfigError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
+        raise SettingsError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
     return SupportKL(kl=others.get(config.form, TAILS[config.tail]), importance=config.importance)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -20,10 +19,11 @@ from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError, find
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError, changed
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.models import vocabulary_size
-from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
+from turngym.trainers.run_config import DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
@@ -52,7 +52,7 @@ class Translation(Protocol):
     ) -> Algorithm:
         """`algorithm`, whose target function asks a teacher of other ids about the student's text.
 
-        Raises ConfigError where such a teacher cannot teach it.
+        Raises SettingsError where such a teacher cannot teach it.
 
         Args:
             algorithm: made for a teacher of the student's ids.
@@ -155,7 +155,7 @@ def teachers_length(
 def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> ChatSettings:
     """Returns `settings` with the limit of ids that the teachers have, and says so where it is less than the student's.
 
-    Raises ConfigError for settings that go beyond the student's positions.
+    Raises SettingsError for settings that go beyond the student's positions.
 
     Args:
         longest: most ids that every teacher can read (`teachers_length`).
@@ -164,14 +164,14 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
     """
     known, wanted = position_limit(model.config), settings.max_context
     if known is not None and wanted is not None and wanted > known:
-        raise ConfigError(
+        raise SettingsError(
             f"--max-context is {wanted}; valid: 1 to {known}, the positions that {type(model).__name__} knows"
         )
     own = wanted or known
     if longest is None or (own is not None and own <= longest):
         return settings
     print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
-    return replace(settings, max_context=longest)
+    return changed(settings, max_context=longest)
 
 
 def further_teachers(
@@ -179,7 +179,7 @@ def further_teachers(
 ) -> dict[str, Scorer]:
     """Returns the teachers of those environments of `--also` that name one, by the environment's name.
 
-    Raises ConfigError for one without a run's teacher beside it, or that shares other ids with the student.
+    Raises SettingsError for one without a run's teacher beside it, or that shares other ids with the student.
 
     Args:
         algorithm: must need a teacher where an environment names one.
@@ -193,10 +193,10 @@ def further_teachers(
         if item.teacher is None:
             continue
         if not algorithm.needs_teacher:
-            raise ConfigError(f"--also {item.env}: {algorithm.name} has no teacher; leave teacher={item.teacher} out")
+            raise SettingsError(f"--also {item.env}: {algorithm.name} has no teacher; leave teacher={item.teacher} out")
         scorer = open_scorer(algorithm, item.teacher, student=student, **scoring)
         if scorer.vocab_size != vocab_size:
-            raise ConfigError(
+            raise SettingsError(
                 f"--also {item.env}: {item.teacher} shares {scorer.vocab_size} ids with the student, --teacher "
                 f"{vocab_size}; teachers of one run share the same"
             )

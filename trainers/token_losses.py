@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.losses import (
     SEQUENCE,
@@ -29,7 +30,6 @@ from turngym.trainers.losses import (
     topk_entropy,
     topk_reverse_kl,
 )
-from turngym.trainers.run_config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +211,14 @@ def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algo
     """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
 
     Fresh episodes have ratios of 1, so nothing is bounded there. By default losses that have no dual clip stay as they
-    are; a bound that is asked for raises ConfigError there.
+    are; a bound that is asked for raises SettingsError there.
     Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
     """
     name = algorithm.name
     if setting and not setting > 1:
-        raise ConfigError(f"dual_clip is {setting}; valid: above 1, or 0 for no bound")
+        raise SettingsError(f"dual_clip is {setting}; valid: above 1, or 0 for no bound")
     if setting and not _has_ratio(algorithm.token_loss):
-        raise ConfigError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
+        raise SettingsError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
     bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
     return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
 

@@ -25,6 +25,7 @@ from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.spec import changed
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import (
     Algorithm,
@@ -47,7 +48,7 @@ from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, ru
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
-from turngym.trainers.run_config import OptimizerConfig, RunConfig, checked_table
+from turngym.trainers.run_config import OptimizerConfig, RunConfig, tables_of
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
@@ -178,7 +179,7 @@ class Trainer:
 
     def _train(self, resume: bool) -> RunResult:
         # what is left open is filled in, for the loop and for those who go on with the run
-        run = replace(
+        run = changed(
             self.run,
             packing=packing_for(self.run.packing, self.model),
             max_turns=self.run.full_depth,
@@ -275,7 +276,7 @@ class Trainer:
     def _spec(self, run: RunConfig) -> dict[str, Any]:
         """The settings of the run, with those of the loop as they are in `run`."""
         algorithm = {"name": self.algorithm.name, **self.algorithm.settings}
-        loop, optimizer = checked_table(run, self.optimizer).values()
+        loop, optimizer = tables_of(run, self.optimizer).values()
         spec = dict(self.spec or {"algorithm": algorithm, "run": loop, "optimizer": optimizer})
         spec["run"] = {name: loop[name] for name in spec["run"]}
         # as a checkpoint gives it back

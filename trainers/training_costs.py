@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from turngym.agents.rendering.conversation import require_memory
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import BelowOne, Count, Million, NotNegative, Number, Portion
+from turngym.core.spec import Spec, changed
 from turngym.core.task import MAX_TURNS
 from turngym.trainers.model_shapes import BYTES, ModelShape
 from turngym.trainers.run_config import PASS_TOKENS, PASS_TOKENS_CPU
@@ -76,8 +77,7 @@ def chip_named(name: str) -> Chip:
     return CHIPS[name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWorkload:
+class StepWorkload(Spec):
     """What one training step does."""
 
     episodes: Million = 64
@@ -337,9 +337,9 @@ def estimate(
         raise TurngymError(f"gpus is {gpus} with engine {work.engine}: a run's own server stands beside one process")
     if served:
         # servers record a token's operations once and start them together (CUDA graphs)
-        work = replace(work, start_us=0.0)
+        work = changed(work, start_us=0.0)
     if work.micro_tokens is None and chip.name.startswith("CPU"):
-        work = replace(work, micro_tokens=PASS_TOKENS_CPU)
+        work = changed(work, micro_tokens=PASS_TOKENS_CPU)
     adapters, size = student.adapter_parameters(work.lora_rank), float(BYTES[work.dtype])
     # four numbers a parameter: weight, gradient and AdamW's two moments; frozen weights are one, adapters float32
     states = (size * student.parameters + 16.0 * adapters if adapters else 4 * size * student.parameters) / gpus

@@ -39,6 +39,7 @@ from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
 from turngym.core.http_client import LoopThread
 from turngym.core.plugins import need
+from turngym.core.spec import changed
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.tools import Tools
@@ -270,7 +271,7 @@ class EndpointAgent:
         check_needs(found, name=self.name, token_ids=self.options.token_ids, **wants)
         if found.said:
             print(f"{self.name}: the server {'; '.join(found.said)}", file=sys.stderr)
-        used = found.used if self._prices is None else replace(found.used, cost=self._prices.cost(found.used))
+        used = found.used if self._prices is None else changed(found.used, cost=self._prices.cost(found.used))
         self.profile = replace(found.profile, used=used.to_json())
         return self.profile
 
@@ -378,7 +379,7 @@ class EndpointAgent:
     def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
         used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
         counted: dict[str, Any] = {ends[answer.finish]: 1} if answer.finish in ends else {}
-        used = replace(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))
+        used = changed(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))
         if used.unreported and (self.max_context is not None or self._prices is not None):
             self._say(
                 "unreported",
@@ -390,7 +391,7 @@ class EndpointAgent:
         conversation.memory[TOKENS] = used.prompt_tokens + grown
         seen = conversation.memory.setdefault(SEEN, Seen())
         if seen.cut(used.prompt_tokens, conversation.memory[TRANSCRIPT].characters):
-            used = replace(used, stalled=1)
+            used = changed(used, stalled=1)
             self._say(
                 "stalled",
                 f"prompts seem to be cut by the server: those of {conversation.task.task_id} grew, and it counted no "
@@ -402,7 +403,7 @@ class EndpointAgent:
 
     def _count(self, conversation: Conversation, used: Usage) -> None:
         if self._prices is not None:
-            used = replace(used, cost=self._prices.cost(used))
+            used = changed(used, cost=self._prices.cost(used))
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
         conversation.notes[NOTE] = total.to_json()

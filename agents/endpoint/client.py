@@ -54,6 +54,7 @@ from turngym.core.http_client import (
 )
 from turngym.core.http_connection import connections
 from turngym.core.redaction import excerpt, redacted
+from turngym.core.spec import changed
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
@@ -217,7 +218,7 @@ class EndpointClient:
             sent += 1
             try:
                 answer = await self._once(body, end - time.monotonic())
-                return replace(answer, usage=replace(answer.usage, retries=sent - 1), lost=lost)
+                return replace(answer, usage=changed(answer.usage, retries=sent - 1), lost=lost)
             except TooLate:
                 raise self._late(where, sent, last) from None
             except RequestFailed as failed:
@@ -302,7 +303,7 @@ class EndpointClient:
                 foreign=error.foreign,
                 usage=error.usage,
             ) from None
-        paid = replace(answer.usage, answers=0, unreported=0)
+        paid = changed(answer.usage, answers=0, unreported=0)
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
             reason = f"the answer has {size} characters; at most {tokens} tokens were asked for"
             raise RequestFailed(reason, passing=False, usage=paid)

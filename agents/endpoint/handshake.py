@@ -34,6 +34,7 @@ from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.redaction import redacted
+from turngym.core.spec import changed
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
 
@@ -268,7 +269,7 @@ async def _with_less(
             except RequestFailed:
                 client.profile = kept
                 continue
-            answer = replace(again, lost=again.lost + answer.lost + replace(answer.usage, answers=0, unreported=0))
+            answer = replace(again, lost=again.lost + answer.lost + changed(answer.usage, answers=0, unreported=0))
             break
     return answer
 

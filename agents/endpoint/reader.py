@@ -34,6 +34,7 @@ from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
+from turngym.core.spec import changed
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
 
@@ -121,7 +122,7 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
     try:
         answer = _read_choices(completion, expected, reading, no_tokens=_drew_none(completion, usage))
     except UnreadableAnswer as error:
-        error.usage = replace(usage, answers=0, unreported=0)
+        error.usage = changed(usage, answers=0, unreported=0)
         raise
     named = excerpt(printable(completion.model), MODEL_SHOWN)
     if expected.model and named and not same_model(expected.model, named):

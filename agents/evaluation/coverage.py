@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Annotated
 
@@ -20,11 +20,10 @@ from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_ap
 from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, paired_difference, t_quantile
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Group, Million, NotNegative, Number, Share
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, changed, needing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStudy:
+class SimulatedStudy(Spec):
     """Two methods and what they vary by. All deviations are standard deviations in shares of success, of one method."""
 
     seeds: Million = 3
@@ -114,7 +113,7 @@ class SimulatedStudy:
             return self.rate, self.difference - COLLAPSE * self.collapse
         rng = np.random.default_rng(0)
         # one task by itself has the same distribution, and seeds enough make the mean exact to 0.1 points
-        many = replace(self, seeds=200, second_seeds=None, tasks=2000, clusters=0, family=1)
+        many = changed(self, seeds=200, second_seeds=None, tasks=2000, clusters=0, family=1)
         means = np.mean([[rates.mean() for rates in many.rates(rng)] for _ in range(10)], 0)
         alike = not (self.difference or self.collapse) and self.second_spread in (None, self.seed_spread)
         return float(means[0]), 0.0 if alike else float(means[1] - means[0])
@@ -156,7 +155,7 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     named = None if clusters is None else {str(task): cluster for task, cluster in enumerate(clusters)}
     kinds: dict[str, tuple[Callable[[list[list[TaskMeans]]], Interval], float, SimulatedStudy]] = {}
     # one run, and two, are asked about themselves: other seeds are no part of the question
-    alone = replace(
+    alone = changed(
         study, seeds=1, second_seeds=None, seed_spread=0.0, second_spread=None, both=0.0, collapse=0.0, family=1
     )
     family, rate_alone = study.family, alone.truth()[0]
@@ -211,7 +210,7 @@ def _clearest(runs: list[list[TaskMeans]], tail: float) -> Interval:
 def shown_apart(study: SimulatedStudy, repetitions: int, seed: int = 0) -> float:
     """In what share of the studies a seed of one of two methods lies apart (`seed_apart`)."""
     rng = np.random.default_rng([seed, 99])
-    drawn = (replace(study, family=1).draw(rng) for _ in range(repetitions))
+    drawn = (changed(study, family=1).draw(rng) for _ in range(repetitions))
     return fmean(any(seed_apart(runs) is not None for runs in both) for both in drawn)
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.named_agent import OpenedAgent, open_agent, opened_object
 from turngym.agents.play_spec import EvalSpec, Own
@@ -21,7 +19,7 @@ from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
 from turngym.core.resolve import Resolved
 from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
-from turngym.core.spec import differing, to_table
+from turngym.core.spec import changed, differing, to_table
 
 SPEC_FILE = "spec.toml"
 """The settings of an evaluation in its folder."""
@@ -69,8 +67,8 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     scoring = env.scoring
     if spec.play.scoring not in ({}, scoring):
         raise TurngymError(f"{env_id} scores with {scoring}; the settings say {spec.play.scoring}: other data or tools")
-    play = msgspec.structs.replace(spec.play, scoring=scoring)
-    return OpenPlay(spec=msgspec.structs.replace(spec, play=play, agent=opened.spec), opened=opened)
+    play = changed(spec.play, scoring=scoring)
+    return OpenPlay(spec=changed(spec, play=play, agent=opened.spec), opened=opened)
 
 
 def record_of(spec: EvalSpec) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace as replaced
-
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.departures import panel_of
@@ -50,7 +48,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.provenance import CONFIG_FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
-from turngym.core.spec import differing
+from turngym.core.spec import changed, differing
 from turngym.core.task import Verdict, plain_id
 from turngym.core.user_files import json_file
 from turngym.envs.guard import guard_of
@@ -92,7 +90,7 @@ def packed(run: str | Path) -> PackedResult:
         raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
-        spec = replaced(spec, agent=replaced(spec.agent, weights=weights))
+        spec = changed(spec, agent=changed(spec.agent, weights=weights))
     return PackedResult(
         spec=spec,
         agent=result.agent,
@@ -110,19 +108,19 @@ def shared(spec: EvalSpec) -> EvalSpec:
     by their hashes."""
     agent: Any = spec.agent
     if isinstance(agent, Model):
-        local = agent.engine if isinstance(agent.engine, Servers) else replaced(agent.engine, device="auto", threads=0)
-        engine = replaced(local, policy_server=local.server) if isinstance(local, Servers) else local
+        local = agent.engine if isinstance(agent.engine, Servers) else changed(agent.engine, device="auto", threads=0)
+        engine = changed(local, policy_server=local.server) if isinstance(local, Servers) else local
         folder = agent.folder if "@" in agent.folder else Path(agent.folder).name
-        agent = replaced(agent, folder=folder, engine=engine)
+        agent = changed(agent, folder=folder, engine=engine)
     elif isinstance(agent, OpenAI):
-        agent = replaced(agent, endpoint=replace(agent.endpoint, base_url="", key_env=KEY))
+        agent = changed(agent, endpoint=changed(agent.endpoint, base_url="", key_env=KEY))
     elif isinstance(agent, RecordedAgent):
-        agent = replaced(agent, trace=Path(agent.trace).name)
+        agent = changed(agent, trace=Path(agent.trace).name)
     examples = getattr(agent.chat, "examples", None)
     if isinstance(examples, ExampleFile):
-        named = replaced(examples, file=Path(examples.file).name)
-        agent = replaced(agent, chat=replaced(agent.chat, examples=named))
-    return replaced(spec, agent=agent, compute=Compute())
+        named = changed(examples, file=Path(examples.file).name)
+        agent = changed(agent, chat=changed(agent.chat, examples=named))
+    return changed(spec, agent=agent, compute=Compute())
 
 
 def _of_training(trace: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Number, Patience, Processes
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
@@ -73,8 +73,7 @@ def choose_workers(workload: PlayWorkload, cores: int | None = None) -> WorkerCo
     return WorkerCount(workers=min(cores, WORKERS), reason=f"{cores} cores, {workload.episodes} episodes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(Spec):
     """Which processes play. The episodes are the same for any number of workers."""
 
     workers: Processes | Literal["auto"] = "auto"

@@ -11,6 +11,7 @@ import gymnasium as gym
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count
 from turngym.core.redaction import brief
+from turngym.core.spec import Spec
 from turngym.core.strict_json import json_object
 from turngym.envs.base import TextEnv
 from turngym.envs.guard import guard_of
@@ -36,8 +37,7 @@ class EnvSpec:
         require_env(self.env_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvOptions:
+class EnvOptions(Spec):
     """Which environment is played."""
 
     env: str = "turngym/ALFWorld-v0"

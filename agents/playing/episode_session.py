@@ -27,6 +27,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import Episode, Status, wrong_numbers
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.core.spec import NONE
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel
@@ -344,7 +345,7 @@ class SessionPool:
             renderer = open_renderer(tokenizer, settings, tool, history="append", stop_ids=stop_ids)
 
         def make_env() -> Any:
-            return gym.make(env_id, **make, channel=settings.channel)
+            return gym.make(env_id, **make, channel=None if settings.channel == NONE else settings.channel)
 
         return cls(
             make_env,

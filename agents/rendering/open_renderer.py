@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -15,6 +14,7 @@ from turngym.agents.rendering.template_dialect import with_dialect
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief
 from turngym.core.resolve import checked
+from turngym.core.spec import changed
 from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel, make_channel
 
@@ -114,9 +114,9 @@ def complete_settings(settings: ChatSettings, tokenizer: Any, tool: Tools) -> Ch
     settings = with_dialect(checked(settings), tokenizer, tool)
     if settings.observation_role != "auto":
         return settings
-    user, called = (_segments(replace(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
+    user, called = (_segments(changed(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
     prefers_tool = called is not None and (user is None or settings.channel.startswith("tool") or called < user)
-    return replace(settings, observation_role="tool" if prefers_tool else "user")
+    return changed(settings, observation_role="tool" if prefers_tool else "user")
 
 
 def _segments(settings: ChatSettings, tokenizer: Any, tool: Tools) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, RenderError, probe_call
 from turngym.core.redaction import excerpt
+from turngym.core.spec import changed
 from turngym.core.tools import Tools
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, CallDialect, ParsedCall
@@ -32,7 +33,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSet
     """
     if settings.channel == "text":
         style = thought_style(tokenizer, tool)
-        return replace(settings, channel=f"text:{style}") if style else settings
+        return changed(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
     calls = dialect_of_template(tokenizer, tool)
@@ -42,7 +43,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSet
             "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from it",
             stacklevel=2,
         )
-    return settings if calls.dialect is HERMES else replace(settings, channel=f"tool:{calls.dialect.name}")
+    return settings if calls.dialect is HERMES else changed(settings, channel=f"tool:{calls.dialect.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

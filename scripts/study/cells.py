@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of, game_of
 from turngym.agents.playing.env_maker import env_class
@@ -25,7 +23,7 @@ from turngym.core.plugins import installed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, Resolved
 from turngym.core.settings import to_toml
-from turngym.core.spec import SettingsError, differing, to_table
+from turngym.core.spec import SettingsError, changed, differing, to_table
 from turngym.core.task import content_hash
 from turngym.scripts.jobs import RunJob
 from turngym.scripts.study.study_file import Place, Study, StudyMethod, require_named
@@ -140,10 +138,10 @@ def _with_seed(cell: Cell, seed: int) -> Cell:
     folder = cell.folder.with_name(f"{cell.method}-seed{seed}")
     spec: TrainConfig | EvalSpec
     if isinstance(cell.spec, EvalSpec):
-        spec = msgspec.structs.replace(cell.spec, play=msgspec.structs.replace(cell.spec.play, seed=seed))
+        spec = changed(cell.spec, play=changed(cell.spec.play, seed=seed))
     else:
-        models = msgspec.structs.replace(cell.spec.models, out=folder)
-        spec = msgspec.structs.replace(cell.spec, run=replace(cell.spec.run, seed=seed), models=models)
+        models = changed(cell.spec.models, out=folder)
+        spec = changed(cell.spec, run=changed(cell.spec.run, seed=seed), models=models)
     found = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}")
     same = f"{cell.world}-{_first_evaluation(found)}" if found.evaluates else None
     return replace(found, words=("--config", str(found.settings_file)), same_start=same)

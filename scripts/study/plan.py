@@ -48,15 +48,14 @@ from turngym.agents.evaluation.seeds import (
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Group, Million, NotNegative
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import Table, print_table
 from turngym.scripts.options import read_options
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import averaged_evaluations, same_step_maps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPlanOptions:
+class StudyPlanOptions(Spec):
     """The pilot, and which designs are asked about."""
 
     first: tuple[Path, ...] = ()

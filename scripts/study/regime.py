@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,7 @@ from turngym.agents.worlds import load_world
 from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import markdown
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import named_path
@@ -51,8 +51,7 @@ def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> MeasuredRegime:
     return MeasuredRegime(regime=regime, intervals=sign_intervals(rows), looping=looping)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegimeOptions:
+class RegimeOptions(Spec):
     """What is measured, and on how many episodes."""
 
     world: tuple[str, ...] = ()

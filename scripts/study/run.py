@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Threads
 from turngym.core.settings import read_toml, write_toml_text
-from turngym.core.spec import Positional, Unread, differing, flat, needing
+from turngym.core.spec import Positional, Spec, Unread, differing, flat, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
 from turngym.scripts.model import average, evaluate_average
@@ -56,8 +56,7 @@ POLL = 2.0
 """Seconds between two looks at cells that run elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(Spec):
     """Which study is run, where, and how many cells at a time."""
 
     file: Positional[str]

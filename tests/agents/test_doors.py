@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from turngym.agents import (
@@ -37,7 +36,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import Sampling
-from turngym.core.spec import SettingsError
+from turngym.core.spec import SettingsError, changed
 from turngym.core.trace import read_trace
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel, make_panel
@@ -318,7 +317,7 @@ def test_an_agent_and_a_player_of_another_package(toy: Path) -> None:
 
 def no_samples() -> EvalSpec:
     spec = resolve_play([("test", {"panel": "alfworld-quickstart"})], usual=EVAL_DEFAULTS).spec
-    return msgspec.structs.replace(spec, play=msgspec.structs.replace(spec.play, samples=0))
+    return changed(spec, play=changed(spec.play, samples=0))
 
 
 MADE_IN_PYTHON: list[tuple[str, Callable[[], Any]]] = [

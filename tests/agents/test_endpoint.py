@@ -57,7 +57,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def agent_for(make_env: Any, url: str, channel: str = "text", key_env: str = "OPENAI_API_KEY", **more: Any) -> Any:
     tool = guard_of(make_env()).tool
-    asked = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
+    asked = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__struct_fields__}
     # test_endpoint_handshake has it
     options = EndpointOptions(base_url=url, key_env=key_env, **{"handshake": False, **asked})
     return EndpointAgent(more.pop("model", "tiny"), options, make_channel(channel, tool), tool, **more)

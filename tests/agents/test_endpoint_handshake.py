@@ -38,7 +38,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeOpenAI], Fa
 
 def agent_for(make: Any, fake: FakeOpenAI, channel: str = "tool", temperature: float = 0.85, **more: Any) -> Any:
     tool = guard_of(make()).tool
-    options = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
+    options = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__struct_fields__}
     opened = EndpointOptions(base_url=fake.url, **options)
     return EndpointAgent("tiny", opened, make_channel(channel, tool), tool, temperature=temperature, **more)
 

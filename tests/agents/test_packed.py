@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from forged import forge
 from late import late
-from msgspec.structs import replace as replaced
 
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation import packed_file
@@ -112,12 +112,13 @@ def setting(path: str, value: Any) -> Callable[[PackedResult], PackedResult]:
     """The setting at a dotted path becomes `value`, valid or not."""
 
     def change(result: PackedResult) -> PackedResult:
-        def changed(spec: Any, names: list[str]) -> Any:
+        def put(spec: Any, names: list[str]) -> Any:
             first, *rest = names
-            inner = changed(getattr(spec, first), rest) if rest else value
-            return replaced(spec, **{first: inner})
+            inner = put(getattr(spec, first), rest) if rest else value
+            # not `changed`: a stranger's file may say anything
+            return msgspec.structs.replace(spec, **{first: inner})
 
-        return replace(result, spec=changed(result.spec, path.split(".")))
+        return replace(result, spec=put(result.spec, path.split(".")))
 
     return change
 

@@ -38,6 +38,7 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.evaluation.statistics import ScoreError, clustered, difference_bounds, t_quantile
 from turngym.core.errors import TurngymError
+from turngym.core.spec import changed
 from turngym.scripts.options import read_options
 from turngym.scripts.study.coverage import CoverageOptions
 
@@ -462,7 +463,7 @@ def test_a_study_is_drawn_as_it_is_asked_for() -> None:
     fallen = [(rates.mean(1) < 0.5).mean() for rates in falls.rates(rng)]
     assert fallen[0] == 0 < 0.15 < fallen[1] < 0.35
     assert falls.truth() == pytest.approx((0.7, -0.1), abs=0.01)
-    kinds = {one.name: one for one in measure(replace(study, tasks=40), 30)}
+    kinds = {one.name: one for one in measure(changed(study, tasks=40), 30)}
     assert REFERENCE not in kinds
     # nine chances to be wrong at a ninth of the level each
     assert kinds["the clearest of 3, by Holm"].width > kinds["two methods over their seeds"].width

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.core.numbers import Count, Million
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
@@ -46,8 +47,7 @@ LR = 1e-6
 STEPS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrlBench:
+class TrlBench(Spec):
     """What is measured, and the model's shape: SmolLM2-135M's by default, with a head of its own."""
 
     what: Literal["all", "grpo", "sft", "opd"] = "all"

@@ -246,7 +246,6 @@ def test_a_corpus_that_was_refused_is_built_once_it_is_mended(tmp_path: Path) ->
         ({"factory": "IFV3,Flat"}, "faiss cannot make 'IFV3,Flat'"),
         ({"parameters": {"nprobe": 4}}, "takes no search setting nprobe=4"),
         ({"encoder": "hasing"}, "unknown encoder 'hasing'; name hashing, minilm, hf:MODEL"),
-        ({"kind": "bm52"}, "kind"),
         ({"factory": "IVF4096,Flat"}, "230 vectors cannot train"),
         ({"factory": "HNSW32", "parameters": {"efSearch": 0}}, "efSearch is 0"),
     ],

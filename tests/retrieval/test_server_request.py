@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.core.errors import RetrievalError
+from turngym.core.spec import SettingsError
 from turngym.retrieval.http_format import BadRequest, RetrievalServerSettings, SearchRequest, read_request
 
 SMALL = RetrievalServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)
@@ -107,15 +108,15 @@ def test_many_tiny_values_are_refused_before_they_are_made(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"topk": 0}, "topk is 0; it must be a whole number, at least 1"),
+        ({"topk": 0}, "topk is 0"),
         ({"topk": "3"}, "topk is '3'"),
         ({"cache": -1}, "cache is -1"),
-        ({"topk": 9, "max_topk": 5}, "topk is 9, more than max_topk, 5"),
+        ({"topk": 9, "max_topk": 5}, "topk is 9"),
         ({"deadline": 0.0}, "deadline is 0.0"),
         ({"window_ms": float("nan")}, "window_ms is nan"),
-        ({"max_waiting": 5}, "less than max_queries, 8192"),
+        ({"max_waiting": 5}, "max_waiting is 5"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(RetrievalError, match=says.replace(".", r"\.")):
+    with pytest.raises(SettingsError, match=re.escape(says)):
         RetrievalServerSettings(**settings)

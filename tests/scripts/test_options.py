@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,15 +29,13 @@ class Far(Way, tag="far"):
     """Stops on the way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bag:
+class Bag(Spec):
     size: Number = 1
     color: str = "red"
     """Its color. Others are brown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoOut:
+class GoOut(Spec):
     """Go out with files."""
 
     files: Positional[tuple[Path, ...]]
@@ -49,9 +46,9 @@ class GoOut:
     """Tags."""
     loud: bool = True
     """Whether it is heard."""
-    way: Near | Far = field(default_factory=Near)
+    way: Near | Far = Near()
     """The way."""
-    bag: Bag = field(default_factory=lambda: Bag(size=7))
+    bag: Bag = Bag(size=7)
     pace: Literal["slow", "fast"] = "slow"
 
 

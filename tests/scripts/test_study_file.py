@@ -295,11 +295,10 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
 
 def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "entcredit.py").write_text(
-        "from dataclasses import dataclass\n"
+        "from turngym.core import Spec\n"
         "from turngym.trainers import AlgorithmSpec\n"
         "from turngym.trainers.algorithms import grpo\n"
-        "@dataclass(frozen=True, slots=True, kw_only=True)\n"
-        "class Config:\n"
+        "class Config(Spec):\n"
         '    """Entropy credit."""\n'
         "    power: float = 1.0\n"
         '    """Of the entropy."""\n'
@@ -490,10 +489,9 @@ def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -
     cells_of(read_study_file(path, ["methods.opd.teacher = 'folder'"]), tmp_path / "out")
 
 
-OWN = """from dataclasses import dataclass
+OWN = """from turngym.core import Spec
 from turngym.trainers.algorithm import AlgorithmSpec
-@dataclass(frozen=True)
-class Own:
+class Own(Spec):
     "Reads text."
 def build(config, context):
     return context.tokenizer.encode("text")

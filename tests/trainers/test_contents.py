@@ -16,11 +16,10 @@ from turngym.trainers import contents
 from turngym.trainers.study.records import make_record, read_records
 
 METHOD = """
-from dataclasses import dataclass
+from turngym.core import Spec
 from turngym.trainers import AlgorithmSpec
 from turngym.trainers.algorithms import grpo
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Spec):
     power: float = 1.0
 ALGORITHM = AlgorithmSpec(name="credit", config=Config, uses=frozenset({"reward"}), build=grpo.build)
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.run import build_algorithm
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.train_config import train_config
 
 
@@ -77,7 +77,7 @@ def test_a_depth_beyond_the_end_of_episodes_is_refused(algorithm, given, said):
         table = {"student": "S", "teacher": "T", "out": "o", "max_turns": max_turns, algorithm: given}
         return build_algorithm(train_config(algorithm, table, "test")).depth
 
-    with pytest.raises(ConfigError, match=rf"^{said}; valid: at most 8, the turns of an episode \(--max-turns\)$"):
+    with pytest.raises(SettingsError, match=rf"^{said}; valid: at most 8, the turns of an episode \(--max-turns\)$"):
         made(8)
     assert made(9)
 

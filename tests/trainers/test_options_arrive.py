@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.core.spec import SettingsError, Spec, fields_of
 from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, PrivilegedText
 from turngym.trainers.algorithms import (
     gigpo,
@@ -64,7 +65,7 @@ from turngym.trainers.losses import (
     renorm_reverse_kl,
 )
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.run_config import CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
 from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
 from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
@@ -430,8 +431,8 @@ def test_an_option_arrives() -> None:
 def parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields what `value` is composed of, with the names that lead to it."""
     yield path, value
-    if is_dataclass(value):
-        for item in fields(value):
+    if is_dataclass(value) or isinstance(value, Spec):
+        for item in fields_of(type(value)) if isinstance(value, Spec) else fields(value):
             yield from parts(getattr(value, item.name), (*path, item.name))
     elif isinstance(value, partial):
         for name, given in value.keywords.items():
@@ -445,7 +446,7 @@ def is_part(names: Sequence[str], path: Sequence[str]) -> bool:
 
 
 def is_formula(value: Any) -> bool:
-    return is_dataclass(value) or callable(value)
+    return is_dataclass(value) or isinstance(value, Spec) or callable(value)
 
 
 def test_an_option_arrives_nowhere_else() -> None:
@@ -509,7 +510,7 @@ def test_text_in_the_reward_is_no_term_and_warns(tmp_path: Path) -> None:
 
 
 def test_text_in_the_reward_of_a_group_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cancels in a group-relative advantage"):
+    with pytest.raises(SettingsError, match="cancels in a group-relative advantage"):
         grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path, in_reward=0.25))
     assert [term.name for term in grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path)).terms] == ["lpt"]
 
@@ -530,7 +531,7 @@ def test_the_dual_clip_is_on_where_episodes_may_be_stale(more: dict[str, Any], b
     assert (loss.loss if "staleness" in more else loss).dual_clip == bound
     for refused in (0.5, 1.0):
         config = train_config("grpo", {"student": "s", "out": "o", "dual_clip": refused}, "test")
-        with pytest.raises(ConfigError, match=f"dual_clip is {refused}"):
+        with pytest.raises(SettingsError, match=f"dual_clip is {refused}"):
             build_algorithm(config)
 
 
@@ -547,9 +548,9 @@ def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:
     reward = TeacherReward(coef=2.0, student_entropy=True)
     assert own.target_fn == MiniLlmAdvantage(reward=reward, env_coef=0.5, gamma=0.9, whiten="none")
     assert PPO_KD(advantage="minillm", teacher_mix=0.2).target_fn.share == 0.2  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="teacher_coef is 0"):
+    with pytest.raises(SettingsError, match="teacher_coef is 0"):
         PPO_KD(advantage="minillm", teacher_coef=0.0, env_coef=1.0)
-    with pytest.raises(ConfigError, match=r"in_reward is 0\.5; it needs advantage=gae"):
+    with pytest.raises(SettingsError, match=r"in_reward is 0\.5; it needs advantage=gae"):
         ppo_kd.WITH_TEXT.build(ppo_kd.PpoKdConfig(advantage="minillm"), with_text(tmp_path, in_reward=0.5))
 
 

@@ -215,7 +215,7 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
     some_quickly(
         [
             (of_mine(uses=["teacher"]), r"'outside:MINE': its uses are \['teacher'\]; valid: a frozenset of teacher"),
-            (of_mine(config=int), "its config is .*int.*; valid: a dataclass"),
+            (of_mine(config=int), "its config is .*int.*; valid: a Spec"),
             (of_mine(build=lambda config, context: None), "loo: its build returned NoneType; valid: an Algorithm"),
             (of_mine(build=broken), "loo: its build failed: ZeroDivisionError: division by zero"),
             (of_mine(group=0), "loo: its group is 0; valid: a whole number of at least 1"),

@@ -12,6 +12,7 @@ import torch
 from scorers import Slope
 
 from turngym.core.episode import Episode, Status
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,
@@ -24,7 +25,7 @@ from turngym.trainers.algorithms.kd_reward import (
 )
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import explained_variance, value_loss
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.targets import NoTargets, SampledAdvantage, TargetError
 
 
@@ -183,10 +184,10 @@ def test_when_rollouts_may_be_mixed() -> None:
     signal = NoTargets()
     assert mixed(signal, 0.0, RunConfig(temperature=0.7)) is signal
     assert mixed(signal, 0.2, RunConfig()) == MixtureWeighted(target_fn=signal, share=0.2)
-    with pytest.raises(ConfigError, match=r"it is 0\.7"):
+    with pytest.raises(SettingsError, match=r"it is 0\.7"):
         mixed(signal, 0.2, RunConfig(temperature=0.7))
     for share in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match=f"teacher_mix is {share}"):
+        with pytest.raises(SettingsError, match=f"teacher_mix is {share}"):
             mixed(signal, share, RunConfig())
     mixed(signal, 0.99, RunConfig())
 

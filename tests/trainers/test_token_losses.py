@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, Tokens
 from turngym.trainers.algorithms import opd, prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
@@ -26,7 +27,7 @@ from turngym.trainers.losses import (
     kl_k1,
     raw_reverse_kl,
 )
-from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.token_losses import (
     ClippedAdvantage,
     NegativeLogLikelihood,
@@ -274,7 +275,7 @@ def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:
 )
 def test_a_clip_out_of_range_is_refused_before_anything_is_played(clipped: Any) -> None:
     for low, high in ((1.5, 0.2), (-0.1, 0.2), (0.2, -0.1), (0.2, nan)):
-        with pytest.raises(ConfigError, match=rf"clip is {low} and {high};"):
+        with pytest.raises(SettingsError, match=rf"clip is {low} and {high};"):
             clipped(low, high)
     clipped(1.0, 0.0)
 
@@ -297,7 +298,7 @@ def test_a_dual_clip_that_no_loss_has_is_refused() -> None:
         lambda form: guided_opd.build(guided_opd.GuidedOpdConfig(), BuildContext(distill=DistillConfig(form=form))),
     ):
         none: Any = build("topk")
-        with pytest.raises(ConfigError, match=rf"^dual_clip is 2\.0; {none.name} as it is set has no "):
+        with pytest.raises(SettingsError, match=rf"^dual_clip is 2\.0; {none.name} as it is set has no "):
             bounded(none, 2.0, stale=False)
         # by default, or switched off, it is nobody's
         for setting in (None, 0.0):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.batch import pack
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.token_weights import (
     WEIGHTS,
     Blend,
@@ -173,7 +173,7 @@ def test_every_reliable_turn_and_every_trajectory_weighs_the_same(make_episode, 
 
 
 def test_a_blend_that_ends_before_it_starts_is_refused():
-    with pytest.raises(ConfigError, match=r"blend_start is 0\.5 and blend_end 0\.2"):
+    with pytest.raises(SettingsError, match=r"blend_start is 0\.5 and blend_end 0\.2"):
         TurnOpdConfig(blend_start=0.5, blend_end=0.2)
     TurnOpdConfig(blend_start=0.5, blend_end=0.5)
 

@@ -17,13 +17,13 @@ from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative, Portion, Share
 from turngym.core.plugin_values import checked_texts
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS
 from turngym.trainers.rewards import Reward, turn_rewards
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -186,8 +186,7 @@ class TurnAdvantage:
         return iter([*states, *[""] * missing])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GigpoConfig:
+class GigpoConfig(Spec):
     """Group-in-group policy optimization: attempts are compared as wholes, and turn by turn where they meet."""
 
     n: Group = 8
@@ -268,7 +267,7 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

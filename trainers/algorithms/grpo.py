@@ -5,23 +5,21 @@ Read next: trainers/group_advantage.py, trainers/token_losses.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import Group, NotNegative, Number
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoConfig:
+class GrpoConfig(Spec):
     """Group-relative policy optimization with verifiable rewards."""
 
     n: Group = 8
@@ -98,7 +96,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

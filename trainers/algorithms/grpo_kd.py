@@ -5,24 +5,22 @@ Read next: trainers/algorithms/kd_reward.py, trainers/returns.py, trainers/losse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import Group, NotNegative
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoKdConfig:
+class GrpoKdConfig(Spec):
     """GRPO with knowledge-distillation rewards."""
 
     n: Group = 8
@@ -85,13 +83,13 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
         terms=terms,
         needs_reference=bool(config.kl_coef),
         teacher_mix=config.teacher_mix,
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 
 def _with_text(config: GrpoKdConfig, context: BuildContext) -> Algorithm:
     if context.lm_loss.in_reward:
-        raise ConfigError(
+        raise SettingsError(
             f"lm_loss.in_reward is {context.lm_loss.in_reward}; it is ppo-minillm's: what a whole group gets alike "
             "cancels in a group-relative advantage"
         )

@@ -5,12 +5,11 @@ Read next: trainers/judged_episodes.py, agents/judges/hinted_prompts.py, trainer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import BelowOne, Million, NotNegative
 from turngym.core.protocols import Position
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -22,14 +21,13 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judged_episodes import HintedTurns
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpdHintsConfig:
+class OpdHintsConfig(Spec):
     """On-policy distillation from a teacher that has read a hint."""
 
     n: Million = 1
@@ -58,7 +56,7 @@ class OpdHintsConfig:
     def __post_init__(self) -> None:
         # the teacher is asked for its 1 / reject_below most likely ids
         if self.reject_below and self.reject_below < 0.001:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
+            raise SettingsError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
     def unread(self) -> Unread:
         if self.form != "sampled":
@@ -76,7 +74,7 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
     offset; a failed request is an error, not zeros.
     """
     if context.has_teacher and config.reader == "live":
-        raise ConfigError("reader is live, and --teacher names another model: leave one of them out")
+        raise SettingsError("reader is live, and --teacher names another model: leave one of them out")
     low, high = config.clip
     topk = config.form == "topk"
     privileged = PrivilegedText(position=config.position, reader=config.reader)
@@ -106,7 +104,7 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         needs_reference=bool(config.kl_coef) or privileged.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 

@@ -5,21 +5,20 @@ Read next: trainers/judged_episodes.py, trainers/algorithms/judge_targets.py, tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import NotNegative
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judged_episodes import ScoredTurns
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrmRlConfig:
+class PrmRlConfig(Spec):
     """Reinforcement learning from a process judge's votes."""
 
     clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
@@ -57,7 +56,7 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
         judge="score",
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import Million, NotNegative
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.returns import at_last_token, rewards_to_go, whiten
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import initial_kl
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -47,8 +48,7 @@ class BatchAdvantage:
         return Targets(advantage_N=advantage_N.astype(np.float32), reward=reward_E)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReinforcePpConfig:
+class ReinforcePpConfig(Spec):
     """REINFORCE++: PPO without a critic, whose advantages are normalized over the whole batch."""
 
     n: Million = 1
@@ -87,7 +87,7 @@ def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:
         select=ComparableGroups(spread=False) if grouped else None,
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -77,7 +77,6 @@ class Believed:
         return changed_N
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOpsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to turns by how they move a belief in success."""
 

@@ -12,20 +12,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Group, NotNegative, Share
+from turngym.core import Group, NotNegative, SettingsError, Share, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
     ComparableGroups,
-    ConfigError,
     FixedDepth,
     PolicyGradient,
     Reward,
     RolloutBatch,
     blend_alpha,
-    checked_table,
+    tables_of,
 )
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
@@ -82,8 +81,7 @@ class Annealing:
         return self.floor + (1.0 - self.floor) * alpha, 1.0 - alpha
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtodConfig:
+class AtodConfig(Spec):
     """Distillation annealed into reinforcement learning, turn by turn."""
 
     n: Group = 8
@@ -107,7 +105,7 @@ class AtodConfig:
 
     def __post_init__(self) -> None:
         if self.start > self.end:
-            raise ConfigError(f"start is {self.start} and end {self.end}; valid: start <= end")
+            raise SettingsError(f"start is {self.start} and end {self.end}; valid: start <= end")
 
 
 def build(config: AtodConfig, context: BuildContext) -> Algorithm:
@@ -138,7 +136,7 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
         group=config.n,
         select=ComparableGroups(spread=False),
         to_the_end=True,
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

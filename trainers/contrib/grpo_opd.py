@@ -12,14 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode, Group, NotNegative
+from turngym.core import Episode, Group, NotNegative, SettingsError, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
     ComparableGroups,
-    ConfigError,
     FixedDepth,
     GroupAdvantage,
     PolicyGradient,
@@ -27,9 +26,9 @@ from turngym.trainers import (
     RolloutBatch,
     Scorers,
     Targets,
-    checked_table,
     combined_advantage,
     label_logprobs,
+    tables_of,
 )
 
 Float64N = NDArray[np.float64]
@@ -72,8 +71,7 @@ class CombinedAdvantage:
         return replace(own, advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoOpdConfig:
+class GrpoOpdConfig(Spec):
     """A reward's group-relative advantage plus the teacher's log-ratio."""
 
     n: Group = 8
@@ -93,7 +91,7 @@ class GrpoOpdConfig:
 
     def __post_init__(self) -> None:
         if not self.w_reward + self.w_teacher:
-            raise ConfigError(f"w_reward is {self.w_reward} and w_teacher {self.w_teacher}; valid: not both 0")
+            raise SettingsError(f"w_reward is {self.w_reward} and w_teacher {self.w_teacher}; valid: not both 0")
 
 
 def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
@@ -119,7 +117,7 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
         token_loss=PolicyGradient(eps_low=low, eps_high=high),
         group=config.n,
         select=ComparableGroups(spread=False),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -31,7 +31,6 @@ class Added:
         return advantage_N + self.w_told * logp.gap_N.astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpidConfig(PrivilegedGroupConfig):
     """GRPO plus the log-ratio of a policy that was told what the finished episode teaches."""
 

@@ -29,12 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents import ChatRenderer, TextEpisodes
-from turngym.core import Episode, Scorer, TopK, Turn
+from turngym.core import Episode, Scorer, SettingsError, TopK, Turn
 from turngym.trainers import (
     MIN_LOGP,
     MIN_TAIL_LOGP,
     Algorithm,
-    ConfigError,
     DistillConfig,
     RolloutBatch,
     Scorers,
@@ -652,7 +651,7 @@ def of_other_vocabulary(
 ) -> Algorithm:
     """A `Translation`: `algorithm` with a teacher whose vocabulary is another one.
 
-    Raises ConfigError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
+    Raises SettingsError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
     support `student`.
 
     Args:
@@ -663,11 +662,11 @@ def of_other_vocabulary(
         sizes: rows of the LM heads (student's, teacher's).
     """
     if algorithm.teacher_mix or algorithm.guide is not None or algorithm.privileged is not None:
-        raise ConfigError(
+        raise SettingsError(
             f"distill vocabulary is other, but the teacher of {algorithm.name} plays or reads hints, in the student's "
             "ids; valid: same"
         )
     if distill.support == "student":
-        raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
+        raise SettingsError("distill vocabulary is other with support student; valid: support teacher")
     signal = OtherVocabulary(algorithm.target_fn, student=student, reader=reader, sizes=sizes)
     return replace(algorithm, target_fn=signal, token_loss=KnownPlaces(loss=algorithm.token_loss))

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode, Group, NotNegative, Position
+from turngym.core import Episode, Group, NotNegative, Position, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -31,8 +31,8 @@ from turngym.trainers import (
     Targets,
     TokenLoss,
     WithReference,
-    checked_table,
     privileged_logprobs,
+    tables_of,
 )
 
 LOGP, WHERE = "told_logp", "told"
@@ -71,8 +71,7 @@ class PrivilegedAdvantage:
         return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.privileged_N)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivilegedGroupConfig:
+class PrivilegedGroupConfig(Spec):
     """What methods share that compare a reward within a group, and use what a told policy finds beside it.
 
     Differs from the papers, whose code builds on one harness: there every turn is a row, so a group's mean and
@@ -141,5 +140,5 @@ def privileged_group(
         judge="hint",
         privileged=config.privileged,
         needs_reference=bool(config.kl_coef) or config.privileged.needs_reference(has_teacher=False),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )

@@ -57,7 +57,6 @@ class Directed:
         return directed_advantage(advantage_N, logp.gap_N.astype(np.float64), lam=lam, eps=self.eps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RlsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to tokens by a policy that was told something."""
 

@@ -65,7 +65,6 @@ class Gated:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SdarConfig(PrivilegedGroupConfig):
     """GRPO with gated self-distillation of a policy that was told something."""
 

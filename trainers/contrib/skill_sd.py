@@ -69,7 +69,6 @@ class Distilled:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SkillSdConfig(PrivilegedGroupConfig):
     """GRPO with a divergence from the policy that was told something."""
 

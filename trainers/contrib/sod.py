@@ -5,14 +5,13 @@ Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Group, NotNegative, Positive
+from turngym.core import Group, NotNegative, Positive, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -23,7 +22,7 @@ from turngym.trainers import (
     PolicyGradient,
     Reward,
     RolloutBatch,
-    checked_table,
+    tables_of,
 )
 from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
 
@@ -53,8 +52,7 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     return weight_t[turn_N]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SodConfig:
+class SodConfig(Spec):
     """A reward's group-relative advantage plus the teacher's log-ratio, weaker in turns where the two have parted."""
 
     n: Group = 8
@@ -98,7 +96,7 @@ def build(config: SodConfig, context: BuildContext) -> Algorithm:
         token_loss=PolicyGradient(eps_low=low, eps_high=high),
         group=config.n,
         select=ComparableGroups(spread=False),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

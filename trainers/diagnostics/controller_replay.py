@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import read_toml
+from turngym.core.spec import changed
 from turngym.trainers.algorithm import Blended, DepthPlan
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
@@ -114,11 +115,11 @@ def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]
     """The settings of Tables 5 and 6 around `config`, by what differs: coverage p, smoothing rho, whose CDF."""
     found = {own: config}
     for p in (0.4, 0.6, 0.8):
-        found[f"p = {p:g}"] = replace(config, p=p)
+        found[f"p = {p:g}"] = changed(config, p=p)
     for rho in (0.5, 0.7, 0.9):
-        found[f"rho = {rho:g}"] = replace(config, rho=rho)
-    found["CDF of successes"] = replace(config, use_success=True)
-    found["CDF of all episodes"] = replace(config, use_success=False)
+        found[f"rho = {rho:g}"] = changed(config, rho=rho)
+    found["CDF of successes"] = changed(config, use_success=True)
+    found["CDF of all episodes"] = changed(config, use_success=False)
     return {name: item for name, item in found.items() if name == own or item != config}
 
 

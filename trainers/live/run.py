@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
 from turngym.agents.proxy.service import ProxyService
@@ -31,7 +30,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
 from turngym.core.redaction import redacted_traceback
-from turngym.core.spec import to_table
+from turngym.core.spec import changed, to_table
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
 from turngym.trainers import contents
