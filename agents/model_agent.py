@@ -25,12 +25,9 @@ class ModelAgent:
     """Renders what is waiting, asks the policy for all of it at once, and hands back text for the environment.
 
     Args:
-        policy: continues token ids.
-        renderer: shared by all conversations.
         channel: how the model writes actions; must be the environment's own. Its stop strings end a response.
         sampling: temperature and length; stop ids and stop strings are filled in from renderer and channel.
         max_context: most ids of a segment, prompt and response together; None leaves the limit to the policy.
-        name: what episodes and results call the agent.
 
     A request whose policy call fails with an operational error (RuntimeError, OSError and their kin: out of memory, a
     lost connection) is tried again in smaller batches; one that fails alone ends its episode as `error_engine` (a
@@ -225,17 +222,10 @@ class ModelPlayer:
         """The player of a model that is spoken to as it was trained.
 
         Args:
-            model: of transformers; its generation config may name further ids that end an answer.
-            tokenizer: the model's.
-            settings: how the model was trained to be spoken to, and the limit of ids in a context.
-            tool: of the environment.
             slots: most requests that the model generates at a time; not read with `engine`.
-            dtype: of weights and caches; None: the model's own. Not read with `engine`.
             vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Not read with
                 `engine`.
             engine: what generates, such as servers that have the model's weights; None: the model, in this process.
-            examples: earlier messages of every prompt.
-            skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
         """
         if engine is None:
             from turngym.agents.local_engine.engine import LocalEngine

@@ -349,9 +349,6 @@ class RunServer:
     One that ends by itself is started again, and gets the run's weights with the next request.
 
     Args:
-        options: the server's program, its Python, its share of the memory and its further arguments; not `local`.
-        model: folder of the model that it begins with.
-        log: file for its output.
         adapters: vLLM: largest rank of LoRA adapters that it loads while it serves; 0: none.
         dtype: precision of the weights; None: the one that the model's config.json names.
     """

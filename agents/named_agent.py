@@ -92,7 +92,9 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
     """
     if isinstance(spec, Model):
         env = probe()
-        _warn_of_transfer(spec.folder, env.env_id)
+        if (trained := trained_on(spec.folder)) and env.env_id not in trained:
+            text = f"model:{spec.folder} was trained on {', '.join(trained)} and plays {env.env_id} here"
+            warnings.warn(f"{text}: a result of transfer, if that is meant", stacklevel=2)
         return _open_model(spec, env, slots)
     if isinstance(spec, OpenAI):
         return _open_endpoint(spec, probe(), slots)
@@ -225,11 +227,6 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     """How a model is spoken to, as renderers take it.
 
     Raises AgentError for templates of another environment than `env_id`.
-
-    Args:
-        chat: what was asked for, whole.
-        own: what the model's folder says; it may hold templates.
-        env_id: Gymnasium id of the environment that is played.
     """
     if chat.channel == "none":
         raise AgentError("a model needs a channel to write actions in: --channel text or tool")
@@ -286,16 +283,6 @@ def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel:
     if asked.content not in ("", found.identity):
         raise AgentError(f"the examples hold {found.identity}; the settings say {asked.content}: other examples")
     return found
-
-
-def _warn_of_transfer(folder: str, env_id: str) -> None:
-    trained = trained_on(folder)
-    if trained and env_id not in trained:
-        names = ", ".join(trained)
-        warnings.warn(
-            f"model:{folder} was trained on {names} and plays {env_id} here: a result of transfer, if that is meant",
-            stacklevel=2,
-        )
 
 
 def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:

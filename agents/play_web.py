@@ -150,10 +150,7 @@ class Games(Visitors[BrowserGame]):
         Raises TurngymError for an unknown environment, task or agent.
 
         Args:
-            name: the visitor's, from the cookie.
-            world: a key of `PlaySettings.environments`.
             task: id of the task; "" draws one.
-            agent: who plays along, one of `players(world)`.
         """
         if world not in self.settings.environments:
             known = list(self.settings.environments)
@@ -275,12 +272,14 @@ class PlayPages:
             # a second click on a button, or a page from before: what it meant is over
             if not game.over and request.form.get("turn") == str(len(game.runner.turns)):
                 game.note = ""
-                action = self._action(game)
+                # a form with a slot says which template its words belong to
+                text = printable(request.form.get("action", "")).strip()
+                before, after = (printable(request.form.get(part, "")) for part in ("before", "after"))
                 try:
                     if "step" in request.form:
                         self.games.step(game)
-                    elif action:
-                        game.act(action)
+                    elif text:
+                        game.act(f"{before}{text}{after}")
                 except TurngymError as error:
                     game.note = str(error)
                 if game.over:
@@ -296,12 +295,6 @@ class PlayPages:
             413: f"That was too long: forms may have {MAX_FORM:,} bytes.",
         }
         return render_template("play_page.html", problem=texts.get(status, "Something went wrong.")), status
-
-    def _action(self, game: BrowserGame) -> str:
-        """The action that was clicked or typed; a form with a slot says which template its words belong to."""
-        text = printable(request.form.get("action", "")).strip()
-        before, after = (printable(request.form.get(part, "")) for part in ("before", "after"))
-        return f"{before}{text}{after}" if text else ""
 
     def _start(self, note: str) -> Response:
         name = self._forms.visitor_or_new()

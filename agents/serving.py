@@ -194,9 +194,6 @@ class DrainingServer:
         """Raises TurngymError if waitress is not installed, or the address cannot be listened on.
 
         Args:
-            front: the application with its limits.
-            host: address to listen on.
-            port: port to listen on; 0 takes a free one.
             drain: seconds that accepted requests get to finish after `stop`.
             hosts: names under which clients may ask beside the loopback's own, those of a reverse proxy for example.
         """

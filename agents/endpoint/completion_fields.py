@@ -31,7 +31,6 @@ class UnreadableAnswer(Exception):
     Args:
         full: whether the context had no room for an answer.
         foreign: whether the body is no chat completion at all; else the server broke off before the model had ended.
-        usage: what was paid for it.
     """
 
     def __init__(self, reason: str, *, full: bool = False, foreign: bool = False, usage: Usage | None = None) -> None:
@@ -179,25 +178,10 @@ class Counts(AnswerTable):
     cache_creation_input_tokens: int | None = None
     reasoning_tokens: int | None = None
     known = frozenset(
-        {
-            "prompt_cache_miss_tokens",
-            "cache_creation",
-            "cost",
-            "cost_details",
-            "is_byok",
-            "num_sources_used",
-            "iterations",
-        }
-        | {
-            "queue_time",
-            "prompt_time",
-            "completion_time",
-            "total_time",
-            "prompt_audio_seconds",
-            "service_tier",
-            "speed",
-        }
+        {"prompt_cache_miss_tokens", "cache_creation", "cost", "cost_details", "is_byok", "num_sources_used", "speed"}
+        | {"queue_time", "prompt_time", "completion_time", "total_time", "prompt_audio_seconds", "service_tier"}
         | {"server_tool_use", "inference_geo", "num_search_queries", "search_context_size", "cost_in_usd_ticks"}
+        | {"iterations"}
     )
 
 
@@ -209,19 +193,11 @@ class Completion(AnswerTable):
     essential = frozenset({"choices"})
     known = frozenset(
         {"id", "object", "created", "system_fingerprint", "service_tier", "provider", "error", "metadata", "message"}
-        | {
-            "prompt_filter_results",
-            "prompt_logprobs",
-            "kv_transfer_params",
-            "timings",
-            "stats",
-            "runtime",
-            "model_info",
-        }
+        | {"prompt_filter_results", "prompt_logprobs", "kv_transfer_params", "timings", "stats", "runtime"}
         | {"x_groq", "citations", "search_results", "prompt", "request_id", "warnings", "base_resp", "input_sensitive"}
         | {"output_sensitive", "input_sensitive_type", "output_sensitive_type", "input_sensitive_int", "safety_ratings"}
         | {"usage_breakdown", "prompt_text", "output_sensitive_int", "success", "detail", "errors", "mcp_list_tools"}
-        | {"__verbose", "generation_settings", "extra_fields", "status"}
+        | {"__verbose", "generation_settings", "extra_fields", "status", "model_info"}
     )
 
 

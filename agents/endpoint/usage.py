@@ -97,9 +97,6 @@ class Prices:
         if prompt is None or completion is None:
             missing = "--price-in" if prompt is None else "--price-out"
             raise AgentError(f"a cost needs both --price-in and --price-out; {missing} is missing")
-        for name, value in (("--price-in", prompt), ("--price-cached", cached), ("--price-out", completion)):
-            if value is not None and value < 0:
-                raise AgentError(f"{name} is {value:g}; a price is at least 0")
         return cls(prompt=prompt, cached=prompt if cached is None else cached, completion=completion)
 
     def cost(self, usage: Usage) -> float:

@@ -103,11 +103,6 @@ class WorkerOptions(Spec):
         if self.workers == 0:
             yield from needing("--workers of 1 or more, or auto", "retries", "worker_timeout")
 
-    @classmethod
-    def of(cls, workers: int | Literal["auto"] | WorkerOptions) -> WorkerOptions:
-        """`workers` itself, or the options of that number of processes on this machine."""
-        return workers if isinstance(workers, WorkerOptions) else cls(workers=workers)
-
     def __post_init__(self) -> None:
         # all steps of a round may hang, which takes a worker two limits
         if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:

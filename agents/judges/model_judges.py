@@ -16,6 +16,7 @@ from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.clean_keys import clean_address
 from turngym.core.errors import AgentError
 from turngym.core.http_client import LoopThread
+from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.core.redaction import without_keys
 from turngym.core.task import task_number
@@ -74,7 +75,7 @@ class HttpJudge:
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
 
-    Raises AgentError if httpx is not installed.
+    Raises MissingExtra if httpx is not installed.
     """
 
     options: UrlJudge
@@ -83,10 +84,7 @@ class HttpJudge:
     _client: EndpointClient = field(init=False)
 
     def __post_init__(self) -> None:
-        try:
-            import httpx  # noqa: F401
-        except ImportError as error:
-            raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
+        need("httpx", "a judge behind a url", "serve")
         address = Address(base_url=clean_address("--judge", self.options.url, AgentError), key_env=KEY)
         self._client = EndpointClient(
             address=address,

@@ -387,9 +387,7 @@ class DenseDecoder:
         """Logits of the last column of `ids`, as `CausalModel.forward` returns them.
 
         Args:
-            cache: holds the keys and values of earlier ids, and gets those of `ids`.
             ids: int64 [B, Q], padding included.
-            step: which rows and positions of the cache are written and read.
             masks: added to the scores of attention, [B, 1, Q, step.length]; by layer type if they differ.
         """
         weights = self._weights
@@ -457,11 +455,7 @@ def attention(
     The query heads that share a key head are put into one matrix, so that no key is copied for them.
 
     Args:
-        queries: [B, Q, heads, D].
-        keys: [B, key heads, L, D].
-        values: [B, key heads, L, D].
         mask: added to the scores, [B, 1, Q, L]; None: everything is seen.
-        scale: the scores are multiplied by it.
         key_groups: how many keys the rows of each group read, if Q is 1 (else they are not looked at). The results of
             rows in no group are zero. Empty: all rows read all keys.
     """

@@ -142,12 +142,6 @@ class CausalModel:
         """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]; V is `drawn`.
 
         Where `step.cells` is set, only rows whose last id is real are returned.
-
-        Args:
-            cache: gets the new keys and values.
-            ids: int64 [B, Q].
-            positions: int64 [B, Q].
-            step: which rows and positions of the cache are written and read.
         """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:
@@ -253,14 +247,6 @@ def prefill(
 
     Rows of similar length share a pass of at most about `tokens` padded ids, fewer if histories are long (`CELLS`).
     Rows of a hybrid model are fed without padding, and their states are saved before the last id.
-
-    Args:
-        model: computes the logits.
-        cache: gets the new keys and values.
-        slots: row of each history.
-        starts: position of each first new id.
-        new: new ids of each row, one or more.
-        tokens: most padded ids in a pass, about.
     """
     if isinstance(cache, HybridCache):
         return _prefill_pieces(model, cache, slots, starts, new, tokens)

@@ -135,12 +135,8 @@ class EngineQueue:
         """Starts the thread.
 
         Args:
-            policy: what generates; a `StreamingPolicy` also gives out ids while it draws.
-            max_batch: most requests of one call of `policy`.
-            max_waiting: most requests in the queue; further ones are refused.
             window: most seconds that a call waits for more requests; only after a call that had several.
             stops: finds stop texts that begin before an interruption and end behind it; None: these are not found.
-            clock: seconds by which an engine stands still.
         """
         self._policy, self._max_batch, self._max_waiting = policy, max_batch, max_waiting
         self._stops = stops

@@ -53,10 +53,7 @@ def restore(
     complete are trained on.
 
     Args:
-        folder: where `TurnRecorder` writes.
         renderer: that of the model which answered; it rebuilds the ids of open sessions.
-        want_ended: False leaves `RestoredSessions.ended` empty.
-        temperature: the trainer's, as in `episode_of`.
     """
     reading = _Reading(renderer, temperature, _used(folder) if want_ended else None)
     for record in iter_records(folder):

@@ -211,9 +211,7 @@ class ChatListRenderer:
         the template's dialect is not read, and far too long a text.
 
         Args:
-            history: the session's turns so far; an empty one for a side turn.
             messages: all messages of the request, those that it repeats included.
-            tools: the request's tools, as OpenAI function schemas.
             most: ids that the model holds. A text of more than `SUSPICIOUS` characters for each of them is refused as
                 soon as twice as many tokens are counted in it; other prompts are returned, however long they are.
                 None: no text is refused for its length.
@@ -316,8 +314,6 @@ class ChatListRenderer:
         """A reader for the text of an answer to `prompt`.
 
         Args:
-            prompt: its end says whether the answer begins inside a thought.
-            stops: texts that end the answer.
             tools: whether calls are taken out of the text, for a client that has tools.
             salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         """

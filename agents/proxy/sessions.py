@@ -210,10 +210,8 @@ class SessionTable:
         """Begins without sessions.
 
         Args:
-            idle: seconds without a request after which a session has expired.
             limit: most open sessions; for a new one the one that is idle longest is evicted.
             share: most sessions of one client among the `limit`; None allows it all of them.
-            clock: seconds, never stepping back.
             serial: highest number of a session in the records; new ones continue from there.
         """
         self._idle, self._limit, self._clock = idle, limit, clock
@@ -462,9 +460,6 @@ class HeardFeedback:
         Raises ApiError (404) for one that is not known.
 
         Args:
-            client: name of the client's key; turns of other clients are not known.
-            session_id: the client's own id of the session.
-            turn: counted from the start of the conversation, all parts of the session together.
             answer: `InflightRequest.answer_id`; with it the session and the turn are not looked at.
         """
         with self._lock:
@@ -489,12 +484,6 @@ class HeardFeedback:
         """Take in feedback. The same feedback twice changes nothing; another one replaces it.
 
         Raises ApiError (429) for more than `MOST_CHANGES` changes.
-
-        Args:
-            place: the turn.
-            feedback: a user's.
-            is_open: whether the turn's session is open.
-            write: writes a JSON object to the records.
         """
         with self._lock:
             own = self._of(place[0])

@@ -204,10 +204,7 @@ def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, 
     """The calls that `text` is, from beginning to end; empty where it is none.
 
     Args:
-        text: the calls with their markers.
         salt: makes ids where the model wrote none; the same salt gives the same ids.
-        first: number of the first call in its answer.
-        dialect: how the model writes calls.
         tools: the request's tools. In dialects without quotes they say which values are text.
     """
     found = read_calls(dialect, text) or []

@@ -61,12 +61,10 @@ class ChatTemplate:
     """The chat template of one tokenizer with one set of switches, and what probing it has shown.
 
     Args:
-        tokenizer: any Hugging Face tokenizer with a chat template.
         tool: described to the template (`tools=schemas`); None leaves it out.
         thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
         observation_role: role of every observation after the first (which is always `user`).
         dialect: how the model writes calls of `tool`; None if responses are plain content.
-        thoughts: how the model writes thoughts.
 
     Raises RenderError if the tokenizer has no chat template, or it does not show observations of that role, and here as
     in every later rendering TemplateCostError if the template costs too much.

@@ -34,15 +34,6 @@ def open_renderer(
     """The renderer of `settings`, which `complete_settings` has completed; `history` overrides theirs.
 
     Raises RenderError if the chat template cannot do what they ask.
-
-    Args:
-        tokenizer: with a chat template.
-        settings: how the model is spoken to, completed by `complete_settings`.
-        tool: of the environment.
-        history: overrides the settings' own; None: as they say.
-        stop_ids: further ids that end an answer.
-        examples: earlier messages of every prompt.
-        skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
     """
     channel: Any = make_channel(settings.channel, tool)
     called = isinstance(channel, ToolChannel)
@@ -69,16 +60,7 @@ def renderer_of(
     examples: Sequence[Example] = (),
     skills: Skills | None = None,
 ) -> ChatRenderer:
-    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens.
-
-    Args:
-        model: its generation config may name further ids that end an answer.
-        tokenizer: the model's.
-        settings: how the model was trained to be spoken to, completed by `complete_settings`.
-        tool: of the environment.
-        examples: earlier messages of every prompt.
-        skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
-    """
+    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
     return open_renderer(tokenizer, settings, tool, stop_ids=end_ids(model), examples=examples, skills=skills)
 
 

@@ -133,10 +133,6 @@ class PromptTemplates:
 
         Args:
             length: how many of the last turns it shows; 0: none, which is the template `first`.
-            statement: the environment's statement of the task.
-            past: observation and action of each turn before this one.
-            observation: what waits for an action.
-            admissible: possible actions; None for an environment with open ones.
         """
         task = statement.partition(_TASK[self.kind])[2] or statement
         task = task.strip()

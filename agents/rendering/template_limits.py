@@ -76,13 +76,6 @@ def render(
 
     Raises TemplateLimit for what costs too much, TemplateRefusal for what the template does not render, ImportError
     without jinja2.
-
-    Args:
-        source: the template, in Jinja.
-        messages: the conversation, each with `role` and `content`.
-        tools: OpenAI function schemas; None: the template gets none.
-        generate: whether the generation prompt stands at the end.
-        variables: further variables of the template, such as `eos_token`.
     """
     arguments = {"tools": tools, "add_generation_prompt": generate, **variables}
     work = pickle.dumps((source, list(messages), arguments, CPU_SECONDS, MEMORY, LONGEST_RENDERED))

@@ -77,7 +77,6 @@ class TextEncoder:
     """Turns text into ids with one tokenizer.
 
     Args:
-        tokenizer: any Hugging Face tokenizer.
         written: what the chat template writes, its source included.
     """
 

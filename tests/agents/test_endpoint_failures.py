@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.endpoint.failures import RequestFailed, RequestFeatures, advice, error_in, read_failure
+from turngym.agents.endpoint.failures import RequestFailed, advice, error_in, read_failure
 
 
 def said(status: int, body: Any) -> RequestFailed:
@@ -200,10 +200,10 @@ def test_waits_and_limits_in_the_body() -> None:
     ],
 )
 def test_what_may_help(status: int, body: Any, help_text: str) -> None:
-    found = advice(said(status, body), RequestFeatures(model="m", key_env="K", tools=True))
+    found = advice(said(status, body), model="m", key_env="K", tools=True)
     assert (help_text in found) if help_text else not found
 
 
 def test_reasoning_that_a_server_refuses() -> None:
     failed = said(400, error("'messages.2' : property 'reasoning_content' is unsupported"))
-    assert "--reasoning-back drop" in advice(failed, RequestFeatures(model="m", key_env="K", reasoning=True))
+    assert "--reasoning-back drop" in advice(failed, model="m", key_env="K", reasoning=True)
