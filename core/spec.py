@@ -159,8 +159,13 @@ class _Field:
     default: Any
 
 
-def fields_of(cls: type[Any]) -> tuple[_Field, ...]:
+def fields_of(cls: Any) -> tuple[_Field, ...]:
     """The fields of a table."""
+    return _fields_of(cls)  # to type checkers the class of an object cannot be hashed
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
     return tuple(
         _Field(item.name, item.type, item.default if item.default_factory is NODEFAULT else item.default_factory())
         for item in msgspec.structs.fields(cls)
@@ -378,7 +383,7 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
     if isinstance(value, str | Path) or number:
         try:
-            return base.table_of(str(value)) if issubclass(base, Spec) else _main_table(base, value)
+            return base.table_of(str(value))
         except SettingsError as error:
             raise SettingsError(f"{where}: {error}") from None
     if value is None or isinstance(value, Mapping):
@@ -400,8 +405,7 @@ def _has_text(cls: Any, name: str) -> bool:
     main = _main(cls)
     if main in _needed(cls):
         return True
-    own = getattr(cls, "table_of", None)
-    own_text = own is not None and own.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
+    own_text = cls.table_of.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
     return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
 
 

@@ -86,7 +86,6 @@ def file(tmp_path: Path) -> Path:
         (Select(task="heat/"), [0, 2]),
         (Select(verdict=(Verdict.MALFORMED,)), [2]),
         (Select(limit=2), [0, 1]),
-        (Select(limit=0), []),
     ],
 )
 def test_selection(select: Select, samples: list[int], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
