@@ -625,7 +625,7 @@ def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
 class FixedDepth:
     """The same depth in every step: vanilla OPD, and TurnOPD without its depth controller."""
 
-    h_max: int = 50
+    h_max: int
 
     def start(self) -> DepthState:
         """The state before step 1."""

@@ -83,7 +83,7 @@ def test_a_depth_beyond_the_end_of_episodes_is_refused(algorithm, given, said):
 
 
 def test_front_to_back_caps_the_depth():
-    control = Curriculum(schedule=DepthSchedule(eta=2, k_max=3))
+    control = Curriculum(schedule=DepthSchedule(eta=2, k_max=3), h_max=50)
     plans = [control.plan(control.start(), step) for step in range(1, 8)]
     assert [plan.cap for plan in plans] == [1, 1, 2, 2, 3, 3, 3]
     assert not any(plan.probe or plan.demonstration_turns for plan in plans)

@@ -69,7 +69,7 @@ class Curriculum:
 
     schedule: DepthSchedule = field(default_factory=DepthSchedule)
     back_to_front: bool = False
-    h_max: int = 50
+    h_max: int
     """The run's limit of turns, in B2F the demonstration's included."""
 
     def start(self) -> DepthState:
