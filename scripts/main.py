@@ -334,7 +334,10 @@ def resume_hint(verb: str, argv: Sequence[str]) -> str:
     """Says what a stopped `verb` left on disk and how to continue; empty if that is not known."""
     from turngym.scripts.options import pop_option
 
-    named = pop_option(argv, "--out")[1]
+    try:
+        named = pop_option(argv, "--out")[1]
+    except TurngymError:
+        return ""  # it was stopped before anybody read that
     out = None if named is None else Path(named)
     if verb == "train" and out is not None:
         steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
