@@ -158,7 +158,12 @@ def get(
                 url = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
                 fetch(url, kept / file.name, largest=file.largest, sha256=wanted.get(file.name), progress=progress)
             try:
-                _install(name, known, kept, folder)
+                if name == "alfworld":
+                    unpack(kept / known.files[0].name, folder)
+                elif name == "search":
+                    write_test_sets([kept / file.name for file in known.files], folder)
+                else:
+                    add_files([file.name for file in known.files], kept, folder, DataError)
             except TurngymError:
                 # files that do not belong here must not be found by a run that names another mirror
                 shutil.rmtree(kept)
@@ -168,15 +173,6 @@ def get(
         what = "the disk is full; make room and run it again" if error.errno == errno.ENOSPC else error.strerror
         raise DataError(f"{folder}: {what}; what was fetched is kept and nothing half-made is in its place") from None
     return folder
-
-
-def _install(name: str, known: DataSet, kept: Path, folder: Path) -> None:
-    if name == "alfworld":
-        unpack(kept / known.files[0].name, folder)
-    elif name == "search":
-        write_test_sets([kept / file.name for file in known.files], folder)
-    else:
-        add_files([file.name for file in known.files], kept, folder, DataError)
 
 
 def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:

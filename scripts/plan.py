@@ -284,13 +284,7 @@ def _run_config(table: Mapping[str, Any], where: str) -> TrainConfig:
 def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
     if not algorithm.needs_reference:
         return "none"
-    base = is_the_base(
-        adapters=config.lora is not None,
-        renewed=config.part("reference") is not None,
-        student=config.models.dtype,
-        frozen=config.part("frozen").teacher_dtype,
-    )
-    return "base" if base else "own"
+    return "base" if is_the_base(config, config.models.dtype) else "own"
 
 
 def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> int:

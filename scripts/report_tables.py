@@ -265,9 +265,9 @@ def variant_table(runs: Sequence[Diagnosed]) -> Table:
             "run": run.name,
             "setting": item.name,
             "probes": str(item.probes),
-            "H_eff": str(item.h_eff),
-            "H_cov": str(item.h_cov),
-            "smoothed horizon": f"{item.hbar:.1f}",
+            "H_eff": str(item.state.h_eff),
+            "H_cov": str(item.state.h_cov),
+            "smoothed horizon": f"{item.state.hbar:.1f}",
             "turns played / full depth %": percent(item.turns_share),
         }
         for run in runs

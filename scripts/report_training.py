@@ -118,7 +118,10 @@ def _controls(axis: Any, run: Diagnosed) -> None:
 def _variants(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if run.diagnosis.variants]
     rows = [
-        [run.name, item.name, *map(number, (item.probes, item.hbar, item.h_eff, item.h_cov, item.turns_share))]
+        [
+            *(run.name, item.name),
+            *map(number, (item.probes, item.state.hbar, item.state.h_eff, item.state.h_cov, item.turns_share)),
+        ]
         for run in known
         for item in run.diagnosis.variants
     ]

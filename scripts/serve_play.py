@@ -42,19 +42,19 @@ class ServePlay(Spec):
 def main(argv: Sequence[str]) -> int:
     """Serve until a signal."""
     config = read_options(ServePlay, argv, prog="turngym serve play", about=__doc__)
-    from turngym.agents.play_web import PlaySettings, create_app
+    from turngym.agents.play_web import Games, create_app
     from turngym.envs.visitors import EpisodeRecorder
 
     recorder = None if config.out is None else EpisodeRecorder(config.out)
-    settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
     try:
-        app = create_app(settings, recorder)
-        server = DrainingServer(page_front(app, threads=config.threads), **structs.asdict(config.listen))
+        keep = recorder or (lambda episode: None)
+        games = Games(keep, models=config.models, games=config.games, idle=config.idle, seed=config.seed)
+        server = DrainingServer(page_front(create_app(games), threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"games are recorded in {recorder.path}"
-        print(f"ready: {server.url}, {', '.join(settings.environments)}, {kept}", flush=True)
+        print(f"ready: {server.url}, {', '.join(games.environments)}, {kept}", flush=True)
         server.run()
-        app.extensions["play"].close()
+        games.close()
     finally:
         if recorder is not None:
             recorder.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.play_spec import EvalSpec, Listed, episodes_of
-from turngym.agents.proxy.turn_records import RECORDS_FILE, RecordProblem, iter_records, read_records
+from turngym.agents.proxy.turn_records import RECORDS_FILE, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
@@ -235,11 +235,11 @@ def _verify(path: Path) -> int:
     if not path.is_file():
         raise TurngymError(f"there is no file {path}")
     read = iter_records(path.parent) if path.name == RECORDS_FILE else iter_trace(path)
-    whole, torn, damaged = 0, 0, list[TraceProblem | RecordProblem]()
+    whole, torn, damaged = 0, 0, list[TraceProblem]()
     for item in read:
         if isinstance(item, TraceProblem) and item.torn:
             torn += 1
-        elif isinstance(item, TraceProblem | RecordProblem):
+        elif isinstance(item, TraceProblem):
             damaged.append(item)
         else:
             whole += 1

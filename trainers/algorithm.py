@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.core.episode import Episode, Origin
-from turngym.core.plugin_values import checked_number, failures_of
+from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find
 from turngym.core.protocols import Position, Question, Scorer
 from turngym.core.redaction import brief
@@ -69,10 +68,7 @@ class Targets:
 
 
 def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
-    """What a target function returned, with plain numbers in its log.
-
-    Raises SettingsError where a column of it is no array of so many `tokens`, or where its log could not be read back.
-    """
+    """What a target function returned. Raises SettingsError where a column of it is no array of so many `tokens`."""
     if not isinstance(targets, Targets):
         raise SettingsError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
     columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
@@ -100,60 +96,35 @@ def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
         raise SettingsError(
             f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one"
         )
-    return replace(targets, log=checked_log(targets.log, f"algorithm {algorithm}: its log"))
+    return targets
 
 
-def selected(select: EpisodeFilter | None, episodes: Sequence[Episode], algorithm: str) -> list[Episode]:
+def selected(algorithm: Algorithm, episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes that a filter keeps; all without one. Raises SettingsError where it gives anything else."""
-    if select is None:
+    if algorithm.select is None:
         return list(episodes)
     # typed, but another package's
-    found: Any = select(episodes)
+    found: Any = algorithm.select(episodes)
     if not isinstance(found, list | tuple) or not all(isinstance(one, Episode) for one in found):
-        raise SettingsError(f"algorithm {algorithm}: its select gave {brief(found, 80)}; valid: a list of episodes")
+        said = f"its select gave {brief(found, 80)}; valid: a list of episodes"
+        raise SettingsError(f"algorithm {algorithm.name}: {said}")
     return list(found)
 
 
-def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode], algorithm: str) -> dict[str, Any]:
-    """The numbers of a filter's choice. Empty without a filter, or for one that counts nothing."""
-    if not isinstance(select, CountingFilter):
-        return {}
-    return checked_log(select.row(episodes), f"algorithm {algorithm}: the row of its select")
-
-
 def with_own_numbers(
-    row: Mapping[str, Any], algorithm: str, *, chosen: Mapping[str, Any], log: Mapping[str, Any]
+    row: Mapping[str, Any], algorithm: Algorithm, episodes: Sequence[Episode], log: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A step's `row` with the numbers of the filter, `chosen`, and of the targets. Raises SettingsError for a name that
-    every run has."""
+    """A step's `row` with what the filter counts of its `episodes`, and the `log` of the targets.
+
+    Raises SettingsError for a name that every run has. What is no number is refused where the row is written."""
+    chosen = algorithm.select.row(episodes) if isinstance(algorithm.select, CountingFilter) else {}
     for where, own in (("its log", log), ("the row of its select", chosen)):
+        if not isinstance(own, Mapping):
+            raise SettingsError(f"algorithm {algorithm.name}: {where} is {brief(own, 80)}; valid: numbers by name")
         if taken := sorted(row.keys() & own.keys()):
-            raise SettingsError(f"algorithm {algorithm}: {where} has {taken[0]!r}, a column of every run; rename it")
+            said = f"{where} has {taken[0]!r}, a column of every run; rename it"
+            raise SettingsError(f"algorithm {algorithm.name}: {said}")
     return {**row, **chosen, **log}
-
-
-def checked_log(log: Any, where: str) -> dict[str, float]:
-    """The numbers that a part of an algorithm adds to a step's row. Raises SettingsError for what could not be read
-    back; `where` names the part."""
-    if not isinstance(log, Mapping):
-        raise SettingsError(f"{where} is {brief(log, 80)}; valid: numbers by name")
-    return {_log_name(name, where): _log_number(name, value, where) for name, value in log.items()}
-
-
-def _log_name(name: object, where: str) -> str:
-    if not isinstance(name, str) or not name.isprintable() or name in ("", "step", "kind") or name.startswith("turn/"):
-        valid = "a printable text; step, kind and names that begin with turn/ are taken"
-        raise SettingsError(f"{where} has the name {brief(name, 80)}; valid: {valid}")
-    return name
-
-
-def _log_number(name: str, value: object, where: str) -> float:
-    """A number of a log; NaN for one that is not known or not finite, which is written as null."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return math.nan
-    found = checked_number(f"{where}: {name}", value, error=SettingsError)
-    return int(found) if isinstance(value, Integral) and not isinstance(value, bool) else found
 
 
 def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:

@@ -144,12 +144,7 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, ranks: Ranks, *, packed:
     Together they hold every supervised token once, so a sum of weighted losses over them is the sum over all. All
     processes get equally many micro-batches, for a sharded model computes in step; those without work of their own get
     some at the end in which a single token is read and nothing predicted.
-
-    Args:
-        batch: the batch, with N supervised tokens.
-        max_tokens: tokens of a pass at most, padding included; a longer row has a pass of its own.
-        ranks: the processes that divide it.
-        packed: whether rows share a line instead of being padded.
+    A row longer than `max_tokens`, padding included, has a pass of its own.
     """
     rows = [batch.input_ids_M[start:stop] for start, stop in pairwise(batch.row_offsets)]
     # a row has at least one supervised token, whose episode is the row's

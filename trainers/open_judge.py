@@ -56,16 +56,7 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
 def open_judge(
     options: AnyJudge, kind: Question, student: StudentPlayer, *, expert: str, seed: int, device: str
 ) -> Judge:
-    """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks.
-
-    Args:
-        options: which judge, and how it is asked.
-        kind: what it is asked: for scores, hints, or both.
-        student: whose episodes it judges.
-        expert: the player of the environment that judges may ask.
-        seed: what a judge's samples are drawn from.
-        device: where a model that judges computes.
-    """
+    """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks."""
     judge = make_judge(options, kind, ENV_JUDGES, make_env=student.make_env, expert=expert, seed=seed, device=device)
     base = student.env
     asked = judge.one if isinstance(judge, BothQuestions) else judge

@@ -156,13 +156,7 @@ def accumulate(
 ) -> tuple[float, dict[str, NDArray[np.float32]]]:
     """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N].
 
-    Args:
-        model: the student; its gradients are added to.
-        batch: the batch, with N supervised tokens.
-        targets: what the target function says about each token.
-        weight_N: how much each token counts [N]; the sum is 1.
-        token_loss: loss per token.
-        forward: how the model is run: temperature, microbatches, precision.
+    Arguments as `update`.
     """
     total, ranks = 0.0, forward.ranks
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
@@ -320,19 +314,7 @@ def run_epochs(
     forward: Forward,
     critic: ValueCritic | None = None,
 ) -> Epochs:
-    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1.
-
-    Args:
-        model: the student.
-        optimizer: AdamW over its parameters.
-        batch: all supervised tokens of the step.
-        episodes: the episodes that the batch was packed from.
-        targets: what the target function says about each token.
-        algorithm: whose weight, loss and terms are used.
-        run_step: the step of the run, and the optimizer's settings.
-        forward: how the model is run.
-        critic: the critic that learns beside the policy; None for none.
-    """
+    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1."""
     config = run_step.config
     results: list[UpdateResult] = []
     critic_losses: list[float] = []
@@ -384,15 +366,7 @@ def run_epochs(
 def minibatches(
     batch: RolloutBatch, episodes: Sequence[Episode], targets: Targets, algorithm: Algorithm, count: int
 ) -> list[tuple[RolloutBatch, Targets, NDArray[np.int64]]]:
-    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N.
-
-    Args:
-        batch: all supervised tokens of the step.
-        episodes: the episodes that the batch was packed from.
-        targets: what the target function says about each token.
-        algorithm: whose origins say which turns are trained on.
-        count: number of minibatches at most.
-    """
+    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
     if count == 1:
         return [(batch, targets, np.arange(batch.tokens))]
     # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn

@@ -190,18 +190,6 @@ def load_scorer(
     """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
     knows too are scored; where the two differ in them VocabularyError, or all of the teacher's if it may have `other`
     ids. A model that cannot have `packing` goes without.
-
-    Args:
-        folder: folder of the model.
-        dtype: precision of its weights.
-        device: where it computes; `auto` takes CUDA where there is one.
-        temperature: divides its logits.
-        max_tokens: tokens of a forward pass at most.
-        chunk: rows of logits that exist at a time.
-        vocab_size: cuts its logits to their first ids; None: all count.
-        student: the student and its tokenizer, if the model is a teacher.
-        other: whether the teacher's vocabulary may be another one.
-        packing: whether rows share a line in a forward pass.
     """
     model, tokenizer = load_student(folder, dtype, device)
     if student is not None:
@@ -278,11 +266,7 @@ def reference_refresh(
 ) -> ReferenceRefresh | None:
     """What the settings ask for; None where the reference stays. Raises SettingsError where it cannot be had.
 
-    Args:
-        renewed: the settings.
-        reference: what is refreshed.
-        student: the model whose weights it gets.
-        ranks: the processes of the run; only a single one can refresh.
+    Only a run of one process can renew its reference.
     """
     if renewed is None:
         return None

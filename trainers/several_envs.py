@@ -21,7 +21,7 @@ from turngym.core.user_files import json_of, user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.scorer import Ids, SplitScorer
-from turngym.trainers.targets import TargetError
+from turngym.trainers.targets import given
 from turngym.trainers.train_config import TrainConfig
 
 T = TypeVar("T")
@@ -196,12 +196,11 @@ class RoutedTeachers:
     """Teachers by the environment's name, where it has one of its own; the run's scores all others."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        if scorers.teacher is None:
-            raise TargetError("teachers by environment need the run's teacher, and none was given")
+        teacher = given(scorers.teacher, "teacher")
         row_E = np.zeros(batch.rows, np.int64)
         row_E[batch.row_N] = batch.episode_N
         names = [episodes[batch.source_E[episode]].meta.get(ENVIRONMENT, "") for episode in row_E]
-        by_row = [self.teachers.get(name, scorers.teacher) for name in names]
+        by_row = [self.teachers.get(name, teacher) for name in names]
         return self.target_fn(batch, episodes, replace(scorers, teacher=_ByRow(by_row)))
 
 

@@ -270,6 +270,7 @@ class Learns:
     __slots__ = ()
     algorithm: str
     method: Method
+    lora: LoraConfig | None
 
     @property
     def own(self) -> Any:

@@ -34,7 +34,6 @@ from turngym.trainers.algorithm import (
     calling,
     checked_targets,
     selected,
-    selection_row,
     with_own_numbers,
 )
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
@@ -369,7 +368,7 @@ class TrainLoop:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
         algorithm, groups = self.trainer.algorithm, request.episodes // request.group
         for later in range(1, algorithm.refill + 1):
-            kept = selected(algorithm.select, episodes, algorithm.name)
+            kept = selected(algorithm, episodes)
             if algorithm.select is None or len({episode.group for episode in kept}) >= groups:
                 break
             more = replace(request, plan=replace(request.plan, round=later))
@@ -382,7 +381,7 @@ class TrainLoop:
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
-        kept = selected(algorithm.select, episodes, algorithm.name)
+        kept = selected(algorithm, episodes)
         if not kept:
             self._skip((start, collected), plan, episodes)
             return
@@ -425,8 +424,7 @@ class TrainLoop:
             "time/step_s": end.wall - start.wall,
             "time/train_s": spent,
         }
-        chosen = selection_row(algorithm.select, episodes, algorithm.name)
-        self._write(with_own_numbers(row, algorithm.name, chosen=chosen, log=targets.log))
+        self._write(with_own_numbers(row, algorithm, episodes, targets.log))
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
@@ -451,7 +449,7 @@ class TrainLoop:
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)
         row |= played_row(episodes) | judge_row(episodes, None)
-        row |= selection_row(self.trainer.algorithm.select, episodes, self.trainer.algorithm.name)
+        row = with_own_numbers(row, self.trainer.algorithm, episodes, {})
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 
     def _updated(self, step: int) -> None:

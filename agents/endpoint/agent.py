@@ -33,7 +33,7 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
-from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
@@ -213,12 +213,7 @@ class EndpointAgent:
         The first call shakes hands before it does.
         """
         for conversation in waiting:
-            theirs = None if conversation.channel is None else conversation.channel.name
-            if theirs != self.channel.name:
-                raise AgentError(
-                    f"agent {self.name!r} writes actions in channel {self.channel.name!r}, but the environment reads "
-                    f"{theirs!r}: make both with the same channel"
-                )
+            check_channel(self.name, self.channel, conversation)
             transcript_of(conversation, self.memory, self._examples)
         if waiting and self.options.handshake and self.profile is None:
             self.shake_hands()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,6 @@ import numpy as np
 from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, EndpointError
 from turngym.agents.endpoint.completion_fields import Noticed
 from turngym.agents.endpoint.failures import RequestFailed, blames
-from turngym.agents.endpoint.logprob_check import SampledCheck
 from turngym.agents.endpoint.messages import Transcript, content_of
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer
@@ -268,7 +267,7 @@ async def shake_hands(
     channel: Channel,
     tool: Tools,
     rng: np.random.Generator,
-    sampled: SampledCheck | None,
+    sampled: Callable[..., Awaitable[None]] | None,
 ) -> tuple[EndpointProfile, Usage, list[str]]:
     """Find out what the server of `client` takes and answers; the client keeps to it.
 
@@ -334,7 +333,7 @@ def _answered(answers: list[ChatAnswer], offered: bool) -> dict[str, Any]:
     noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
     calls = "not asked for"
     if offered:
-        ways = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
+        ways: dict[str, str] = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
         calls = next((ways[words] for words in noticed if words in ways), "")
         written = next((answer.written for answer in answers if answer.written is not None), None)
         if written is not None:

@@ -28,9 +28,9 @@ from turngym.agents.endpoint.completion_fields import (
     Reading,
     UnreadableAnswer,
     deeper,
+    read_usage,
     rest_of,
 )
-from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt

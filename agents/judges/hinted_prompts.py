@@ -120,15 +120,15 @@ HINT_STREAM = 4
 
 
 @dataclass(frozen=True, slots=True)
-class HintedEnv:
-    """Makes hinted environments; can be sent to other processes."""
+class WrappedEnv:
+    """Makes environments inside a wrapper; can be sent to other processes."""
 
     make_env: Callable[[], Any]
-    share: float
-    expert: MakeExpert = PrivilegedExpert
+    wrapper: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
-    def __call__(self) -> HintedObservations:
-        return HintedObservations(self.make_env(), self.share, self.expert)
+    def __call__(self) -> Any:
+        return self.wrapper(self.make_env(), *self.arguments)
 
 
 class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
@@ -179,17 +179,6 @@ class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs)
 TOLD_STREAM = 5
 """Random stream that decides which episodes are told something, and what."""
 TOLD_SHARE = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class PrivilegedEnv:
-    """Makes environments whose episodes may be told a text; can be sent to other processes."""
-
-    make_env: Callable[[], Any]
-    texts: tuple[str, ...]
-
-    def __call__(self) -> PrivilegedObservations:
-        return PrivilegedObservations(self.make_env(), self.texts)
 
 
 class PrivilegedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):

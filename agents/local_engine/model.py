@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
+from turngym.agents.local_engine.lora_weights import shared_weights
 from turngym.agents.local_engine.positions import position_limit, rope_types, sliding_window
 from turngym.core.errors import TurngymError
 from turngym.retrieval.precision import parameter_dtypes
@@ -71,9 +71,8 @@ def follow(copied: Any, source: Any) -> None:
 
 def _adapters(model: Any) -> dict[str, Any]:
     """Layers with LoRA whose weight no other module uses, as the embedding uses that of a tied head."""
-    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    lora = {name: module for name, module in model.named_modules() if is_lora(module)}
-    return {name: module for name, module in lora.items() if uses[id(module.base_layer.weight)] == 1}
+    shared, lora = shared_weights(model), {name: part for name, part in model.named_modules() if is_lora(part)}
+    return {name: module for name, module in lora.items() if id(module.base_layer.weight) not in shared}
 
 
 class EngineError(TurngymError):

@@ -527,7 +527,12 @@ class Rollout:
         for runner in self._active:
             turn, shown = runner.conversation.turn, runner.job.demonstration
             if turn < len(shown):
-                replies[runner.number] = self._demonstrated(runner.conversation, shown[turn])
+                writer, next_turn = self._agent.writer, shown[turn]
+                replies[runner.number] = (
+                    writer.write(runner.conversation, next_turn, "demonstration")
+                    if isinstance(next_turn, str)
+                    else writer.show(runner.conversation, next_turn)
+                )
             elif runner.number not in self._asked:
                 runner.conversation.begun = runner.job.begun if turn == len(shown) else ()
                 waiting.append(runner)
@@ -536,12 +541,6 @@ class Rollout:
         else:
             replies |= self._ask(waiting, wait=not replies)
         return [(runner, replies[runner.number]) for runner in self._active if runner.number in replies]
-
-    def _demonstrated(self, conversation: Conversation, shown: str | Shown) -> Reply:
-        writer = self._agent.writer
-        if isinstance(shown, str):
-            return writer.write(conversation, shown, "demonstration")
-        return writer.show(conversation, shown)
 
     def _respond(self, waiting: Sequence[EpisodeRunner]) -> dict[int, Reply]:
         """The agent's replies to all of `waiting`, by number."""

@@ -327,14 +327,14 @@ class ProxyService:
             full = session is not None and request.main and len(session.turns) >= self.settings.session_turns
             if session is not None and full and not session.history.asks_again(request.messages):
                 # a long session is handed on for training and goes on under a new key
-                key = self.sessions.new_key(session)
+                key = self.sessions.new_key(session.name)
                 self._finish(session, "part", session.new_messages(request.messages), key)
                 session.begin_part(key)
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools, most=self.max_context)
             number = next(self._numbers)
             asked = self._engine_request(request, prompt, session, number)
-            pending = self.engine.submit(asked, streaming=request.stream)
+            pending = self.engine.submit(asked)
         except BaseException:
             self.closed(request.client, session, "refused")
             raise
@@ -423,8 +423,9 @@ class ProxyService:
 
     def health(self) -> dict[str, Any]:
         counts, shown = self.tally.as_json()
+        status = "stalled" if self.engine.stands_still else "updating" if self.engine.paused else "ok"
         return {
-            "status": self._status(),
+            "status": "stopping" if self.stopping else status,
             "model": self.name,
             "turns": {"main": counts["main"], "side": counts["side"]},
             "sessions": {"open": len(self.sessions), "ended": counts["sessions_ended"]},
@@ -433,13 +434,6 @@ class ProxyService:
             **({"threads": failures} if (failures := failures_of_threads()) else {}),
             **shown,
         }
-
-    def _status(self) -> str:
-        if self.stopping:
-            return "stopping"
-        if self.engine.stands_still:
-            return "stalled"
-        return "updating" if self.engine.paused else "ok"
 
     def drain(self) -> None:
         """Accept no further requests; those in flight go on."""

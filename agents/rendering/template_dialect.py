@@ -32,7 +32,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSet
     Raises RenderError if the template knows no tools, or writes calls in a dialect that is not known here.
     """
     if settings.channel == "text":
-        style = thought_style(tokenizer, tool)
+        style = thought_style(tokenizer)
         return changed(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
@@ -75,7 +75,9 @@ def dialect_of_template(tokenizer: Any, tool: Tools) -> TemplateCalls:
             return TemplateCalls(dialect=dialect, exact=True, id=id, as_text=as_text)
     for text, id, as_text in written:
         for dialect in DIALECTS.values():
-            if _reads(dialect, text, *call):
+            start = dialect.find(text)
+            read = dialect.read(text[start:]) if start >= 0 else None
+            if isinstance(read, ParsedCall) and (read.name, read.arguments) == call:
                 return TemplateCalls(dialect=dialect, exact=False, id=id, as_text=as_text)
     if written:
         raise UnknownDialectError(
@@ -88,7 +90,7 @@ def dialect_of_template(tokenizer: Any, tool: Tools) -> TemplateCalls:
     )
 
 
-def thought_style(tokenizer: Any, tool: Tools) -> str | None:
+def thought_style(tokenizer: Any) -> str | None:
     """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None means `<think>`."""
     source = ChatTemplate(tokenizer).source
     for name, thoughts in STYLES.items():
@@ -125,9 +127,3 @@ def _written_calls(template: ChatTemplate, name: str, arguments: dict[str, Any])
 def named_id(name: str, number: int) -> str:
     """The id of a call whose template writes it in the place of the tool's name (Kimi)."""
     return f"functions.{name}:{number}"
-
-
-def _reads(dialect: CallDialect, text: str, name: str, arguments: dict[str, Any]) -> bool:
-    start = dialect.find(text)
-    call = dialect.read(text[start:]) if start >= 0 else None
-    return isinstance(call, ParsedCall) and call.name == name and call.arguments == arguments

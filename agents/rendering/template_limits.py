@@ -179,7 +179,10 @@ def _serve(pipe: Connection) -> None:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     _limit(resource.RLIMIT_CORE, 0)
-    own = _own_memory()
+    own = None
+    # where the system says and limits it
+    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
+        own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     pipe.send_bytes(b"")
     while True:
         try:
@@ -203,13 +206,6 @@ def _limit(kind: int, most: int) -> None:
 
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def _own_memory() -> int | None:
-    """Address space of this process in bytes; None where the system does not say or limit it."""
-    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _answer(

@@ -18,12 +18,11 @@ from turngym.agents.endpoint.client import (
     RateGate,
     pauses,
 )
-from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
+from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer, read_usage
 from turngym.agents.endpoint.failures import read_failure
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import NOTE, Prices, Usage
 from turngym.agents.named_agent import open_agent

@@ -16,10 +16,10 @@ from turngym.agents.endpoint.completion_fields import (
     Function,
     Message,
     Noticed,
+    read_usage,
 )
 from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
 from turngym.core.tools import ToolSpec

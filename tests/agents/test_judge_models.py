@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judged import judge_of
 from servers import Answer, JsonServer
 
 from turngym.agents import models
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
-from turngym.agents.judges.judge_settings import AnyJudge, judge_of
+from turngym.agents.judges.judge_settings import AnyJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LONGEST_PART, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate

@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from judged import judge_of
 
 from turngym.agents.judges.env_judges import ENV_JUDGES
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import HINTS_ONLY, SKILLS, WORDS, make_judge
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer

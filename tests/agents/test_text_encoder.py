@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from late import late
 from tokenizers import AddedToken
-from tokenizers_of import ANSWER, END, FLAGS, KINDS, LOSSLESS, TEMPLATE, USER, llama_tokenizer, tokenizer_of
+from tokenizers_of import ANSWER, END, FLAGS, KINDS, LOSSLESS, TEMPLATE, USER, llama_tokenizer, reveal, tokenizer_of
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from turngym.agents import ChatSettings, SessionPool, load_world
@@ -28,7 +28,7 @@ from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer, read_exactly
-from turngym.agents.rendering.text_encoder import TextEncoder, reveal
+from turngym.agents.rendering.text_encoder import TextEncoder
 from turngym.core.protocols import Generation, JudgeRequest
 from turngym.core.tools import ToolSpec
 from turngym.envs.dialects import HERMES

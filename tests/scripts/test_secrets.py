@@ -13,11 +13,11 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from judged import judge_of
 from openai_fake import FakeOpenAI, served
 
 import turngym
 from turngym.agents import evaluate
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds import load_world
 from turngym.core.clean_keys import recorded_command

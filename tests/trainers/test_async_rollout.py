@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy_run as toy
 from late import late
+from metric_columns import SOME
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
@@ -18,7 +19,6 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
-from turngym.trainers.metrics import SOME_METRICS
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import Ahead, OptimizerConfig, RunConfig
 from turngym.trainers.train_config import train_config
@@ -79,7 +79,7 @@ def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Pat
     # the depth of a batch was planned when it was begun, and the step that learns from it goes by that plan
     assert [cap for _, _, cap in played.log] == [row["depth/cap"] for row in rows]
     assert rows[0]["gap_max"] < 1e-4 < rows[-1]["gap_max"]
-    assert {"importance/ratio", "importance/truncated"} <= set(rows[0]) & set(SOME_METRICS)
+    assert {"importance/ratio", "importance/truncated"} <= set(rows[0]) & SOME
     assert rows[0]["importance/truncated"] == 0.0
     assert all(0.0 < row["importance/ratio"] <= 2.0 for row in rows)
 

@@ -99,8 +99,6 @@ def test_back_to_front_hands_the_end_to_the_student():
 def test_bad_settings_are_errors():
     with pytest.raises(ValueError, match="k_start is 9"):
         DepthSchedule(k_start=9, k_max=8)
-    with pytest.raises(ValueError, match="n is -1"):
-        DepthSchedule().depth(-1)
 
 
 @pytest.mark.parametrize("back_to_front", [False, True])

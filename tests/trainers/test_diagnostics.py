@@ -228,7 +228,7 @@ def test_what_can_be_replayed(make_episode: Callable[..., Episode]) -> None:
     assert not replayable(shape, changed(config, probe_share=0.5), controlled=True)
     found = diagnose(lambda: rows, depth=config, controlled=True)
     assert found.replay is not None
-    assert (found.replay.differing, found.variants[0].name, found.variants[0].hbar) == (
+    assert (found.replay.differing, found.variants[0].name, found.variants[0].state.hbar) == (
         0,
         "as set",
         rows[-1]["depth/hbar"],

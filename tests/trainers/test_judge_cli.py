@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from judged import judge_of
+from metric_columns import known_metric
 from tiny_runs import break_off, save_tiny, untimed, with_file
 
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.agents.meaning import meaning
 from turngym.core.errors import TurngymError
@@ -18,7 +19,6 @@ from turngym.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.judged_episodes import JudgedSource
-from turngym.trainers.metrics import known_metric
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)

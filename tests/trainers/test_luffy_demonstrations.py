@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from metric_columns import known_metric
 from tiny_runs import with_file
 
 from turngym.agents import load_world, play_episodes
@@ -23,7 +24,7 @@ from turngym.scripts import train
 from turngym.scripts.train import help_lines
 from turngym.trainers.adapters.token_session import Trajectory
 from turngym.trainers.batch import pack
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)

@@ -10,6 +10,7 @@ import judged as tools
 import pytest
 import torch
 import toy_run as toy
+from metric_columns import known_metric
 from tiny_runs import break_off
 
 from turngym.core.episode import Episode
@@ -17,7 +18,7 @@ from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.judged_episodes import JudgedSource
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
@@ -30,7 +31,7 @@ DISTILL = DistillConfig(top_k=8)
 
 def test_where_a_response_may_be_cut() -> None:
     with pytest.raises(SettingsError, match=r"reject_below is 0\.0009;"):
-        opd_hints.OpdHintsConfig(reject_below=0.0009)
+        opd_hints.build(opd_hints.OpdHintsConfig(reject_below=0.0009), BuildContext())
 
 
 def test_who_teaches_and_who_is_stayed_near() -> None:

@@ -136,7 +136,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (lambda **more: OPD(form="jsd", **more), "beta", 0.2, "token_loss", JensenShannon(0.2)),
     (lambda **more: OPD(form="mixed", **more), "beta", 0.2, "token_loss", MixedKL(0.2)),
     (OPD, "form", "sampled", "target_fn", SampledAdvantage()),
-    (OPD, "form", "sampled", "token_loss", ClippedAdvantage(eps_low=0.2, eps_high=0.28)),
+    (OPD, "form", "sampled", "token_loss", ClippedAdvantage(loss=PolicyGradient(clip=(0.2, 0.28)))),
     (OPD, "tail", "bin", "token_loss", bin_reverse_kl),
     (OPD, "tail", "raw", "token_loss", raw_reverse_kl),
     (OPD, "tail", "renorm", "token_loss", renorm_reverse_kl),
@@ -365,28 +365,28 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     ),
     (SDAR, "coef", 0.3, "token_loss.coef", ITSELF),
     (SDAR, "beta", 2.0, "token_loss.beta", ITSELF),
-    (SDAR, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (SDAR, "clip", (0.1, 0.3), "token_loss", PolicyGradient(clip=(0.1, 0.3), kl_coef=0.01)),
     (RLSD, "lam", 0.3, "target_fn", rlsd.Directed(lam=0.3, eps=0.2, fade=100)),
     (RLSD, "eps", 0.3, "target_fn", rlsd.Directed(lam=0.5, eps=0.3, fade=100)),
     (RLSD, "fade", 7, "target_fn", rlsd.Directed(lam=0.5, eps=0.2, fade=7)),
     (SKILL_SD, "coef", 0.3, "token_loss.coef", ITSELF),
-    (SKILL_SD, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (SKILL_SD, "clip", (0.1, 0.3), "token_loss", PolicyGradient(clip=(0.1, 0.3), kl_coef=0.01)),
     (OPID, "w_told", 0.3, "target_fn", opid.Added(w_told=0.3)),
     (OPID, "scale", "none", "target_fn.scale", ITSELF),
     (AGENT_OPSD, "lam", 0.3, "target_fn", agent_opsd.Believed(lam=0.3, eps=0.2)),
     (AGENT_OPSD, "eps", 0.3, "target_fn", agent_opsd.Believed(lam=0.5, eps=0.3)),
     # prm-opd
     (PRM_OPD, "form", "sampled", "target_fn", HintTargets()),
-    (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28, kl_coef=0.02)),
+    (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(clip=(0.2, 0.28), kl_coef=0.02)),
     (PRM_OPD, "form", "topk", "target_fn", HintTargets(k=9)),
-    (PRM_OPD, "form", "topk", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28)),
+    (PRM_OPD, "form", "topk", "token_loss", PolicyGradient(clip=(0.2, 0.28))),
     (PRM_OPD, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (PRM_OPD, "form", "topk", "token_loss.kl_coef", 0.02),
     (PRM_OPD, "w_reward", 0.25, "target_fn", HintTargets(w_reward=0.25)),
     (PRM_OPD, "w_hint", 0.25, "target_fn", HintTargets(w_hint=0.25)),
     (PRM_OPD_TOPK, "w_reward", 0.25, "token_loss.w_reward", ITSELF),
     (PRM_OPD_TOPK, "w_hint", 0.25, "token_loss.w_hint", ITSELF),
-    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3)),
+    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss", PolicyGradient(clip=(0.1, 0.3))),
     (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn", HintTargets(k=9, reject_below=0.05)),
     (PRM_OPD_TOPK, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM_OPD, "reject_below", 0.05, "target_fn", HintTargets(reject_below=0.05)),
@@ -461,11 +461,11 @@ def test_an_option_arrives_nowhere_else() -> None:
 def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
     loss = build(clip=(0.15, 0.35)).token_loss
     assert isinstance(loss, PolicyGradient)
-    assert (loss.eps_low, loss.eps_high) == (0.15, 0.35)
+    assert loss.clip == (0.15, 0.35)
 
 
 def test_the_clip_of_the_sampled_form() -> None:
-    assert OPD(form="sampled", clip=(0.15, 0.35)).token_loss == ClippedAdvantage(eps_low=0.15, eps_high=0.35)
+    assert OPD(form="sampled", clip=(0.15, 0.35)).token_loss == ClippedAdvantage(loss=PolicyGradient(clip=(0.15, 0.35)))
 
 
 @pytest.mark.parametrize(

@@ -181,4 +181,4 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(SettingsError, match="not both 0"):
         prm_opd.PrmOpdConfig(w_reward=0.0, w_hint=0.0)
     with pytest.raises(SettingsError, match=r"reject_below is 0\.0009"):
-        prm_opd.PrmOpdConfig(reject_below=0.0009)
+        prm_opd.build(prm_opd.PrmOpdConfig(reject_below=0.0009), BuildContext())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from metric_columns import known_metric
 from own_rewards import thrift
 
 from turngym.core.episode import Status
@@ -20,7 +21,7 @@ from turngym.scripts import train
 from turngym.scripts.train import help_lines
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.run import build_trainer
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from metric_columns import known_metric
 from tiny_runs import break_off, columns, command, save_tiny, untimed
 from transformers import AutoTokenizer
 
@@ -29,7 +30,7 @@ from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import rollout as rollout_verb
 from turngym.scripts import train
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run import build_trainer
 from turngym.trainers.run_config import RunConfig
 from turngym.trainers.train_loop import TrainError

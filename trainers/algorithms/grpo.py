@@ -69,7 +69,6 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
     `weight=trajectory` are the paper's), groups whose rewards do not differ are left out, no KL unless asked for. A
     group of which failed episodes leave one is left out in any case: it has no contrast.
     """
-    low, high = config.clip
     signal: TargetFn = GroupAdvantage(reward=config.reward, scale=config.scale, over=config.group_over)
     if config.ratio != "token":
         signal = WithSequences(target_fn=signal, unit=config.ratio)
@@ -80,8 +79,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
             surrogate=clipped_weight if config.objective == "weight" else clipped_surrogate,
-            eps_low=low,
-            eps_high=high,
+            clip=config.clip,
             kl_coef=config.kl_coef,
             kl=KL_ESTIMATORS[config.kl],
             entropy_coef=config.entropy_coef,

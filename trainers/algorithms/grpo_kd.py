@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from turngym.core.numbers import Group, NotNegative
+from turngym.core.numbers import BelowOne, Group, NotNegative
 from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
@@ -40,7 +40,7 @@ class GrpoKdConfig(Spec):
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
-    teacher_mix: NotNegative = 0.0
+    teacher_mix: BelowOne = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
@@ -63,7 +63,6 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
     Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1; the ratio is
     clipped.
     """
-    low, high = config.clip
     signal: TargetFn = GroupTeacherAdvantage(
         reward=TeacherReward(student_entropy=config.student_entropy),
         pool=config.reward,
@@ -76,7 +75,7 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
         group=config.n,
         # every reward is below 0: what cannot be compared has no baseline, not one of 0
         select=ComparableGroups(spread=False, tokens=True),

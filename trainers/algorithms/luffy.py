@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,12 +42,6 @@ class Reshape:
     """Weight of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
     """Exponent of pow; above 0."""
-
-    def __post_init__(self) -> None:
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape is {self.shape!r}; valid: {', '.join(get_args(Shape))}")
-        if not self.a > 0 or not self.e > 0:
-            raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
         """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
@@ -90,12 +84,6 @@ def off_policy_loss(
 
     `clamp` are the least and the greatest f, None for no bound; a bound that binds stops the gradient.
     Source: [luffy] eq. 6; docs/algorithms.md#policy-shaping.
-
-    Args:
-        logp_N: log-probabilities [N] of the demonstrated ids, nats, with gradient.
-        advantage_N: advantages [N].
-        reshape: f, the shaping of the probability.
-        clamp: the least and the greatest f; None for no bound.
     """
     shaped_N = reshape.off_policy(logp_N)
     low, high = clamp
@@ -117,14 +105,6 @@ def on_policy_loss(
 
     `clip` None: l_i = -A r. `dual_clip` c: at most -A c where A < 0, with a `clip` or without.
     Source: [luffy] eq. 5; docs/algorithms.md#policy-shaping.
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
-        old_logp_N: the same under the policy that drew them.
-        advantage_N: advantages [N].
-        reshape: the shaping of the ratio.
-        clip: how far the ratio may fall below 1 and rise above it; None for no clip.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     advantage_N = advantage_N.detach()
     ratio_N = reshape.on_policy(logp_N, old_logp_N)

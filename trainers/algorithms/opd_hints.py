@@ -53,11 +53,6 @@ class OpdHintsConfig(Spec):
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
 
-    def __post_init__(self) -> None:
-        # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and self.reject_below < 0.001:
-            raise SettingsError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
-
     def unread(self) -> Unread:
         if self.form != "sampled":
             yield from needing("form sampled", "clip")
@@ -75,7 +70,6 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
     """
     if context.has_teacher and config.reader == "live":
         raise SettingsError("reader is live, and --teacher names another model: leave one of them out")
-    low, high = config.clip
     topk = config.form == "topk"
     privileged = PrivilegedText(position=config.position, reader=config.reader)
     signal = HintTargets(
@@ -84,12 +78,9 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         own=None,
         privileged=privileged,
     )
-    loss: TokenLoss = PolicyGradient(
-        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
-    )
+    loss: TokenLoss = PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     if topk:
-        inner = support_kl(context.distill)
-        loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+        loss = Regularized(loss=support_kl(context.distill), kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=context.run.full_depth),

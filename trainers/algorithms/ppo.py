@@ -118,7 +118,6 @@ def build(config: PpoConfig, context: BuildContext) -> Algorithm:
     Differs from the paper: advantages are whitened, actions are tokens, and policy and critic share no weights (with
     `critic.kind` head the critic reads the policy's hidden states, which its gradient does not reach).
     """
-    low, high = config.clip
     signal: TargetFn = CriticBaseline(
         reward=config.reward, paid=config.paid, gamma=config.gamma, lam=config.lam, bootstrap=config.bootstrap
     )
@@ -127,9 +126,7 @@ def build(config: PpoConfig, context: BuildContext) -> Algorithm:
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(
-            eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
-        ),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef),
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         critic=config.critic,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import Literal
 
-from turngym.core.numbers import NotNegative, Share
+from turngym.core.numbers import BelowOne, NotNegative, Share
 from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
@@ -50,7 +50,7 @@ class PpoKdConfig(Spec):
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
     entropy_coef: NotNegative = 0.01
     """Weight of the entropy bonus (c_ent)."""
-    teacher_mix: NotNegative = 0.0
+    teacher_mix: BelowOne = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     critic: CriticConfig = CriticConfig()
@@ -91,7 +91,6 @@ def build(
         terms: further terms of the loss.
         in_reward: text whose loss is subtracted from every reward, and its weight lambda; None: nothing is subtracted.
     """
-    low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
     signal: TargetFn = CriticAdvantage(
         reward=reward if config.teacher_coef else None,
@@ -112,9 +111,7 @@ def build(
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
-        token_loss=PolicyGradient(
-            eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
-        ),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef),
         terms=terms,
         needs_teacher=bool(config.teacher_coef or config.teacher_mix),
         teacher_mix=config.teacher_mix,

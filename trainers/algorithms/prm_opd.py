@@ -104,9 +104,6 @@ class PrmOpdConfig(Spec):
     def __post_init__(self) -> None:
         if not self.w_reward + self.w_hint:
             raise SettingsError(f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: not both 0")
-        # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and self.reject_below < 0.001:
-            raise SettingsError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
 
 def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
@@ -120,7 +117,6 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
     takes the student's ids and, of several hints, the one whose teacher agrees most; this one the teacher's ids and the
     longest hint.
     """
-    low, high = config.clip
     topk = config.form == "topk"
     privileged = PrivilegedText(position=config.position)
     signal = HintTargets(
@@ -130,12 +126,10 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
         w_hint=config.w_hint,
         privileged=privileged,
     )
-    loss: TokenLoss = PolicyGradient(
-        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
-    )
+    loss: TokenLoss = PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     if topk:
         both = WeightedSum(
-            loss=PolicyGradient(eps_low=low, eps_high=high),
+            loss=PolicyGradient(clip=config.clip),
             support=support_kl(context.distill),
             w_reward=config.w_reward,
             w_hint=config.w_hint,

@@ -44,13 +44,12 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
     Differs from the paper: in an environment the next observation is the next state; a judge that fails gives no score,
     so its turn is left out (the published code counts it as 0).
     """
-    low, high = config.clip
     return Algorithm(
         name="prm-rl",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
         select=ScoredTurns(mask_neutral=config.mask_neutral, exclude=config.exclude),
         needs_teacher=False,
         judge="score",

@@ -75,14 +75,13 @@ def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:
     in the reward in either case. The deviation is the unbiased one, there the population's. With n above 1 a group of
     which failed episodes leave one is left out.
     """
-    low, high = config.clip
     grouped = config.n > 1
     return Algorithm(
         name="reinforce++",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=BatchAdvantage(reward=config.reward, baseline=grouped, kl_coef=config.kl_coef),
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
+        token_loss=PolicyGradient(clip=config.clip),
         group=config.n,
         select=ComparableGroups(spread=False) if grouped else None,
         needs_teacher=False,

@@ -81,13 +81,12 @@ def build(config: RlooConfig, context: BuildContext) -> Algorithm:
     over tokens and episodes is divided by the number of tokens, not of episodes. No KL unless asked for. A group of
     which failed episodes leave one is left out.
     """
-    low, high = config.clip
     return Algorithm(
         name="rloo",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=LeaveOneOut(reward=config.reward, kl_coef=config.kl_coef),
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
+        token_loss=PolicyGradient(clip=config.clip),
         group=config.n,
         select=ComparableGroups(spread=False),
         needs_teacher=False,

@@ -52,11 +52,9 @@ class DepthSchedule(Spec):
     def depth(self, n: int) -> int:
         """Turns at step `n`, 0-based: k = min(k_start + floor(n / eta), k_max).
 
-        Errors: ValueError for a negative step. Source: [tcod] eq. 4; docs/algorithms.md#depth-curriculum.
+        Source: [tcod] eq. 4; docs/algorithms.md#depth-curriculum.
         Differs from the paper: steps count from 0, as in its published code, 1 + n // eta; in the paper from 1.
         """
-        if n < 0:
-            raise ValueError(f"n is {n}; the schedule counts steps 0, 1, 2, ...")
         eta, k_max = self._values(ALFWORLD)
         return min(self.k_start + n // eta, k_max)
 

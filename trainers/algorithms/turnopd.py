@@ -98,9 +98,8 @@ def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
     include_E = ~batch.short_E
     depth_E = batch.depth_E[include_E]
     turns = int(depth_E.max(initial=0))
-    kl_T, _ = pooled_mean(kl_N, batch.turn_N, include_E[batch.episode_N], turns)
     return DepthStats(
-        kl_T=kl_T,
+        kl_T=pooled_mean(kl_N, batch.turn_N, include_E[batch.episode_N], turns),
         survivors_T=survivors(depth_E, turns),
         last_turn_E=depth_E - 1,
         success_E=batch.success_E[include_E],
@@ -126,9 +125,7 @@ class AdaptiveDepth:
         return DepthState(hbar=float(self.config.h_max))
 
     def plan(self, state: DepthState, step: int) -> DepthPlan:
-        """What to collect at `step`, 1-based. Errors: ValueError for a step below 1."""
-        if step < 1:
-            raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
+        """What to collect at `step`, 1-based."""
         config = self.config
         probe = step <= config.warmup or step % config.probe_interval == 0
         # + 1: hbar is the index of a turn, the cap a number of turns
@@ -146,15 +143,7 @@ class AdaptiveDepth:
         episodes: Sequence[Episode],
         kl_N: NDArray[np.floating],
     ) -> DepthState:
-        """The state after a step.
-
-        Args:
-            state: the moving averages so far.
-            plan: what was played at the step; unless it was a probe, the state stays as it is.
-            batch: what was trained on, with the depths of its episodes.
-            episodes: not read.
-            kl_N: the raw KL [N] to the teacher, nats.
-        """
+        """The state after a step, from the statistics of its batch."""
         return self.update(state, plan, probe_stats(batch, kl_N))
 
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:

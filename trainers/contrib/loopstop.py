@@ -102,15 +102,7 @@ class LoopDepth:
         episodes: Sequence[Episode],
         kl_N: NDArray[np.floating],
     ) -> DepthState:
-        """The state after a step.
-
-        Args:
-            state: the moving averages so far.
-            plan: not read; loops are measured at every step.
-            batch: what was trained on.
-            episodes: what `batch` was packed from; `loop_end` finds in their turns where a loop closed.
-            kl_N: the raw KL [N] to the teacher, nats.
-        """
+        """The state after a step; loops are measured at every step, whatever was planned."""
         return self.update(state, loop_stats(batch, episodes, kl_N))
 
     def update(self, state: DepthState, stats: LoopStats) -> DepthState:

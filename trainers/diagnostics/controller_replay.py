@@ -61,10 +61,20 @@ class ControllerReplay:
     """A controller led along the rows of a run; a probe without statistics measures nothing.
 
     `compared` steps were recorded; in `differing` ones cap, probe, H_eff or H_cov differ, or Hbar by more than
-    rounding. `first` is the first of them in words, `hbar_error` the greatest |difference| of Hbar, turns.
+    rounding. `first` is the first of them in words, `hbar_error` the greatest |difference| of Hbar, turns. `probes`
+    were measured; `hbar_B` is Hbar at the last step of each bin.
+
+    Args:
+        config: settings of the controller.
+        bins: last steps of bins; None: none.
+        name: what differs in the settings from the run's own.
     """
 
-    def __init__(self, config: DepthConfig, bins: NDArray[np.int64] | None = None) -> None:
+    turns_share: float
+    """Turns that its caps would play / turns at full depth; known when all rows are."""
+
+    def __init__(self, config: DepthConfig, bins: NDArray[np.int64] | None = None, name: str = "") -> None:
+        self.name = name
         self.controller = AdaptiveDepth(config)
         self.state = self.controller.start()
         self.caps: Counter[int] = Counter()
