@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from turngym.core.errors import TurngymError, checked_choice
 from turngym.core.files import add_files, locked_folder
@@ -140,11 +139,9 @@ def get(
     """Fetches a data set into the folder where everything looks for it, and returns the folder.
 
     Args:
-        name: of the data set.
         out: another folder; None: where everything looks for it.
         mirror: an address below which the files lie under their names; None: the published addresses.
         sha256: file name to the hash that it must have; None: no hash is checked.
-        progress: whether a line on standard error says for each file what is fetched.
 
     Raises DataError, in one line: what failed, and what to do.
     """
@@ -161,7 +158,12 @@ def get(
                 url = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
                 fetch(url, kept / file.name, largest=file.largest, sha256=wanted.get(file.name), progress=progress)
             try:
-                _install(name, known, kept, folder)
+                if name == "alfworld":
+                    unpack(kept / known.files[0].name, folder)
+                elif name == "search":
+                    write_test_sets([kept / file.name for file in known.files], folder)
+                else:
+                    add_files([file.name for file in known.files], kept, folder, DataError)
             except TurngymError:
                 # files that do not belong here must not be found by a run that names another mirror
                 shutil.rmtree(kept)
@@ -173,24 +175,11 @@ def get(
     return folder
 
 
-def _install(name: str, known: DataSet, kept: Path, folder: Path) -> None:
-    if name == "alfworld":
-        unpack(kept / known.files[0].name, folder)
-    elif name == "search":
-        write_test_sets([kept / file.name for file in known.files], folder)
-    else:
-        add_files([file.name for file in known.files], kept, folder, DataError)
-
-
 def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:
     """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError.
 
     Args:
-        url: https or http.
         target: the file; what was fetched so far lies beside it.
-        largest: most bytes that are accepted.
-        sha256: what the file must hash to; None: not checked.
-        progress: whether a line on standard error says what is fetched.
     """
     part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
     if target.is_file() and (sha256 is None or _digest(target) == sha256):
@@ -205,8 +194,13 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
         raise DataError(f"{brief(url, 200)} {problem}")
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=SILENT_SECONDS) as answer:
-            _check_answer(answer, url)
-            start = start if answer.status == 206 and _goes_on(answer, start) else 0
+            if answer.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
+                raise DataError(
+                    f"{url} answers with a page of HTML instead of the file (a quota, a login, a warning?): open it in "
+                    f"a browser; {BY_HAND}"
+                )
+            goes_on = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", answer.headers.get("Content-Range") or "")
+            start = start if answer.status == 206 and goes_on and int(goes_on[1]) == start else 0
             size = _number(answer.headers.get("Content-Length"))
             whole = None if size is None else start + size
             if whole is not None and whole > largest:
@@ -246,20 +240,6 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
 
 
 BY_HAND = "name another place with --mirror URL, or put the files into the folder by hand (`turngym data where`)"
-
-
-def _check_answer(answer: Any, url: str) -> None:
-    kind = answer.headers.get_content_type()
-    if kind in ("text/html", "application/xhtml+xml"):
-        raise DataError(
-            f"{url} answers with a page of HTML instead of the file (a quota, a login, a warning?): open it in a "
-            f"browser; {BY_HAND}"
-        )
-
-
-def _goes_on(answer: Any, start: int) -> bool:
-    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", answer.headers.get("Content-Range") or "")
-    return found is not None and int(found[1]) == start
 
 
 def _number(text: str | None) -> int | None:

@@ -47,12 +47,10 @@ class DemonstrationFilter:
             return "failed"
         if self.success and not episode.success:
             return "unsolved"
-        if self.least is not None and self._worth(episode) < self.least:
+        worth = episode.episode_return if self.least is None or self.reward is None else self.reward(episode)
+        if self.least is not None and worth < self.least:
             return "low_reward"
         return USED if self.fits is None or self.fits(episode) else "too_long"
-
-    def _worth(self, episode: Episode) -> float:
-        return episode.episode_return if self.reward is None else self.reward(episode)
 
 
 def left_out(counts: Mapping[str, int]) -> str:
@@ -186,14 +184,7 @@ class Demonstrations:
         return DemonstrationPlan(turns=turns, sha256=episode.task.sha256)
 
     def begun(self, job: Job, plan: DemonstrationPlan, ratio: float, unit: Literal["turns", "tokens"] = "turns") -> Job:
-        """`job` with the first `ratio` of the plan before it; of turns at least one, of tokens int(ratio L).
-
-        Args:
-            job: the student's episode.
-            plan: the demonstration of its task; without turns the job stays as it is.
-            ratio: share of the plan, 0 to 1.
-            unit: what the share counts; tokens are ids of responses.
-        """
+        """`job` with the first `ratio` of the plan before it; of turns at least one, of tokens int(ratio L)."""
         if not plan.turns or ratio <= 0:
             return job
         if unit == "turns":

@@ -22,14 +22,7 @@ COIN, ANSWER = 1, 2
 
 
 class TwoEngines:
-    """A student, a teacher, and the teacher's share of `what` (turns, ids). Raises AgentError outside [0, 1].
-
-    Args:
-        student: its weights are those that are trained.
-        teacher: its weights stay.
-        share: probability that a turn or an id is the teacher's, 0 to 1.
-        what: what is shared, for the error: turns or ids.
-    """
+    """A student, a teacher, and the teacher's share of `what` (turns, ids). Raises AgentError outside [0, 1]."""
 
     def __init__(self, student: Engine, teacher: Engine, share: float, what: str) -> None:
         if not 0.0 <= share <= 1.0:
@@ -140,9 +133,6 @@ class MixedPolicy(TwoEngines):
     Source: [minillm] eq. 4; docs/algorithms.md#teacher-mixed-sampling (its share is 0.2).
 
     Args:
-        student: the policy that learns.
-        teacher: the other model.
-        share: probability that the teacher draws an id, 0 to 1.
         tokenizer: needed for stop texts, which may begin in ids of one model and end in ids of the other.
 
     Raises AgentError for a share outside [0, 1].
@@ -206,13 +196,6 @@ def guided_player(
     """A function from the teacher's share of the turns to the player that plays with it.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
-
-    Args:
-        player: the student.
-        teacher: the model; None where it is not in this process.
-        tokenizer: the student's, whose ids the teacher shares.
-        slots: most requests that the teacher generates at a time.
-        play: what plays the episodes; valid is `rollout` alone, with or without arguments of its own.
     """
     what = "teacher and student share the turns of an episode"
     theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
@@ -225,14 +208,6 @@ def mixed_player(
     """The player of the episodes to train on: `player` itself, or mixed with the model `teacher` if `share` is above 0.
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
-
-    Args:
-        player: the student.
-        share: probability that the teacher draws an id, 0 to 1; at 0 the arguments after it are not looked at.
-        teacher: the model; None where it is not in this process.
-        tokenizer: the student's, whose ids the teacher shares.
-        slots: most requests that the teacher generates at a time.
-        play: what plays the episodes; valid is `rollout` alone, with or without arguments of its own.
     """
     if not share:
         return player

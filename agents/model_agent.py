@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, with_stops
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel, with_stops
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import Example, TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
@@ -25,12 +25,9 @@ class ModelAgent:
     """Renders what is waiting, asks the policy for all of it at once, and hands back text for the environment.
 
     Args:
-        policy: continues token ids.
-        renderer: shared by all conversations.
         channel: how the model writes actions; must be the environment's own. Its stop strings end a response.
         sampling: temperature and length; stop ids and stop strings are filled in from renderer and channel.
         max_context: most ids of a segment, prompt and response together; None leaves the limit to the policy.
-        name: what episodes and results call the agent.
 
     A request whose policy call fails with an operational error (RuntimeError, OSError and their kin: out of memory, a
     lost connection) is tried again in smaller batches; one that fails alone ends its episode as `error_engine` (a
@@ -70,7 +67,9 @@ class ModelAgent:
             else:
                 rows.append(row)
                 requests.append(request)
-        for row, result in zip(rows, self._generate(requests), strict=True):
+        results = generate_apart(self.policy, requests, worked=self._worked)
+        self._worked = self._worked or any(isinstance(result, Generation) for result in results)
+        for row, result in zip(rows, results, strict=True):
             replies[row] = self._reply(waiting[row], result)
         return [reply for reply in replies if reply is not None]
 
@@ -81,7 +80,7 @@ class ModelAgent:
     def _request(self, conversation: Conversation) -> GenerateRequest | None:
         thread = conversation.thread
         if thread is None:
-            self._check_channel(conversation)
+            check_channel(self.name, self.channel, conversation)
         segment = -1 if thread is None else thread.segment
         thread = self.writer.present(conversation)
         assert thread is not None
@@ -135,49 +134,42 @@ class ModelAgent:
             error="the response was broken off" if broken else "",
         )
 
-    def _generate(self, requests: list[GenerateRequest]) -> Sequence[Generation | Exception]:
-        if not requests:
-            return []
-        results: Sequence[Generation | BaseException]
-        try:
-            results = self.policy.generate(requests)
-        except PartialFailure as error:
-            results = self._sorted_out(error)
-        except (RuntimeError, OSError) as error:
-            # subclasses of RuntimeError that are programming errors
-            if isinstance(error, (NotImplementedError, RecursionError)):
-                raise
-            if len(requests) > 1:
-                half = len(requests) // 2
-                return [*self._generate(requests[:half]), *self._generate(requests[half:])]
-            if not self._worked:
-                raise
-            return [error]
-        if len(results) != len(requests):
-            raise AgentError(
-                f"the policy answered {len(results)} of {len(requests)} requests; it must answer every one"
-            )
-        self._worked = True
-        return [result for result in results if isinstance(result, (Generation, Exception))]
 
-    def _sorted_out(self, failure: PartialFailure) -> Sequence[Generation | BaseException]:
-        """The results, if there is any or was one before; a failure that is no accident is raised."""
-        errors = [result for result in failure.results if isinstance(result, BaseException)]
+def generate_apart(
+    policy: Policy, requests: Sequence[GenerateRequest], *, worked: bool = True
+) -> list[Generation | Exception]:
+    """What `policy` answers to each request, or its own error. A batch that fails is tried again in halves.
+
+    Raises what is no operational error (RuntimeError, OSError), and any where the policy has not `worked` before.
+    """
+    if not requests:
+        return []
+    results: Sequence[Generation | BaseException]
+    try:
+        results = policy.generate(requests)
+    except PartialFailure as failure:
+        results = failure.results
+        errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             if not isinstance(error, (RuntimeError, OSError)):
-                raise error
-        if len(errors) == len(failure.results) and not self._worked:
-            raise errors[0]
-        return failure.results
-
-    def _check_channel(self, conversation: Conversation) -> None:
-        mine = None if self.channel is None else self.channel.name
-        theirs = None if conversation.channel is None else conversation.channel.name
-        if mine != theirs:
-            raise AgentError(
-                f"agent {self.name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: "
-                "make both with the same channel"
-            )
+                raise error from None
+        if len(errors) == len(results) and not worked:
+            raise errors[0] from None
+    except (RuntimeError, OSError) as error:
+        # subclasses of RuntimeError that are programming errors
+        if isinstance(error, (NotImplementedError, RecursionError)):
+            raise
+        if len(requests) > 1:
+            half = len(requests) // 2
+            first = generate_apart(policy, requests[:half], worked=worked)
+            worked = worked or any(isinstance(one, Generation) for one in first)
+            return [*first, *generate_apart(policy, requests[half:], worked=worked)]
+        if not worked:
+            raise
+        return [error]
+    if len(results) != len(requests):
+        raise AgentError(f"the policy answered {len(results)} of {len(requests)} requests; it must answer every one")
+    return [result for result in results if isinstance(result, (Generation, Exception))]
 
 
 def _after(begun: Ids, result: Generation) -> Generation:
@@ -225,17 +217,10 @@ class ModelPlayer:
         """The player of a model that is spoken to as it was trained.
 
         Args:
-            model: of transformers; its generation config may name further ids that end an answer.
-            tokenizer: the model's.
-            settings: how the model was trained to be spoken to, and the limit of ids in a context.
-            tool: of the environment.
             slots: most requests that the model generates at a time; not read with `engine`.
-            dtype: of weights and caches; None: the model's own. Not read with `engine`.
             vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Not read with
                 `engine`.
             engine: what generates, such as servers that have the model's weights; None: the model, in this process.
-            examples: earlier messages of every prompt.
-            skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
         """
         if engine is None:
             from turngym.agents.local_engine.engine import LocalEngine

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +31,7 @@ from turngym.core.clean_keys import key_of
 from turngym.core.cpu_cores import POOLS
 from turngym.core.numbers import Count, Number, Port, Positive, Processes, Share, Threads
 from turngym.core.redaction import excerpt
-from turngym.core.spec import KIND, Positional, Spec, Unread, kind_of, needing
+from turngym.core.spec import KIND, Positional, Spec, Unread, changed, kind_of, needing
 
 SHOWN_LINES = 25
 """Lines of the server's output that an error shows."""
@@ -168,13 +168,12 @@ class Vllm(ServerProgram, tag="vllm"):
     """Most log-probabilities of a position (--max-logprobs): a teacher's --distill.top-k. -1: the vocabulary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServePolicy:
+class ServePolicy(Spec):
     """What to serve, and where."""
 
     model: Positional[Path]
     """Folder of a Hugging Face causal model with its tokenizer."""
-    engine: Sglang | Vllm = field(default_factory=Sglang)
+    engine: Sglang | Vllm = Sglang()
     """Program that serves the model."""
     host: str = "127.0.0.1"
     """Address to listen on. Any other address than 127.0.0.1 needs a key in TURNGYM_SERVER_KEY; clients send it."""
@@ -350,9 +349,6 @@ class RunServer:
     One that ends by itself is started again, and gets the run's weights with the next request.
 
     Args:
-        options: the server's program, its Python, its share of the memory and its further arguments; not `local`.
-        model: folder of the model that it begins with.
-        log: file for its output.
         adapters: vLLM: largest rank of LoRA adapters that it loads while it serves; 0: none.
         dtype: precision of the weights; None: the one that the model's config.json names.
     """
@@ -371,7 +367,7 @@ class RunServer:
         )
         self.sleeps = device(self._config) != "cpu"
         if not self.sleeps:  # the server's own choice: the share is one of a GPU's memory
-            self._config = replace(self._config, memory=None)
+            self._config = changed(self._config, memory=None)
         self._process = process(self._config)
         self._process.tied = True
         self.url = self._process.url
@@ -394,7 +390,7 @@ class RunServer:
     def restart(self, folder: Path) -> None:
         with self._lock:
             self._process.stop()
-            self._config = replace(self._config, model=folder)
+            self._config = changed(self._config, model=folder)
             self._process.command = command(self._config)
             self._start()
 

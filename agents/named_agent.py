@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from turngym.agents.model_agent import ModelAgent, ModelPlayer
 from turngym.agents.models import file_hashes, hub_folder, load_policy, load_tokenizer, trained_on
 from turngym.agents.play_spec import (
@@ -49,7 +47,7 @@ from turngym.core.hub import pinned
 from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find, installed, need
 from turngym.core.redaction import brief
-from turngym.core.spec import kind_of
+from turngym.core.spec import changed, kind_of
 from turngym.core.task import content_hash, plain_id
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
@@ -94,7 +92,9 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
     """
     if isinstance(spec, Model):
         env = probe()
-        _warn_of_transfer(spec.folder, env.env_id)
+        if (trained := trained_on(spec.folder)) and env.env_id not in trained:
+            text = f"model:{spec.folder} was trained on {', '.join(trained)} and plays {env.env_id} here"
+            warnings.warn(f"{text}: a result of transfer, if that is meant", stacklevel=2)
         return _open_model(spec, env, slots)
     if isinstance(spec, OpenAI):
         return _open_endpoint(spec, probe(), slots)
@@ -147,8 +147,8 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
         )
     else:
         opened = OpenedAgent(agent=agent, channel=_plain_channel(spec.chat), system=spec.chat.system)
-    chat = msgspec.structs.replace(spec.chat, channel=opened.channel or "none", system=opened.system)
-    return replace(opened, spec=msgspec.structs.replace(spec, name=name, temperature=opened.temperature, chat=chat))
+    chat = changed(spec.chat, channel=opened.channel or "none", system=opened.system)
+    return replace(opened, spec=changed(spec, name=name, temperature=opened.temperature, chat=chat))
 
 
 def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
@@ -159,7 +159,7 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     with failures_of(f"--agent {spec.name}", None, AgentError):
         made = make(env, spec)
     opened = opened_object(made, spec)
-    return replace(opened, spec=msgspec.structs.replace(opened.spec, name=spec.name))
+    return replace(opened, spec=changed(opened.spec, name=spec.name))
 
 
 def _meant(name: str) -> str:
@@ -208,7 +208,7 @@ def _open_model(spec: Model, env: TextEnv, slots: int) -> OpenedAgent:
         chat=describe(settings),
         temperature=spec.temperature,
         examples=examples,
-        spec=msgspec.structs.replace(
+        spec=changed(
             spec,
             folder=origin or spec.folder,
             weights=weights,
@@ -227,11 +227,6 @@ def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettin
     """How a model is spoken to, as renderers take it.
 
     Raises AgentError for templates of another environment than `env_id`.
-
-    Args:
-        chat: what was asked for, whole.
-        own: what the model's folder says; it may hold templates.
-        env_id: Gymnasium id of the environment that is played.
     """
     if chat.channel == "none":
         raise AgentError("a model needs a channel to write actions in: --channel text or tool")
@@ -266,12 +261,12 @@ def _completed(chat: AnyChat, memory: Memory, examples: Examples, settings: Chat
     """`chat` with what the chat template decides, and the hashes of the files that it names."""
     more: dict[str, Any] = {}
     if isinstance(chat.memory, VerlAgent) and memory.templates is not None:
-        more["memory"] = msgspec.structs.replace(chat.memory, sha256=memory.templates.sha256)
+        more["memory"] = changed(chat.memory, sha256=memory.templates.sha256)
     if chat.examples is not None:
-        more["examples"] = msgspec.structs.replace(chat.examples, content=examples.identity or "")
+        more["examples"] = changed(chat.examples, content=examples.identity or "")
     if settings is not None:
         more |= {"channel": settings.channel, "observation_role": settings.observation_role}
-    return msgspec.structs.replace(chat, **more)
+    return changed(chat, **more)
 
 
 def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel: Channel) -> Examples:
@@ -288,16 +283,6 @@ def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel:
     if asked.content not in ("", found.identity):
         raise AgentError(f"the examples hold {found.identity}; the settings say {asked.content}: other examples")
     return found
-
-
-def _warn_of_transfer(folder: str, env_id: str) -> None:
-    trained = trained_on(folder)
-    if trained and env_id not in trained:
-        names = ", ".join(trained)
-        warnings.warn(
-            f"model:{folder} was trained on {names} and plays {env_id} here: a result of transfer, if that is meant",
-            stacklevel=2,
-        )
 
 
 def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
@@ -337,9 +322,7 @@ def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
         system=system,
         temperature=spec.temperature,
         examples=examples,
-        spec=msgspec.structs.replace(
-            spec, chat=msgspec.structs.replace(_completed(chat, memory, examples), channel=channel.name)
-        ),
+        spec=changed(spec, chat=changed(_completed(chat, memory, examples), channel=channel.name)),
     )
 
 
@@ -353,7 +336,7 @@ def _engine(spec: Model, folder: str, settings: ChatSettings, slots: int) -> tup
 
         tokenizer, model = load_tokenizer(folder), load_outside(folder)
         served = eval_policy(asked, Path(folder), tokenizer, settings.max_context)
-        made = msgspec.structs.replace(asked, server=served.fleet.dialect.name.lower())
+        made = changed(asked, server=served.fleet.dialect.name.lower())
         return served, model, tokenizer, made
     # first: it says what is missing where torch is
     model, tokenizer = load_policy(folder, asked.device, asked.dtype)

@@ -57,21 +57,6 @@ if (watch) {
 """Presses "one step" while the box is ticked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaySettings:
-    """What is offered, and how many may play."""
-
-    environments: Mapping[str, tuple[str, dict[str, Any]]] = field(default_factory=lambda: ENVIRONMENTS)
-    models: tuple[str, ...] = ()
-    """Agents beside the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
-    games: int = 64
-    """Most games at a time. A new one takes the place of the one left alone longest."""
-    idle: float = 1800.0
-    """Seconds without a click after which a game ends."""
-    seed: int | None = None
-    """Fixes the tasks drawn at random; by default another order every time."""
-
-
 @dataclass(slots=True, kw_only=True)
 class BrowserGame:
     """One browser's game: the episode under way and who plays it beside the person."""
@@ -122,26 +107,38 @@ PAGE_WAIT = 1.0
 
 
 class Games(Visitors[BrowserGame]):
-    """All games, and the agents that they share."""
+    """All games, and the agents that they share. Settings are those of `turngym serve play`.
+
+    Args:
+        record: gets every game that had a turn.
+    """
 
     def __init__(
-        self, settings: PlaySettings, record: Callable[[Episode], None], clock: Callable[[], float] = time.monotonic
+        self,
+        record: Callable[[Episode], None] = lambda episode: None,
+        *,
+        environments: Mapping[str, tuple[str, dict[str, Any]]] = ENVIRONMENTS,
+        models: tuple[str, ...] = (),
+        games: int = 64,
+        idle: float = 1800.0,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(most=settings.games, idle=settings.idle, dismiss=self._leave, clock=clock)
-        self.settings, self._record = settings, record
+        super().__init__(most=games, idle=idle, dismiss=self._leave, clock=clock)
+        self.environments, self._named, self._record = environments, models, record
         self._models = threading.Lock()
         self._waiting = threading.BoundedSemaphore(WAITING)
         self._agents: dict[tuple[str, str], OpenedAgent] = {}
         self._players: dict[str, list[str]] = {}
-        self._rng = np.random.default_rng(settings.seed)
+        self._rng = np.random.default_rng(seed)
         self._count = 0
 
     def players(self, world: str) -> list[str]:
         """Who can be watched in an environment."""
         # asked once: an environment is made for it
         if world not in self._players:
-            env_id, kwargs = self.settings.environments[world]
-            self._players[world] = ["expert", *probe(env_id, kwargs).players, "random", *self.settings.models]
+            env_id, kwargs = self.environments[world]
+            self._players[world] = ["expert", *probe(env_id, kwargs).players, "random", *self._named]
         return self._players[world]
 
     def begin(self, name: str, world: str, task: str, agent: str) -> BrowserGame:
@@ -150,17 +147,14 @@ class Games(Visitors[BrowserGame]):
         Raises TurngymError for an unknown environment, task or agent.
 
         Args:
-            name: the visitor's, from the cookie.
-            world: a key of `PlaySettings.environments`.
             task: id of the task; "" draws one.
-            agent: who plays along, one of `players(world)`.
         """
-        if world not in self.settings.environments:
-            known = list(self.settings.environments)
+        if world not in self.environments:
+            known = list(self.environments)
             raise TurngymError(f"there is no environment {excerpt(world, 40)!r}.{did_you_mean(world, known)}")
         if agent not in self.players(world):
             raise TurngymError(f"nobody here is called {excerpt(agent, 60)!r}")
-        env_id, kwargs = self.settings.environments[world]
+        env_id, kwargs = self.environments[world]
         with self._models:
             opened = self._agents.get((world, agent))
             if opened is None:
@@ -275,12 +269,14 @@ class PlayPages:
             # a second click on a button, or a page from before: what it meant is over
             if not game.over and request.form.get("turn") == str(len(game.runner.turns)):
                 game.note = ""
-                action = self._action(game)
+                # a form with a slot says which template its words belong to
+                text = printable(request.form.get("action", "")).strip()
+                before, after = (printable(request.form.get(part, "")) for part in ("before", "after"))
                 try:
                     if "step" in request.form:
                         self.games.step(game)
-                    elif action:
-                        game.act(action)
+                    elif text:
+                        game.act(f"{before}{text}{after}")
                 except TurngymError as error:
                     game.note = str(error)
                 if game.over:
@@ -297,29 +293,22 @@ class PlayPages:
         }
         return render_template("play_page.html", problem=texts.get(status, "Something went wrong.")), status
 
-    def _action(self, game: BrowserGame) -> str:
-        """The action that was clicked or typed; a form with a slot says which template its words belong to."""
-        text = printable(request.form.get("action", "")).strip()
-        before, after = (printable(request.form.get(part, "")) for part in ("before", "after"))
-        return f"{before}{text}{after}" if text else ""
-
     def _start(self, note: str) -> Response:
         name = self._forms.visitor_or_new()
-        worlds = {world: self.games.players(world) for world in self.games.settings.environments}
+        worlds = {world: self.games.players(world) for world in self.games.environments}
         page = render_template("play_page.html", token=self._forms.token(name), worlds=worlds, note=note)
         reply = make_response(page)
         self._forms.remember(reply, name)
         return reply
 
 
-def create_app(settings: PlaySettings | None = None, record: Callable[[Episode], None] | None = None) -> Flask:
-    """A WSGI application; `app.extensions["play"]` is its `Games`. `record` gets every game that had a turn."""
+def create_app(games: Games) -> Flask:
+    """A WSGI application; `app.extensions["play"]` is `games`."""
     here = Path(__file__).parent
     # both paths said, because Flask cannot find them for a package inside a namespace
     app = Flask(
         "turngym.agents.play_web", root_path=str(here), instance_path=str(here), template_folder=".", static_folder=None
     )
-    games = Games(settings or PlaySettings(), record or (lambda episode: None))
     web = PlayPages(games)
     guard_pages(app, "script-src 'self'; style-src 'unsafe-inline'", web.error)
     app.extensions["play"] = games

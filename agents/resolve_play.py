@@ -117,8 +117,6 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", below: Sequenc
     Raises TurngymError for settings that do not exist or cannot be meant.
 
     Args:
-        table: settings with short names.
-        where: who gives them, for errors.
         below: what they stand on top of; None: what a model's folder says.
     """
     given = _unsaid(expand(_Alone, table, where))
@@ -173,12 +171,7 @@ def chat_table(settings: ChatSettings) -> dict[str, Any]:
 
 
 def make_arguments(play: PlaySpec, data: str | None = None) -> dict[str, Any]:
-    """All arguments of `gym.make`.
-
-    Args:
-        play: what is played.
-        data: folder of the environment's data; None: where it looks for them.
-    """
+    """All arguments of `gym.make`."""
     own = {name: getattr(play.env, name) for name in ENVIRONMENT}
     # an environment without splits takes no such argument
     if own["split"] is None:
@@ -190,12 +183,6 @@ def asked_of(where: str, settings: Mapping[str, Any], agent: Any, preset: str | 
     """The keywords of a Python call as a table with short names.
 
     Raises AgentError for settings of a named agent beside an agent object.
-
-    Args:
-        where: the function, for errors.
-        settings: further keywords.
-        agent: who plays: a name, an object, or None for the default.
-        preset: a published set-up; None: none.
     """
     asked = dict(settings)
     if preset is not None:

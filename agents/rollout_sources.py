@@ -10,6 +10,7 @@ from typing import Any
 
 from turngym.agents.demonstrations import USED, DemonstrationPlan, Demonstrations, LiveDemonstrator, noted
 from turngym.agents.model_agent import ModelPlayer
+from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -37,10 +38,9 @@ class SharedEnv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSource:
-    """Implements `RolloutSource`: the student plays tasks that (seed, step) fix. Evaluation tasks are refused."""
+class PlayedSource:
+    """What sources that play have in common: tasks that (seed, step) fix. Evaluation tasks are refused."""
 
-    player: ModelPlayer
     make_env: MakeEnv
     task_ids: Sequence[str]
     seed: int = 0
@@ -48,12 +48,29 @@ class LiveSource:
     held_out: Sequence[Task] = ()
     """Tasks that must not be trained on."""
     expert: str = "expert"
-    """Who demonstrates, where there are no `demonstrations`."""
-    demonstrations: Demonstrations | None = None
-    """What the first turns are, where a curriculum or a prefix asks for them; None: the expert's actions."""
+    """Who demonstrates."""
     play: PlayJobs = rollout
     """Where episodes are played."""
     shared: SharedEnv | None = None
+
+    def played(
+        self, jobs: Sequence[Job], agent: Agent, request: RolloutRequest, system: str | None, **meta: Any
+    ) -> list[Episode]:
+        """The episodes of `jobs`."""
+        episodes = self.play(
+            jobs, self.make_env, agent, slots=self.slots, max_turns=request.max_turns, system=system, meta=meta
+        )
+        assert_disjoint([episode.task for episode in episodes], self.held_out)
+        return episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSource(PlayedSource):
+    """Implements `RolloutSource`: the student plays."""
+
+    player: ModelPlayer
+    demonstrations: Demonstrations | None = None
+    """What the first turns are, where a curriculum or a prefix asks for them; None: the expert's actions."""
     guided: Callable[[float], ModelPlayer] | None = None
     """Who plays where a teacher takes a share of the turns; None: requests ask for none."""
 
@@ -68,17 +85,8 @@ class LiveSource:
         if asked.prefix_ratios:
             jobs, plans = self._prefixed(jobs, request.group, asked)
         player = self.player if self.guided is None else self.guided(asked.teacher_turns)
-        agent = player.agent(request.temperature)
-        episodes = self.play(
-            jobs,
-            self.make_env,
-            agent,
-            slots=self.slots,
-            max_turns=request.max_turns,
-            system=self.player.settings.system,
-            meta={"temperature": request.temperature, "step": request.step},
-        )
-        assert_disjoint([episode.task for episode in episodes], self.held_out)
+        agent, meta = player.agent(request.temperature), {"temperature": request.temperature, "step": request.step}
+        episodes = self.played(jobs, agent, request, self.player.settings.system, **meta)
         return [
             noted(episode, plans[place].reason, exact=plans[place].exact) if place in plans else episode
             for place, episode in enumerate(episodes)
@@ -123,25 +131,17 @@ class LiveSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertSource:
+class ExpertSource(PlayedSource):
     """Implements `RolloutSource`: an expert plays, with noise, and writes what it does as the student's tokens."""
 
     renderer: ChatRenderer
     settings: ChatSettings
-    make_env: MakeEnv
-    task_ids: Sequence[str]
-    seed: int = 0
-    slots: int = 64
-    held_out: Sequence[Task] = ()
-    expert: str = "expert"
     noise: tuple[float, float] = (0.0, 0.0)
     mistakes: float = 0.0
     max_context: int | None = None
     """Most ids of a segment: the student's."""
     players: PlayerMix | None = None
     """Who else plays; None: the noisy expert alone."""
-    play: PlayJobs = rollout
-    shared: SharedEnv | None = None
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         plays: Any = {"expert": named_player(self.expert), "noise": self.noise, "mistakes": self.mistakes}
@@ -149,11 +149,7 @@ class ExpertSource:
         mix, renderer = self.players, self.renderer
         agent = ExpertAgent(renderer, **plays) if mix is None else MixedAgent(mix, renderer, **plays)
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
-        episodes = self.play(
-            jobs, self.make_env, agent, slots=self.slots, max_turns=request.max_turns, system=self.settings.system
-        )
-        assert_disjoint([episode.task for episode in episodes], self.held_out)
-        return episodes
+        return self.played(jobs, agent, request, self.settings.system)
 
 
 def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> list[Job]:

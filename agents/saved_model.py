@@ -30,7 +30,6 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     Raises ModelError where the folder does not hold the model.
 
     Args:
-        model: of transformers.
         path: the folder; a model that is there is replaced.
         weights: a state dict that is written instead of the model's own.
     """

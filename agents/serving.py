@@ -36,6 +36,7 @@ from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
+from turngym.core.spec import Spec
 from turngym.retrieval.server import RetrievalApp
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ except ImportError:
     HTTPChannel = HTTPRequestParser = TcpWSGIServer = ErrorTask = WSGITask = object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class Listen(Spec):
     """Where the server listens."""
 
     # the names are those of the arguments of DrainingServer and AsgiServer
@@ -194,9 +194,6 @@ class DrainingServer:
         """Raises TurngymError if waitress is not installed, or the address cannot be listened on.
 
         Args:
-            front: the application with its limits.
-            host: address to listen on.
-            port: port to listen on; 0 takes a free one.
             drain: seconds that accepted requests get to finish after `stop`.
             hosts: names under which clients may ask beside the loopback's own, those of a reverse proxy for example.
         """

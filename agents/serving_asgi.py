@@ -61,13 +61,7 @@ class AsgiServer:
         """Raises TurngymError if uvicorn is not installed, or the address cannot be listened on.
 
         Args:
-            app: the application.
             extra: extra of turngym to install where uvicorn is missing, for the error.
-            host: address to listen on.
-            port: port to listen on; 0 takes a free one.
-            drain: seconds that accepted requests get to finish after `stop`.
-            hosts: names under which clients may ask beside the loopback's own, those of a reverse proxy for example.
-            timeouts: seconds that a connection gets; None: the defaults of `Timeouts`.
             connections: most connections at the same time. A new one takes the place of the one idle longest.
         """
         need("uvicorn", "the server", extra)
@@ -274,9 +268,6 @@ class JsonBodies:
     Messages of a WebSocket that are no JSON are answered with `complaint(text)` and never reach the application.
 
     Args:
-        app: the application behind it.
-        max_body: most bytes of a body.
-        seconds: for a body to arrive.
         complaint: makes the answer to such a message from what is wrong with it.
     """
 

@@ -28,6 +28,8 @@ from .protocols import Position as Position
 from .protocols import Sampling as Sampling
 from .protocols import Scorer as Scorer
 from .rollout_request import RolloutRequest as RolloutRequest
+from .spec import SettingsError as SettingsError
+from .spec import Spec as Spec
 from .task import Task as Task
 from .task import Verdict as Verdict
 from .task import content_hash as content_hash

@@ -14,7 +14,6 @@ from turngym.core.spec import (
     SettingsError,
     T,
     at,
-    by_name,
     fields_of,
     kind_of,
     members_of,
@@ -59,18 +58,20 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     idle = dict(unread(found.spec))
     for path, needed in idle.items():
         if (who := said_by(found.origins, path)) in asked:
-            said = f"{short_name(cls, path)} is {brief(at(to_table(found.spec), path), 60)}"  # type: ignore[arg-type]
-            raise SettingsError(f"{who}: {said}; it needs {needed}, without which nothing reads it")
+            raise SettingsError(f"{who}: {_idle(found.spec, path, needed)}")
     return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
 
 
 def checked(value: T) -> T:
-    """Settings that were made in Python, as those of a file are read.
+    """`value`, which was made in Python. Raises SettingsError for a setting that nothing reads."""
+    for path, needed in unread(value):
+        raise SettingsError(f"{type(value).__name__}: {_idle(value, path, needed)}")
+    return value
 
-    Raises SettingsError for what a field cannot hold, and for a setting that nothing reads.
-    """
-    layer = Layer(name=type(value).__name__, table=by_name(value), asked=True)
-    return resolve(type(value), [layer]).spec
+
+def _idle(value: Any, path: str, needed: str) -> str:
+    said = f"{short_name(type(value), path)} is {brief(at(to_table(value), path), 60)}"
+    return f"{said}; it needs {needed}, without which nothing reads it"
 
 
 def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:

@@ -18,7 +18,6 @@ two values.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import types
@@ -28,6 +27,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -36,7 +36,6 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import msgspec
@@ -72,15 +71,22 @@ class UnknownSettingError(SettingsError):
 
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
-class _KeywordsOnly(msgspec.StructMeta):
-    """Makes fields without a default possible behind others in every subclass: msgspec asks each class for that."""
+class _Checked(msgspec.StructMeta):
+    """Settings that Python makes are read as those of a file are: none holds what its type does not allow."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        # fields without a default may stand behind others in every subclass: msgspec asks each class for that
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
 
+    if not TYPE_CHECKING:  # checkers know the fields
 
-class Spec(Struct, frozen=True, forbid_unknown_fields=True, metaclass=_KeywordsOnly):
-    """Base of all settings."""
+        def __call__(cls, **settings: Any) -> Any:
+            kind = kind_of(cls)
+            return read(cls, settings if kind is None else {KIND: kind, **settings}, cls.__name__)
+
+
+class Spec(Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Checked):
+    """Base of all settings. Raises SettingsError for what a field cannot hold, whoever makes one."""
 
     @classmethod
     def table_of(cls, text: str) -> dict[str, Any]:
@@ -154,34 +160,21 @@ class _Field:
 
 
 def fields_of(cls: Any) -> tuple[_Field, ...]:
-    """The fields of a table: a `Spec`, or a dataclass."""
-    # by itself: to type checkers the class of an object cannot be hashed
-    return _fields_of(cls)
+    """The fields of a table."""
+    return _fields_of(cls)  # to type checkers the class of an object cannot be hashed
 
 
 @cache
 def _fields_of(cls: Any) -> tuple[_Field, ...]:
-    if issubclass(cls, Struct):
-        return tuple(
-            _Field(
-                field.name, field.type, field.default if field.default_factory is NODEFAULT else field.default_factory()
-            )
-            for field in msgspec.structs.fields(cls)
-        )
-    kinds = get_type_hints(cls, include_extras=True)
-    found = []
-    for item in dataclasses.fields(cls):
-        default = NODEFAULT if item.default is dataclasses.MISSING else item.default
-        if item.default_factory is not dataclasses.MISSING:
-            default = item.default_factory()
-        found.append(_Field(item.name, kinds[item.name], default))
-    return tuple(found)
+    return tuple(
+        _Field(item.name, item.type, item.default if item.default_factory is NODEFAULT else item.default_factory())
+        for item in msgspec.structs.fields(cls)
+    )
 
 
-def tables_in(kind: Any) -> tuple[type[Any], ...]:
+def tables_in(kind: Any) -> tuple[type[Spec], ...]:
     """The kinds of table that a type has room for; () for a type of single values."""
-    types_ = (one for one in members_of(kind) if isinstance(one, type))
-    return tuple(one for one in types_ if issubclass(one, Spec) or dataclasses.is_dataclass(one))
+    return tuple(one for one in members_of(kind) if isinstance(one, type) and issubclass(one, Spec))
 
 
 @cache
@@ -390,7 +383,7 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     number = isinstance(value, int) and kind_of(setting.tables[0]) is not None
     if isinstance(value, str | Path) or number:
         try:
-            return base.table_of(str(value)) if issubclass(base, Spec) else _main_table(base, value)
+            return base.table_of(str(value))
         except SettingsError as error:
             raise SettingsError(f"{where}: {error}") from None
     if value is None or isinstance(value, Mapping):
@@ -412,8 +405,7 @@ def _has_text(cls: Any, name: str) -> bool:
     main = _main(cls)
     if main in _needed(cls):
         return True
-    own = getattr(cls, "table_of", None)
-    own_text = own is not None and own.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
+    own_text = cls.table_of.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
     return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
 
 
@@ -562,13 +554,9 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
 
 
-def by_name(value: Any) -> Any:
-    """Settings that were made in Python as a nested table of the objects that they hold, for `read`: Python itself
-    asks no field for its type."""
-    if not isinstance(value, Spec) and not dataclasses.is_dataclass(value):
-        return value
-    table = {field.name: by_name(getattr(value, field.name)) for field in fields_of(type(value))}
-    return table if kind_of(type(value)) is None else {KIND: kind_of(type(value)), **table}
+def changed(value: T, **settings: Any) -> T:
+    """`value` with other settings. Raises SettingsError for what a field cannot hold."""
+    return type(value)(**{**msgspec.structs.asdict(value), **settings})  # type: ignore[arg-type]
 
 
 def _scalar(value: Any) -> Any:
@@ -581,13 +569,10 @@ def _scalar(value: Any) -> Any:
 
 
 def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """`table` with None in place of the text that stands for it. Raises ValidationError for what a dataclass lacks."""
+    """`table` with None in place of the text that stands for it."""
     found = dict(table)
     kinds = {field.name: field.type for field in fields_of(cls)}
     for name, value in found.items():
-        # msgspec refuses it in a Spec alone
-        if name not in kinds and dataclasses.is_dataclass(cls):
-            raise msgspec.ValidationError(f"Object contains unknown field `{name}` - at `$.{above.rstrip('.')}`")
         kind = kinds.get(name)
         # no type of a float without a range knows that
         if _any_float(kind) and not all(math.isfinite(one) for one in _many(value) if isinstance(one, float)):
@@ -725,7 +710,7 @@ def choices_of(kind: Any) -> list[str]:
 
 
 def to_table(spec: Any) -> dict[str, Any]:
-    """A Spec or a dataclass as a nested table of plain values, defaults included."""
+    """A value as a nested table of plain values, defaults included."""
     found: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
     return found
 

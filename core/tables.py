@@ -22,6 +22,13 @@ Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 
 
+def table_of(rows: Iterable[Mapping[str, str]]) -> Table:
+    """A table of rows that name their cells: columns as they come up row by row, `-` where a row has none."""
+    rows = [*rows]
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return header, [[row.get(name, "-") for name in header] for row in rows]
+
+
 def columns(*tables: Table) -> Table:
     """Turns tables with one row per run into one table with a column per run, which fits a terminal."""
     names = [row[0] for row in tables[0][1]]

@@ -426,7 +426,7 @@ class TraceEpisodes(LazySequence[Episode]):
 
     def __init__(self, path: str | Path, places: Iterable[int]) -> None:
         """Takes the bytes at which the lines begin, as `iter_places` and `TraceWriter.write` give them."""
-        self._path, self._places = Path(path), array("q", places)
+        self.path, self._places = Path(path), array("q", places)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -439,12 +439,12 @@ class TraceEpisodes(LazySequence[Episode]):
 
     def _read(self, places: Iterable[int]) -> Iterator[Episode]:
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 for place in places:
                     file.seek(place)
                     yield episode_from_json(file.readline().decode("utf-8"))
         except (OSError, ValueError) as error:
-            raise TraceError(f"{self._path} has changed since its episodes were found in it: {error}") from error
+            raise TraceError(f"{self.path} has changed since its episodes were found in it: {error}") from error
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""mkdocs hook, and the page that lists every metric.
+"""mkdocs hook.
 
 README, CONTRIBUTING and CHANGELOG of the repository's root become pages of the site, their links adapted. The API pages
 get what they do not name themselves of their room's public names. The packed results in docs/results become tables.
-`python docs/hooks.py` writes docs/metrics.md anew from the dictionaries in trainers/metrics.py.
 """
 
 from __future__ import annotations
@@ -173,69 +172,5 @@ def page_text(text: str) -> str:
     return _LINK.sub(lambda found: pages.get(found[1], found[1].removeprefix("docs/")), text)
 
 
-EQUATIONS = {
-    "kl_bin": "reverse-kl-on-a-support",
-    "kl_raw": "reverse-kl-on-a-support",
-    "kl_reference": "kl-estimators",
-    "clip_fraction": "clipped-surrogate",
-    "critic_loss": "value-loss",
-    "critic_explained": "value-loss",
-    "teacher_logp": "teacher-reward",
-    "term": "language-modeling-term",
-    "importance": "truncated-importance-sampling",
-    "advantage": "group-relative-advantage",
-    "off": "policy-shaping",
-    "on": "policy-shaping",
-    "judge": "judge-votes",
-    "depth": "depth-controller",
-    "weight": "blended-weights",
-    "kl_deep_share": "turn-statistics",
-    "loss_deep_share": "turn-statistics",
-    "weight_deep_share": "turn-statistics",
-    "turn": "turn-statistics",
-    "eval": "pass-at-k",
-}
-"""A metric, or the beginning of its name -> the section of docs/algorithms.md that defines what it measures."""
-
-
-def metrics_text() -> str:
-    """docs/metrics.md: every column of metrics.jsonl."""
-    parts = [
-        "# Metrics",
-        "A run appends one JSON line per training step and per evaluation to `metrics.jsonl`, and hands it on to\n"
-        "tensorboard, Weights & Biases and trackio. `turngym.trainers.read_metrics(FOLDER)` reads it, and\n"
-        "`turngym report` draws it. The first release fixes the names. Numbers per\n"
-        "turn are lists that begin with turn 0; null is a number that there was not. This page is written from\n"
-        "`trainers/metrics.py` by `python docs/hooks.py`, and a test compares.",
-        "## What every training writes",
-        _metrics_table("METRICS"),
-        "An evaluation has `step`, `kind`, `time/eval_s` and the `eval/` numbers; further ones of a panel begin with "
-        "`eval/`, too.",
-        "## What some algorithms add",
-        _metrics_table("SOME_METRICS"),
-        "Diagnostics of a token loss of your own are written as `token/NAME`, the value of a further loss as\n"
-        "`term/NAME` ([write an algorithm](write_an_algorithm.md)).",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _metrics_table(name: str) -> str:
-    tree = ast.parse((ROOT / "trainers" / "metrics.py").read_text(encoding="utf-8"))
-    values = {node.target.id: node.value for node in tree.body if isinstance(node, ast.AnnAssign)}
-    rows = ["| column | what it says | defined in |", "| --- | --- | --- |"]
-    for column, text in ast.literal_eval(values[name]).items():
-        section = EQUATIONS.get(column) or EQUATIONS.get(column.partition("/")[0] if "/" in column else "", "")
-        link = f"[{section.replace('-', ' ')}](algorithms.md#{section})" if section else ""
-        rows.append(f"| `{column}` | {cell(text)} | {link} |")
-    return "\n".join(rows)
-
-
-def cell(text: str) -> str:
-    """Text as it stands in a cell of a Markdown table."""
-    return text.replace("|", "\\|")
-
-
 if __name__ == "__main__" and sys.argv[1:2] == ["notebooks"]:
     write_notebooks(Path(sys.argv[2]))
-elif __name__ == "__main__":
-    (ROOT / "docs" / "metrics.md").write_text(metrics_text(), encoding="utf-8")

@@ -20,13 +20,13 @@ import msgspec
 from turngym.core.errors import RetrievalError
 from turngym.core.numbers import Count, NotNegative, Number, Positive
 from turngym.core.redaction import brief, excerpt
+from turngym.core.spec import SettingsError, Spec
 from turngym.core.user_files import too_many_values
 from turngym.retrieval.core import Hit
 from turngym.retrieval.corpus import parse_row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalServerSettings:
+class RetrievalServerSettings(Spec):
     """Limits, batching and cache of one retrieval server."""
 
     topk: Count = 3
@@ -55,11 +55,11 @@ class RetrievalServerSettings:
 
     def __post_init__(self) -> None:
         if self.topk > self.max_topk:
-            raise RetrievalError(f"server setting topk is {self.topk}, more than max_topk, {self.max_topk}")
+            raise SettingsError(f"topk is {self.topk}; valid: at most {self.max_topk}, max_topk")
         if self.max_waiting < self.max_queries:
-            raise RetrievalError(
-                f"server setting max_waiting is {self.max_waiting}, less than max_queries, {self.max_queries}: "
-                "a request of allowed size would always be refused"
+            raise SettingsError(
+                f"max_waiting is {self.max_waiting}; valid: at least {self.max_queries}, max_queries: a request of "
+                "allowed size would always be refused"
             )
 
 

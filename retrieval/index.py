@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,7 +30,8 @@ import numpy as np
 from turngym.core.errors import RetrievalError, did_you_mean
 from turngym.core.files import LOCK
 from turngym.core.memory_mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
-from turngym.core.numbers import Number
+from turngym.core.numbers import Count, Number
+from turngym.core.spec import Spec, changed
 from turngym.core.user_files import json_file, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
@@ -53,7 +54,6 @@ MANIFEST = "manifest.json"
 PASSAGES, LUCENE, FAISS, ENCODER = "passages", "lucene", "faiss.index", "encoder"
 """Parts of an index folder."""
 Kind = Literal["bm25", "dense", "hybrid"]
-INDEX_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class IndexFolderError(RetrievalError):
@@ -236,8 +236,7 @@ Progress = Callable[[str, int, int | None], None]
 """Is called with a stage, the passages that it has done, and how many there are (None while unknown)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlan:
+class BuildPlan(Spec):
     """What to build from which corpus."""
 
     corpus: Path
@@ -261,10 +260,10 @@ class BuildPlan:
     """Dimensions of the hashing encoder."""
     factory: str = "Flat"
     """faiss index: Flat, SQ8, HNSW32, IVF4096,SQ8, ... (`turngym index plan` helps to choose)."""
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, float] = msgspec.field(default_factory=dict)
     """faiss search settings to store, as JSON: '{"nprobe": 64}', '{"efSearch": 128}'; by default what suits the
     factory."""
-    shard_rows: Number = 65_536
+    shard_rows: Count = 65_536
     """Passages per shard: what a kill can cost."""
 
 
@@ -290,7 +289,7 @@ def build_index(
         RetrievalError: the encoder or the factory string cannot be used, or the finished index fails its checks.
     """
     report = progress or (lambda stage, done, total: None)
-    plan = dataclasses.replace(plan, out=real_folder(plan.out))
+    plan = changed(plan, out=real_folder(plan.out))
     _check(plan, force)
     work = build_folder(plan.out)
     # the state is written first and goes last: a folder with something else in it and no state is no build's
@@ -401,10 +400,6 @@ class _Build:
 
 
 def _check(plan: BuildPlan, force: bool) -> None:
-    if plan.kind not in INDEX_KINDS:
-        raise IndexFolderError(f"index kind {plan.kind!r}; there are {', '.join(INDEX_KINDS)}")
-    if plan.shard_rows < 1:
-        raise IndexFolderError(f"shard_rows is {plan.shard_rows}; it must be at least 1")
     if not is_built_in(plan.encoder):
         find_encoder(plan.encoder)
     if not plan.corpus.is_file():
@@ -425,7 +420,9 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
     """Leaves in `work` what an unfinished build has done that this plan can use, and the state with this plan."""
     state, stat = work / STATE, plan.corpus.stat()
     # a corpus that was moved or another device gives the same index
-    wanted = {key: value for key, value in dataclasses.asdict(plan).items() if key not in ("corpus", "out", "device")}
+    wanted = {
+        key: value for key, value in msgspec.structs.asdict(plan).items() if key not in ("corpus", "out", "device")
+    }
     wanted |= {"corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
     # without all passages, nothing was built that another plan would throw away
     if restart or not (work / PASSAGES / "passages.json").is_file():

@@ -8,12 +8,8 @@ The checks: log-probabilities noted at sampling are the trainer's (to 0.06 in bf
 finite and the weights move, memory stays below what `plan` says. The exit status is 1 where one fails. On a CPU the
 same code runs with tiny shapes and without figures of memory.
 
-A server is measured beside the local engine in a second call, by wall clock: the first one writes the student
-(`--save`), `turngym serve policy` serves that folder, and `--policy-server` names it.
-
 Examples:
     turngym bench gpu --json gpu.json                          # H200, 1.7B student, 8B teacher, 64 episodes of 30 turns
-    turngym bench gpu --save student --policy-server 127.0.0.1:30000
     turngym bench gpu --device cpu --student tiny --teacher tiny --episodes 4 --turns 3 --response 8
 """
 
@@ -35,7 +31,7 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Million, Processes
 from turngym.core.protocols import Policy
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.core.task import Task, Verdict
 from turngym.scripts.bench_episodes import made_up_turns, random_ids
@@ -44,8 +40,7 @@ from turngym.trainers.model_shapes import shape_named
 from turngym.trainers.training_costs import Chip, CostEstimate, StepWorkload, chip_named, estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuBench:
+class GpuBench(Spec):
     """Sizes of the step."""
 
     student: str = "1.7B"
@@ -76,16 +71,8 @@ class GpuBench:
     """Recompute activations in the backward pass, but for what attention gives."""
     threads: Processes = 4
     """Threads of torch on the CPU."""
-    save: Path | None = None
-    """Folder of the student's weights: written if it has none, else read."""
-    policy_server: str = ""
-    """SGLang servers that play the weights of `--save`, measured too."""
     json: Path | None = None
     """Also write all figures here."""
-
-    def unread(self) -> Unread:
-        if self.save is None:
-            yield from needing("--save, the folder with the weights that it has", "policy_server")
 
     @property
     def on_cpu(self) -> bool:
@@ -203,7 +190,7 @@ class Phase:
     """Time, memory and work of one part of the step."""
 
     seconds: float
-    """Wall clock on a GPU and of servers, CPU seconds on a CPU."""
+    """Wall clock on a GPU, CPU seconds on a CPU."""
     peak: float
     """Peak bytes allocated on the GPU; nan on a CPU."""
     tokens: int
@@ -217,15 +204,13 @@ class StepFigures:
     """Everything that was measured."""
 
     phases: Mapping[str, Phase]
-    """`rollout`, `rollout, server` where one plays, `teacher`, `update`."""
+    """`rollout`, `teacher`, `update`."""
     tokens: int
     """Tokens of all episodes."""
     fed: int
     """Prompt ids that the engine computed."""
     gap: float
     """Largest difference between a log-probability at sampling and the trainer's, nats, in the first episodes."""
-    served_gap: float | None
-    """Largest such difference for the server's log-probabilities, nats; None where no server plays."""
     loss: float
     moved: bool
     """Whether the update changed the weights."""
@@ -238,19 +223,19 @@ def measure(bench: GpuBench) -> StepFigures:
     import torch
 
     from turngym.agents.local_engine.engine import LocalEngine
+    from turngym.agents.models import set_torch_variables
     from turngym.trainers.model_shapes import random_model
 
-    student = make_student(bench)
+    set_torch_variables()
+    student: Any = random_model(shape_named(bench.student), dtype=torch.float32, device=bench.device)
     engine = LocalEngine(student, max_batch=bench.episodes, dtype=bench.dtype)
     episodes, (seconds, peak) = _timed(bench, partial(play, engine, bench))
     tokens = sum(len(episode.segments[0]) for episode in episodes)
     sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
     phases = {"rollout": Phase(seconds=seconds, peak=peak, tokens=sampled)}
     print(f"  rollout: {seconds:.2f} s", flush=True)
-    fed, gap, served_gap = engine.fed_tokens, _gap(student, episodes[:2], bench), None
+    fed, gap = engine.fed_tokens, _gap(student, episodes[:2], bench)
     del engine
-    if bench.policy_server:
-        phases["rollout, server"], served_gap = _served(bench, student)
     dtype = torch.float32 if bench.on_cpu else torch.bfloat16
     teacher = random_model(shape_named(bench.teacher), dtype=dtype, device=bench.device, seed=1)
     score, update = training_step(bench, student, teacher)
@@ -273,51 +258,10 @@ def measure(bench: GpuBench) -> StepFigures:
         tokens=tokens,
         fed=fed,
         gap=gap,
-        served_gap=served_gap,
         loss=result.loss,
         moved=not result.skipped and bool((first != before).any()),
         matmul=matmul_rate(bench.device),
     )
-
-
-def make_student(bench: GpuBench) -> Any:
-    """Makes a student of random weights and saves it to `bench.save`, or loads the one that is there."""
-    import torch
-
-    from turngym.agents.models import load_model, load_policy, set_torch_variables
-    from turngym.agents.saved_model import save_model
-    from turngym.agents.worlds import load_world
-    from turngym.trainers.model_shapes import random_model
-
-    set_torch_variables()
-    if bench.save is not None and (bench.save / "config.json").exists():
-        return load_model(bench.save, dtype="float32", device=bench.device)
-    student: Any = random_model(shape_named(bench.student), dtype=torch.float32, device=bench.device)
-    if bench.save is not None:
-        save_model(student, bench.save)
-        # servers need a tokenizer, although only ids are exchanged
-        load_policy(load_world("alfworld").checkpoint("student"))[1].save_pretrained(bench.save)
-    return student
-
-
-def _served(bench: GpuBench, student: Any) -> tuple[Phase, float]:
-    """Plays the rollout on the servers, too. Returns its figures and the largest gap of log-probabilities, nats."""
-    from transformers import AutoTokenizer
-
-    from turngym.agents.play_spec import Servers
-    from turngym.agents.servers.open_servers import eval_policy
-
-    assert bench.save is not None  # `needs`
-    tokenizer = AutoTokenizer.from_pretrained(bench.save)
-    policy = eval_policy(Servers(policy_server=bench.policy_server), bench.save, tokenizer, None)
-    try:
-        start = time.perf_counter()
-        episodes = play(policy, bench)
-        seconds = time.perf_counter() - start
-    finally:
-        policy.fleet.close()
-    sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
-    return Phase(seconds=seconds, peak=math.nan, tokens=sampled), _gap(student, episodes[:2], bench)
 
 
 def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
@@ -397,11 +341,8 @@ def checks(found: StepFigures, bench: GpuBench, plan: CostEstimate | None) -> li
         StepCheck("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
         StepCheck("the weights have moved", found.moved, str(found.moved)),
     ]
-    if found.served_gap is not None:
-        holds = found.served_gap <= 0.5  # rounding of a half precision
-        listed.append(StepCheck("the server's log-probabilities are the trainer's", holds, f"{found.served_gap:.1e}"))
     if plan is not None:
-        peak = max(phase.peak for name, phase in found.phases.items() if name != "rollout, server")
+        peak = max(phase.peak for phase in found.phases.values())
         planned_peak = plan.peak + LIBRARIES
         held = f"{peak / 1e9:.1f} of {planned_peak / 1e9:.1f} GB"
         listed.append(StepCheck("memory is at most what is planned", peak <= planned_peak, held))

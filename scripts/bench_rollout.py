@@ -1,37 +1,38 @@
-"""Measures the local engine against transformers' `generate`, then whole rollouts by size and number of processes.
+"""Measures the local engine against transformers' `generate`, then whole rollouts by number of processes.
 
 First the engine alone. Both sides play the same made-up episodes with the same random model and greedy decoding: every
 turn adds an observation, every response has its own length. The peer is `generate` with its cache carried from turn to
 turn (left padding, a stopping criterion for each row). Times are CPU seconds of this process, so that other work on the
 machine does not decide, and the sides take turns.
 
-Then whole rollouts of the embedded household, by wall clock: tokens per second by number of environments, length of
-history and number of processes, and the share of time spent in environments.
+Then whole rollouts of the embedded household, by wall clock: tokens per second by number of processes, and the share of
+time spent in environments.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from turngym.agents.evaluation.open_play import OpenPlay, open_play
+from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
+from turngym.agents.resolve_play import resolve_play
 from turngym.agents.worlds.built_in import HOUSEHOLD
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Count, Million, Number, Seed, Threads
-from turngym.core.protocols import Sampling
-from turngym.core.spec import Unread, needing
-from turngym.core.tables import print_table
+from turngym.core.spec import Spec, Unread, fields_of, needing
+from turngym.core.tables import Table, print_table, table_of
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.options import read_options
 from turngym.trainers.model_shapes import ModelShape, random_model
@@ -222,15 +223,7 @@ class Tally:
 
 
 def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
-    """Plays all turns with the engine and with the peer.
-
-    Args:
-        model: a causal model that both sides run.
-        vocab: ids are drawn from 0 to `vocab` - 1.
-        lengths: numbers of ids of the system message, of observations and of responses, and the seed.
-        turns: turns of every episode.
-        batch: episodes side by side.
-    """
+    """Plays all turns with the engine and with the peer."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
@@ -266,200 +259,85 @@ def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
 # --- Whole rollouts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayBench:
+class PlayBench(Spec):
     """Rollouts of the embedded household with the shipped student. Each row plays the same episodes."""
 
     model: Path = CHECKPOINTS / "alfworld" / "student"
     """Folder of the model that plays."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the local engine; a server has its own."""
     episodes: Number = 32
     """Episodes of a row; 0 leaves this part out."""
-    slots: tuple[Million, ...] = (1, 8, 32)
+    slots: Million = 32
     """Environments played side by side."""
-    depths: tuple[Million, ...] = (6, 24)
-    """Turns after which episodes are cut: short and long histories."""
+    depth: Million = 24
+    """Turns after which episodes are cut."""
     workers: tuple[Million, ...] = (1, 2)
     """Processes of the rows with workers."""
-    server: tuple[str, ...] = ()
-    """Servers (SGLang, vLLM) with the model, which play the same episodes; with them all rows are greedy."""
-    recompute: bool = True
-    """Also without keys and values kept across turns, each turn feeding its whole history."""
-    repeats: Million = 2
-    """Times that each row is played; the fastest counts."""
-
-
-PLAY_HEADER = [
-    *("engine", "environments", "turns <=", "history ids", "tokens/s", "turns/s", "environment"),
-    "turns/s ratio",
-]
 
 
 def played_row(
-    name: str, slots: int, depth: int, seconds: float, episodes: Sequence[Episode], base: float | None, workers: int = 1
-) -> tuple[list[str], float]:
-    """A line of the table, and its turns per second.
-
-    Args:
-        name: who plays, for the first column.
-        slots: environments side by side.
-        depth: turns after which episodes were cut.
-        seconds: wall clock of all episodes.
-        episodes: what was played.
-        base: turns per second of the first line; None: this is it.
-        workers: processes that played.
-    """
+    name: str, seconds: float, episodes: Sequence[Episode], base: float | None, workers: int = 1
+) -> tuple[dict[str, str], float]:
+    """A line of the table, and its turns per second. The first line has no `base`, turns per second of the first."""
     turns = [turn for episode in episodes for turn in episode.turns]
     tokens, speed = sum(turn.response_length for turn in turns), len(turns) / seconds
     history = np.mean([episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns] or [0])
     envs = sum(episode.timings.get("env", 0.0) for episode in episodes) / (seconds * workers)
-    cells = [f"{history:.0f}", f"{tokens / seconds:.0f}"] if tokens else ["-", "-"]
-    ratio = f"{speed / (base or speed):.2f}x"
-    return [name, str(slots), str(depth), *cells, f"{speed:.0f}", f"{100 * envs:.0f} %", ratio], speed
+    cells = {"played by": name, "history ids": f"{history:.0f}", "tokens/s": f"{tokens / seconds:.0f}"}
+    cells |= {
+        "turns/s": f"{speed:.0f}",
+        "environment": f"{100 * envs:.0f} %",
+        "ratio": f"{speed / (base or speed):.2f}x",
+    }
+    return cells, speed
 
 
-def run_play(bench: PlayBench, threads: int) -> list[list[str]]:
-    """Measures every row; the first is the reference: all environments, all turns, keys and values kept."""
+def run_play(bench: PlayBench, threads: int) -> Table:
+    """Measures this process, which is the reference, and each number of workers."""
     from turngym.agents.executor.parallel import ParallelRollout
     from turngym.agents.executor.processes import LocalWorkers
-    from turngym.agents.playing.scripted import ExpertAgent
 
-    make_env, agent, system = _players(bench)
-    env = make_env()
+    env = _opened(bench).make_env()
     ids = list(env.unwrapped.task_ids()[: bench.episodes])
     env.close()
     jobs = [Job(task_id=ids[n % len(ids)], sample=n // len(ids), group=n) for n in range(bench.episodes)]
-    rows: list[list[str]] = []
-    base: float | None = None
-
-    def same(found: Sequence[Episode]) -> str:
-        pairs = zip(found, expected, strict=True)
-        equal = sum([a.tolist() for a in one.segments] == [b.tolist() for b in other.segments] for one, other in pairs)
-        return f"  {equal} of {len(expected)} episodes have the ids of this process's"
-
-    def measure(
-        name: str, player: Any, slots: int, depth: int, play: PlayJobs = rollout, workers: int = 1
-    ) -> list[Episode]:
-        """Plays the jobs, the fastest of `repeats` times counts; adds the row."""
-        nonlocal base
-        best, episodes, cpu = float("inf"), [], time.process_time()
-        for _ in range(bench.repeats):
-            start = time.perf_counter()
-            played = play(jobs, make_env, player, slots=slots, max_turns=depth, system=system)
-            if (seconds := time.perf_counter() - start) < best:
-                best, episodes = seconds, played
-        row, speed = played_row(name, slots, depth, best, episodes, base, workers)
-        base = base or speed
-        rows.append(row)
-        cpu = (time.process_time() - cpu) / bench.repeats
-        print(
-            f"  {name}, {slots} environments, {depth} turns: {best:.2f} s, {cpu:.2f} CPU s of this process", flush=True
-        )
-        return episodes
-
-    slots, depth, kept = max(bench.slots), max(bench.depths), "kept keys and values"
-    expected = measure(kept, agent("ragged"), slots, depth)
-    for fewer in sorted(set(bench.slots) - {slots}, reverse=True):
-        measure(kept, agent("ragged"), fewer, depth)
-    for shorter in sorted(set(bench.depths) - {depth}, reverse=True):
-        measure(kept, agent("ragged"), slots, shorter)
-    if bench.recompute:
-        measure("recompute", agent("recompute"), slots, depth)
-    measure("expert (no model)", ExpertAgent(), slots, depth)
-    for count in bench.workers:
+    rows, expected, base = [], list[Episode](), None
+    for count in (0, *bench.workers):
         with ExitStack() as stack:
-            play = ParallelRollout(LocalWorkers(count, threads=threads))
-            stack.callback(play.close)
-            player = agent("ragged")
-            # the processes start, and get the model, before the time is taken
-            play(jobs[:count], make_env, player, slots=slots, max_turns=1, system=system)
-            print(same(measure(f"{count} processes", player, slots, depth, play, count)), flush=True)
-    for url in bench.server:
-        before = time.process_time(), cpu_seconds(url)
-        player = agent(url)
-        measured = measure(f"{player.policy.fleet.dialect.name} server", player, slots, depth)
-        spent = cpu_seconds(url) - before[1]
-        tokens = bench.repeats * sum(turn.response_length for episode in measured for turn in episode.turns)
-        print(same(measured), flush=True)
-        if spent:
-            here = time.process_time() - before[0]
-            print(f"  {tokens / spent:.1f} ids per CPU second of the server; {here:.1f} s of this process", flush=True)
-        player.policy.fleet.close()
-    return rows
+            play: PlayJobs = rollout
+            # an engine that has kept nothing
+            ready = _opened(bench)
+            make_env, player, system = ready.make_env, ready.opened.agent, ready.opened.system
+            if count:
+                workers = play = ParallelRollout(LocalWorkers(count, threads=threads))
+                stack.callback(workers.close)
+                # the processes start, and get the model, before the time is taken
+                play(jobs[:count], make_env, player, slots=bench.slots, max_turns=1, system=system)
+            start = time.perf_counter()
+            played = play(jobs, make_env, player, slots=bench.slots, max_turns=bench.depth, system=system)
+            seconds = time.perf_counter() - start
+        name = f"{count} processes" if count else "this process"
+        row, speed = played_row(name, seconds, played, base, max(count, 1))
+        base, expected = base or speed, expected or played
+        rows.append(row)
+        pairs = zip(played, expected, strict=True)
+        equal = sum([a.tolist() for a in one.segments] == [b.tolist() for b in other.segments] for one, other in pairs)
+        same = f"{equal} of {len(expected)} episodes have the ids of this process's"
+        print(f"  {name}: {seconds:.2f} s; {same}", flush=True)
+    return table_of(rows)
 
 
-def cpu_seconds(url: str) -> float:
-    """CPU seconds so far of the server at `url` with all that it started; 0 where it is not on this machine."""
-    port, sockets = int(url.rpartition(":")[2]), set[str]()
-    try:
-        for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{fields[9]}]")
-        links = [link for link in Path("/proc").glob("[0-9]*/fd/*") if sockets and _target(link) in sockets]
-        groups = {_stat(int(link.parts[2]))[2] for link in links}
-        stats = [_stat(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
-    except OSError:
-        return 0.0
-    ticks = sum(int(one[11]) + int(one[12]) for one in stats if len(one) > 12 and one[2] in groups)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
-
-
-def _stat(process: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on (group: 2, ticks: 11 and 12); none if the process has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return []
-
-
-def _players(bench: PlayBench) -> tuple[Any, Callable[[Any], Any], str | None]:
-    """Returns a maker of environments, a maker of agents by the engine's cache, and the system prompt."""
-    from turngym.agents.local_engine.engine import LocalEngine
-    from turngym.agents.model_agent import ModelAgent
-    from turngym.agents.models import hub_folder, load_policy
-    from turngym.agents.play_spec import Servers
-    from turngym.agents.playing.env_maker import env_maker, probe
-    from turngym.agents.rendering.chat_settings import ChatSettings
-    from turngym.agents.rendering.open_renderer import renderer_of
-    from turngym.agents.servers.open_servers import eval_policy
-    from turngym.envs.channels import make_channel
-
-    settings = ChatSettings.load(hub_folder(bench.model))
-    kwargs = {"split": HOUSEHOLD.split, "max_turns": HOUSEHOLD.max_turns, **HOUSEHOLD.make}
-    tool = probe(HOUSEHOLD.env_id, kwargs).tool
-    model, tokenizer = load_policy(str(bench.model), "auto", bench.dtype)
-    renderer = renderer_of(model, tokenizer, settings, tool)
-
-    def agent(cache: Any) -> ModelAgent:
-        """Plays with the local engine and this cache, or on the server at this address."""
-        policy: Any
-        if str(cache) in bench.server:
-            policy = eval_policy(Servers(policy_server=cache), bench.model, tokenizer, settings.max_context)
-        else:
-            policy = LocalEngine(
-                model, cache=cache, tokenizer=tokenizer, max_length=settings.max_context, max_batch=max(bench.slots)
-            )
-        sampling = Sampling(max_new_tokens=settings.max_new_tokens, temperature=0.0 if bench.server else 1.0)
-        channel = make_channel(settings.channel, tool)
-        return ModelAgent(policy, renderer, channel, sampling, max_context=settings.max_context)
-
-    return env_maker(HOUSEHOLD.env_id, **kwargs, channel=settings.channel), agent, settings.system
+def _opened(bench: PlayBench) -> OpenPlay:
+    """The household and the model that plays it, as `turngym rollout` opens them."""
+    asked: dict[str, Any] = {"env": HOUSEHOLD.env_id, "split": HOUSEHOLD.split, "env_kwargs": dict(HOUSEHOLD.make)}
+    asked |= {"max_turns": HOUSEHOLD.max_turns, "agent": f"model:{bench.model}", "temperature": 1.0}
+    found = resolve_play([("turngym bench rollout", {**asked, "slots": bench.slots})], usual=ROLLOUT_DEFAULTS)
+    return open_play(found.spec)
 
 
 # --- The command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutBench:
+class RolloutBench(Spec):
     """Sizes of the episodes and of the models."""
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -474,13 +352,13 @@ class RolloutBench:
     """Threads of torch."""
     seed: Seed = 0
     """Seed of the weights and the observations."""
-    play: PlayBench = field(default_factory=PlayBench)
+    play: PlayBench = PlayBench()
 
     def unread(self) -> Unread:
         if not self.models:
             yield from needing("--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
-            named = (item.name for item in fields(PlayBench) if item.name != "episodes")
+            named = (item.name for item in fields_of(PlayBench) if item.name != "episodes")
             yield from needing("--episodes of 1 or more", *(f"play.{one}" for one in named))
 
 
@@ -524,5 +402,5 @@ def main(argv: Sequence[str]) -> int:
         print_table((HEADER, [cells(tally) for tally in measure(name, config)]))
     if config.play.episodes:
         print(f"rollouts of {config.play.episodes} episodes, wall clock:", flush=True)
-        print_table((PLAY_HEADER, run_play(config.play, config.threads)))
+        print_table(run_play(config.play, config.threads))
     return 0

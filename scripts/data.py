@@ -10,21 +10,20 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.data_sets import DATA_SETS, data_set, get
-from turngym.core.spec import Positional
+from turngym.core.spec import Positional, Spec
 from turngym.core.strict_json import json_object
-from turngym.envs.panels import list_panels, load_panel, verify_panel
+from turngym.envs.panels import list_panels, load_panel
 from turngym.scripts.options import run_verb
+from turngym.scripts.panel import verify
 
 Name = Positional[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Get:
+class Get(Spec):
     """Fetch a data set (alfworld, webshop, search) into the folder where everything looks for it."""
 
     name: Name
@@ -37,21 +36,18 @@ class Get:
     """Hashes that files must have, as JSON: '{"FILE": "HASH"}'."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class List:
+class List(Spec):
     """List the data sets, and whether they are here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class Where(Spec):
     """Print the folder in which a data set is looked for."""
 
     name: Name
     """alfworld, webshop or search."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Compare a data set, task by task, with the panels that hold its hashes; status 1 if any differs."""
 
     name: Name
@@ -95,15 +91,4 @@ def _verify(command: Verify) -> int:
     if not panels:
         print(f"{folder} holds no panel; `turngym data get {command.name}` writes them")
         return 1
-    failed = 0
-    for name in panels:
-        panel = load_panel(name)
-        env = panel.make_env(data=folder)
-        try:
-            problems = verify_panel(panel, env)
-        finally:
-            env.close()
-        said = f"{len(problems)} tasks differ, {problems[0]}" if problems else "they are the panel's, hash for hash"
-        print(f"{panel.full_name}, {len(panel.tasks)} tasks: {said}")
-        failed += bool(problems)
-    return 1 if failed else 0
+    return max(verify(load_panel(name), data=folder) for name in panels)

@@ -11,7 +11,6 @@ Refused ones cost nothing. Exit status 2 if the endpoint cannot be played so, wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.agents.endpoint.agent import EndpointAgent
@@ -21,14 +20,13 @@ from turngym.agents.playing.env_maker import probe
 from turngym.core.errors import AgentError
 from turngym.core.numbers import Count, NotNegative, Positive
 from turngym.core.redaction import redacted
-from turngym.core.spec import Positional
+from turngym.core.spec import Positional, Spec
 from turngym.core.tables import table_text
 from turngym.envs.channels import make_channel
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Spec):
     """What is asked, and how."""
 
     url: Positional[str]

@@ -124,23 +124,8 @@ def compare(call: EvalCall) -> int:
 
 def _show(result: EvalResult, most: int) -> int:
     print_table(result.table(), title=result.title)
-    departs = result.departs
-    if departs is not None:
-        print(departs.line)
-    if result.chat:
-        print(result.chat)
-    for text in result.hints():
-        print(text)
-    errors = result.scores.errors
-    if errors:
-        print(f"{errors} episodes ended in errors and are not counted; run again to play them again")
-    if result.twice:
-        print(
-            f"{result.twice} episodes are in the trace more than once, none of them after an error: the last ones count"
-        )
-    if result.missing:
-        print(f"{result.missing} of {result.asked} episodes are missing: the evaluation was interrupted")
-    return int(errors + result.missing > most)
+    print("".join(f"{text}\n" for text in result.notes()), end="")
+    return int(result.scores.errors + result.missing > most)
 
 
 def again(call: EvalCall) -> EvalResult:

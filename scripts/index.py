@@ -13,13 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turngym.core.files import locked_file
 from turngym.core.numbers import Count
-from turngym.core.spec import Positional, Unread, needing
+from turngym.core.spec import Positional, Spec, Unread, needing
 from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import build_folder, real_folder
@@ -29,8 +28,7 @@ from turngym.retrieval.index_costs import plan_table
 from turngym.scripts.options import run_verb
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class Build(Spec):
     """Build an index folder from a corpus; after a kill the same command goes on where it was."""
 
     plan: BuildPlan
@@ -52,24 +50,21 @@ class Build:
             yield from needing("--encoder hashing", "plan.dim")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect:
+class Inspect(Spec):
     """Show what an index was built from and compare the sizes of its files; status 1 if any differs."""
 
     folder: Positional[Path]
     """Folder of the index."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Does what `inspect` does, and compares the hash of every file; status 1 if any differs."""
 
     folder: Positional[Path]
     """Folder of the index."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Spec):
     """What to choose for a corpus of a given size: memory, disk and time, from measured slopes."""
 
     passages: Count = 21_000_000
@@ -78,8 +73,7 @@ class Plan:
     """Dimensions of the encoder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nouns:
+class Nouns(Spec):
     """Find the nouns of all titles of a WebShop once, as the original's reward does, so that its scores are exact.
     After a kill the same command goes on where it was."""
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,21 +56,18 @@ class RunJob:
     @property
     def command(self) -> str:
         words = [self.verb, *self.words, "--out", str(self.folder)]
-        return shlex.join(["torchrun", *self._together, *words] if self.together else ["turngym", *words])
+        return shlex.join(["torchrun", *self.together, *words] if self.together else ["turngym", *words])
 
     @property
-    def together(self) -> bool:
-        """Whether it is one run of several processes."""
-        return self.processes > 1 and self.verb == "train"
-
-    @property
-    def _together(self) -> list[str]:
-        return ["--standalone", "--nproc-per-node", str(self.processes), "-m", "turngym"]
+    def together(self) -> list[str]:
+        """Words of torchrun for one run of several processes; [] for others."""
+        several = self.processes > 1 and self.verb == "train"
+        return ["--standalone", "--nproc-per-node", str(self.processes), "-m", "turngym"] if several else []
 
     @property
     def argv(self) -> list[str]:
         """The command as this Python runs it."""
-        start = ["torch.distributed.run", *self._together] if self.together else ["turngym.scripts"]
+        start = ["torch.distributed.run", *self.together] if self.together else ["turngym.scripts"]
         return [sys.executable, "-m", *start, self.verb, *self.words, "--out", str(self.folder)]
 
     @property
@@ -188,21 +185,14 @@ class Runner:
             if process.poll() is None:
                 continue
             self._running.remove(running)
-            with held:
-                why = self._end(job)
-            if why is not None:
-                self._failed[job.name] = why
-                board.say(f"failed: {job.name}; {why}", always=True)
-
-    def _end(self, job: RunJob) -> str | None:
-        """What is to be done for a job whose command has ended. Returns why it failed, if it did."""
-        if not job.ended:
-            return f"the reason is at the end of {job.log}"
-        try:
-            self.finish(job)
-        except (TurngymError, OSError) as error:
-            return str(error)
-        return None
+            try:
+                with held:
+                    if not job.ended:
+                        raise TurngymError(f"the reason is at the end of {job.log}")
+                    self.finish(job)
+            except (TurngymError, OSError) as error:
+                self._failed[job.name] = str(error)
+                board.say(f"failed: {job.name}; {error}", always=True)
 
 
 def check_command(job: RunJob) -> None:
@@ -288,14 +278,10 @@ def borrow_start(job: RunJob, jobs: Sequence[RunJob]) -> None:
 
 def evaluated(folder: Path) -> set[int]:
     """Steps whose evaluation is complete."""
-    return {row["step"] for row in metric_rows(folder) if row["kind"] == "eval"}
-
-
-def metric_rows(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The metrics of a run, without a line that is being written."""
     from turngym.trainers.metrics import read_metrics
 
-    return read_metrics(folder) if (folder / METRICS).exists() else []
+    rows = read_metrics(folder) if (folder / METRICS).exists() else []
+    return {row["step"] for row in rows if row["kind"] == "eval"}
 
 
 class Board:
@@ -347,13 +333,14 @@ class Board:
 
 def state(job: RunJob) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
+    from turngym.trainers.metrics import read_metrics
     from turngym.trainers.progress import describe
 
     if job.verb == "eval":
         trace = job.folder / "trace.jsonl"
         return (trace.read_bytes().count(b"\n") if trace.exists() else 0), "evaluation"
     latest: dict[str, Any] = {"step": 0}
-    for row in metric_rows(job.folder):
+    for row in read_metrics(job.folder) if (job.folder / METRICS).exists() else ():
         latest.update(row)
     return latest["step"], describe(latest).partition("  ")[2]
 

@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -30,31 +31,44 @@ from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
 
-VERBS = {
-    "quickstart": "turngym.scripts.quickstart",
-    "train": "turngym.scripts.train",
-    "eval": "turngym.scripts.eval",
-    "rollout": "turngym.scripts.rollout",
-    "play": "turngym.scripts.play",
-    "data": "turngym.scripts.data",
-    "panel": "turngym.scripts.panel",
-    "trace": "turngym.scripts.trace",
-    "report": "turngym.scripts.report",
-    "result": "turngym.scripts.result",
-    "index": "turngym.scripts.index",
-    "model": "turngym.scripts.model",
-    "plan": "turngym.scripts.plan",
-    "pretrain": "turngym.scripts.pretrain",
-    "serve": "turngym.scripts.serve",
-    "endpoint": "turngym.scripts.endpoint",
-    "bench": "turngym.scripts.bench",
-    "study": "turngym.scripts.study.main",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Verbs below a verb."""
+
+    about: str
+    verbs: Mapping[str, str]
+
+
+def _below(prefix: str, *names: str) -> dict[str, str]:
+    return {name: f"turngym.scripts.{prefix}{name}" for name in names}
+
+
+GROUPS = {
+    "serve": Group(
+        about="Serve over HTTP what this machine has: environments, pages to play in, a policy that learns, retrieval.",
+        verbs=_below("serve_", "mcp", "openenv", "play", "policy", "proxy", "retrieval", "webshop"),
+    ),
+    "bench": Group(
+        about="Measure this machine: rollouts, a training step on a GPU.", verbs=_below("bench_", "gpu", "rollout")
+    ),
+    "study": Group(
+        about="Methods compared over seeds, worlds and tasks, by one file: run, show, list; plan how large, coverage.",
+        verbs=_below("study.", "run", "show", "list", "plan", "coverage", "regime"),
+    ),
+}
+VERBS: dict[str, str | Group] = {
+    **_below("", "quickstart", "train", "eval", "rollout", "play", "data", "panel", "trace", "report", "result"),
+    **_below("", "index", "model", "plan", "pretrain", "endpoint"),
+    **GROUPS,
 }
 """Each module has `main(argv) -> exit status`; the first line of its docstring is the verb's help."""
 
 
-def help_line(module: str) -> str:
+def help_line(module: str | Group) -> str:
     """Returns the first line of a module's docstring without importing the module, which might import torch."""
+    if isinstance(module, Group):
+        return module.about
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return "(not installed)"
@@ -62,12 +76,12 @@ def help_line(module: str) -> str:
     return text.split("\n")[0]
 
 
-def usage(command: str, verbs: dict[str, str]) -> str:
+def usage(command: str, verbs: Mapping[str, str | Group]) -> str:
     rows = [f"  {verb:<12} {help_line(module)}" for verb, module in verbs.items()]
     return "\n".join([f"usage: {command} VERB [options]", "", *rows, "", f"`{command} VERB --help` explains a verb."])
 
 
-def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
+def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]) -> int:
     """Runs the verb that `argv` names. Errors of turngym become one line on standard error and exit status 2."""
     if argv and argv[0] in ("-V", "--version"):
         print(f"turngym {turngym.__version__}")
@@ -80,12 +94,15 @@ def dispatch(command: str, verbs: dict[str, str], argv: Sequence[str]) -> int:
         more = f"{hint} `{command} --help` lists the verbs." if hint else f"\n\n{usage(command, verbs)}"
         print(f"{command}: unknown verb {argv[0]!r}.{more}", file=sys.stderr)
         return 2
+    module = verbs[argv[0]]
+    if isinstance(module, Group):
+        return dispatch(f"{command} {argv[0]}", module.verbs, argv[1:])
     try:
-        refuse_torchrun(argv[0])
+        refuse_torchrun(f"{command} {argv[0]}")
         refuse_credentials_in(argv[1:])
         with _ending_at_once(f"{command} {argv[0]}: stopped\n"):
-            module = importlib.import_module(verbs[argv[0]])
-        return int(module.main(list(argv[1:])))
+            verb = importlib.import_module(module)
+        return int(verb.main(list(argv[1:])))
     except TurngymError as error:
         print(f"{command} {argv[0]}: {redacted(str(error))}", file=sys.stderr)
         return 2
@@ -109,17 +126,17 @@ def refuse_credentials_in(argv: Sequence[str]) -> None:
 
 
 # Only training divides its work among the processes that torchrun starts.
-DIVIDED = ("train",)
+DIVIDED = "turngym train"
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 """Environment variables of torchrun."""
 LEAD = 5.0
 """Seconds that process 0 gets to say why none goes on, before torchrun ends it because another one has ended."""
 
 
-def refuse_torchrun(verb: str) -> None:
+def refuse_torchrun(command: str) -> None:
     """Ends every process of torchrun for a verb that would play everything in each of them; process 0 says why."""
     size = os.environ.get(WORLD_SIZE, "")
-    if verb in DIVIDED or not size.isdecimal() or int(size) < 2:
+    if command == DIVIDED or not size.isdecimal() or int(size) < 2:
         return
     if os.environ.get(RANK, "0") != "0":
         # quietly: torchrun ends it as soon as process 0 has ended
@@ -127,8 +144,8 @@ def refuse_torchrun(verb: str) -> None:
         time.sleep(LEAD)
         raise SystemExit(2)
     raise TurngymError(
-        f"torchrun has started {size} processes, but only `turngym train` divides its work among them; run `turngym "
-        f"{verb}` without torchrun (and without {WORLD_SIZE} in the environment)"
+        f"torchrun has started {size} processes, but only `{DIVIDED}` divides its work among them; run `{command}` "
+        f"without torchrun (and without {WORLD_SIZE} in the environment)"
     )
 
 
@@ -315,7 +332,13 @@ def exit_status(error: KeyboardInterrupt) -> int:
 
 def resume_hint(verb: str, argv: Sequence[str]) -> str:
     """Says what a stopped `verb` left on disk and how to continue; empty if that is not known."""
-    out = _out_folder(argv)
+    from turngym.scripts.options import pop_option
+
+    try:
+        named = pop_option(argv, "--out")[1]
+    except TurngymError:
+        return ""  # it was stopped before anybody read that
+    out = None if named is None else Path(named)
     if verb == "train" and out is not None:
         steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
         return f"; continue from {steps[-1]} with --resume" if steps else "; there is no checkpoint to continue from"
@@ -360,15 +383,6 @@ EXTRAS = {
     "textworld": "alfworld",
 }
 """Optional package -> the extra of turngym that installs it."""
-
-
-def _out_folder(argv: Sequence[str]) -> Path | None:
-    for place, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name == "--out":
-            following = argv[place + 1 : place + 2]
-            return Path(value) if equals else Path(following[0]) if following else None
-    return None
 
 
 if __name__ == "__main__":

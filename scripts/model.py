@@ -13,11 +13,8 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace as replaced
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.evaluate import evaluate
@@ -30,15 +27,14 @@ from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import SUMS_FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.numbers import Million
-from turngym.core.spec import Positional
+from turngym.core.spec import Positional, Spec, changed
 from turngym.scripts.options import run_verb
 
 WRITTEN_FILES = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
 """Files that a merged model writes itself, or does not have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Import:
+class Import(Spec):
     """Write the model of a GGUF file as a folder for --agent, --student and --teacher: float32 weights, tokenizer."""
 
     file: Positional[Path]
@@ -47,8 +43,7 @@ class Import:
     """The new folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merge:
+class Merge(Spec):
     """Write a LoRA adapter and its base as one ordinary model, for servers and for copies that stand alone."""
 
     adapter: Positional[Path]
@@ -59,8 +54,7 @@ class Merge:
     """The model that it was trained on; by default where the adapter says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Average:
+class Average(Spec):
     """Write the mean of the weights of a run's last checkpoints to RUN/average/model, and let it play the run's last
     evaluation into RUN/average; `turngym report` shows it beside the run. Train with --keep-checkpoints 4 for it."""
 
@@ -72,8 +66,7 @@ class Average:
     """Play; --no-evaluate only writes the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Compare every file with its checksum, whatever its size; status 1 if any differs."""
 
     folders: Positional[tuple[Path, ...]]
@@ -188,7 +181,7 @@ def evaluate_average(run: Path) -> EvalResult:
     spec = rescore(traces[-1]).spec
     # the student, as it was evaluated
     assert isinstance(spec.agent, Model)
-    return evaluate(replaced(spec, agent=replaced(spec.agent, folder=str(out / MODEL))), out=out)
+    return evaluate(changed(spec, agent=changed(spec.agent, folder=str(out / MODEL))), out=out)
 
 
 def _verify(folder: Path) -> int:

@@ -29,6 +29,7 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import (
     Setting,
     SettingsError,
+    Spec,
     at,
     choices_of,
     expand,
@@ -43,7 +44,7 @@ from turngym.core.spec import (
 from turngym.core.tables import table_text
 from turngym.core.user_files import goal_of, keep_inputs, user_path
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Spec)
 CONFIG, PRINT, HELP, HELP_ALL = "--config", "--print", ("--help", "-h"), "--help-all"
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 COMMAND_LINE = "command line"
@@ -59,7 +60,7 @@ def read_options(
     Raises TurngymError for an option that does not exist, that cannot have its value, or that nothing would read.
 
     Args:
-        cls: a frozen dataclass, or a Spec; the docstrings of its fields are the help.
+        cls: a Spec; the docstrings of its fields are the help.
         argv: the words behind the verb.
         prog: the command, such as `turngym plan`, for its help and errors.
         about: what the help says above the options.
@@ -73,12 +74,6 @@ def run_verb(verbs: Mapping[type, Callable[[Any], int]], argv: Sequence[str], *,
     """Reads one of several types, which the first word names, and runs its function. Returns its exit status.
 
     The name of a type on a command line is that of its class in lower case with dashes: `export-prompts`.
-
-    Args:
-        verbs: type of settings -> the function that gets an object of it, and returns the exit status.
-        argv: the words behind the verb; the first one names the type.
-        prog: the command, such as `turngym trace`, for its help and errors.
-        about: what the help says above the verbs.
     """
     named = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in verbs}
     if not argv or argv[0] in (*HELP, HELP_ALL):
@@ -336,13 +331,7 @@ def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
 
 
 def _keep_inputs(own: Any, config: str | None, others: Sequence[Mapping[str, Any]]) -> None:
-    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it.
-
-    Args:
-        own: the settings of the verb's own type.
-        config: the file of settings; None for none.
-        others: tables of the verb's other type.
-    """
+    """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it."""
     out = getattr(own, "out", None)
     # every verb writes into a folder beside what is there, or one file
     if out is None or not goal_of(out := user_path(out)).is_file():

@@ -15,7 +15,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Seed
-from turngym.core.spec import Positional, Unread, needing
+from turngym.core.spec import Positional, Spec, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, must_end, read_text
@@ -49,14 +48,13 @@ from turngym.scripts.options import run_verb
 from turngym.trainers.adapters.datasets import prompt_row, write_prompt_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportPrompts:
+class ExportPrompts(Spec):
     """Write the prompts of a panel's tasks, or of an environment's, as parquet that verl's trainers read."""
 
-    panel: Positional[str | None] = None
-    """Name, full name, or path of a manifest; without one the tasks of --env."""
     out: Path
     """The parquet file; must not exist."""
+    panel: Positional[str | None] = None
+    """Name, full name, or path of a manifest; without one the tasks of --env."""
     form: Literal["auto", "search-r1", "tasks"] = "auto"
     """`search-r1`: one message with instructions and question, as Search-R1 has it; `tasks`: what the environment says
     first, and the task for our agent loop. auto: search-r1 for panels of turngym/Search-v0, else tasks."""
@@ -84,8 +82,8 @@ class ExportPrompts:
             yield from needing("--form tasks", "channel", "seed")
 
 
-def export_prompts(command: ExportPrompts) -> int:
-    """Writes the file and returns its number of rows. Raises TurngymError if the tasks do not have the form."""
+def _export_prompts(command: ExportPrompts) -> int:
+    """Writes the file. Raises TurngymError if the tasks do not have the form."""
     # the environment may be made of the very file: its arguments name it
     must_be_new(command.out, TurngymError)
     must_end(command.out, ".parquet")
@@ -95,12 +93,16 @@ def export_prompts(command: ExportPrompts) -> int:
         questions = isinstance(env.unwrapped, SearchEnv)
         form = command.form if command.form != "auto" else "search-r1" if questions else "tasks"
         if form == "tasks":
-            return write_prompt_rows(_rows(env, task_ids, hashes, command.seed), command.out)
-        if not questions:
+            count = write_prompt_rows(_rows(env, task_ids, hashes, command.seed), command.out)
+        elif questions:
+            asked = [env.unwrapped.source.questions[name] for name in task_ids]
+            count = write_prompts(asked, command.out, command.prompt)
+        else:
             raise TurngymError("--form search-r1: only questions of turngym/Search-v0 have it; use --form tasks")
-        return write_prompts([env.unwrapped.source.questions[name] for name in task_ids], command.out, command.prompt)
     finally:
         env.close()
+    print(f"{count} prompts in {command.out}")
+    return 0
 
 
 def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]:
@@ -109,16 +111,13 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
     if command.panel is not None:
         if command.env is not None:
             raise TurngymError("export-prompts takes a panel or --env, not both")
-        panel: Panel = load_panel(command.panel)
-        return (
-            panel.make_env(**more, channel=command.channel),
-            panel.task_ids,
-            {task.task_id: task.sha256 for task in panel.tasks},
-        )
+        panel = load_panel(command.panel)
+        env: Any = panel.make_env(**more, channel=command.channel)
+        return env, panel.task_ids, {task.task_id: task.sha256 for task in panel.tasks}
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
     given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
-    env: Any = env_maker(command.env, **given, channel=command.channel)()
+    env = env_maker(command.env, **given, channel=command.channel)()
     return env, tasks_of(env.unwrapped), {}
 
 
@@ -130,8 +129,7 @@ def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) 
         yield prompt_row(said.task, said.system, said.observation, index=index, seed=seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchTests:
+class SearchTests(Spec):
     """Write the seven test sets of Search-R1 as panels, from your files; the official counts are checked."""
 
     files: Positional[tuple[Path, ...]]
@@ -144,13 +142,11 @@ _SHOWN_TASKS = 20
 Name = Positional[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class List:
+class List(Spec):
     """List the panels that come with turngym."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Show:
+class Show(Spec):
     """Print one panel: environment, categories, tasks."""
 
     panel: Name
@@ -159,8 +155,7 @@ class Show:
     """Print every task with its hash."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Recompute the hashes of a panel's tasks from your data and compare; status 1 if any differs."""
 
     panel: Name
@@ -169,8 +164,7 @@ class Verify:
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class Write(Spec):
     """Write a panel of an environment's tasks. An existing manifest with other content is never replaced."""
 
     name: Name
@@ -189,14 +183,13 @@ class Write:
     """File with one task id per line; by default all tasks of the environment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportGames:
+class ExportGames(Spec):
     """Write generated ALFWorld games as the `game.tw-pddl` files that TextWorld and alfworld's own loader read."""
 
-    panel: Positional[str | None] = None
-    """Name, full name, or path of a manifest; without one the games of --env-kwargs."""
     out: Path
     """Folder for the games, as `alfworld-download` lays them out: json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl."""
+    panel: Positional[str | None] = None
+    """Name, full name, or path of a manifest; without one the games of --env-kwargs."""
     env_kwargs: str = "{}"
     """Arguments of turngym/ALFWorld-v0 as JSON, where no panel is named, for example '{"config": "full"}'."""
     limit: Count | None = None
@@ -207,8 +200,7 @@ class ExportGames:
             yield from needing("the games of the environment (no panel)", "env_kwargs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Croissant:
+class Croissant(Spec):
     """Write panels as a data set with its description in Croissant, which dataset searches and mlcroissant read."""
 
     panels: Positional[tuple[str, ...]]
@@ -230,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
     verbs: dict[type, Callable[[Any], int]] = {
         List: _list,
         Show: _show,
-        Verify: _verify,
+        Verify: lambda command: verify(load_panel(command.panel), **_data(command.data)),
         Write: _write,
         ExportPrompts: _export_prompts,
         ExportGames: _export_games,
@@ -266,9 +258,9 @@ def _show(command: Show) -> int:
     return 0
 
 
-def _verify(command: Verify) -> int:
-    panel = load_panel(command.panel)
-    env = panel.make_env(**_data(command.data))
+def verify(panel: Panel, **made: Any) -> int:
+    """Compares the tasks with the user's data, and says what differs; status 1 if any does."""
+    env = panel.make_env(**made)
     try:
         problems = verify_panel(panel, env)
     finally:
@@ -293,12 +285,6 @@ def _write(command: Write) -> int:
         **_data(command.data),
     )
     print(f"{len(panel.tasks)} tasks in {write_panel(panel, command.out)}")
-    return 0
-
-
-def _export_prompts(command: ExportPrompts) -> int:
-    count = export_prompts(command)
-    print(f"{count} prompts in {command.out}")
     return 0
 
 

@@ -10,7 +10,6 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
@@ -20,8 +19,8 @@ from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.settings import read_toml
-from turngym.core.spec import Unread, at, flat, kind_of, needing, plain
-from turngym.core.tables import Table, print_table
+from turngym.core.spec import Spec, Unread, at, changed, flat, kind_of, needing, plain
+from turngym.core.tables import Table, print_table, table_of
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import BUILT_IN, Algorithm
@@ -34,8 +33,7 @@ from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig,
 from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Spec):
     """Which models on which machines."""
 
     student: str = "1.7B"
@@ -50,7 +48,7 @@ class PlanOptions:
     """Steps between evaluations, one before the first and one after the last included; 0 for none."""
     chip: str = "H100"
     """A100-40, A100-80, H100, H200, H20, a consumer card (3090, 4090, 5090), or CPU: this machine."""
-    work: StepWorkload = field(default_factory=StepWorkload)
+    work: StepWorkload = StepWorkload()
 
     def unread(self) -> Unread:
         if self.steps is None:
@@ -63,27 +61,40 @@ class PlanOptions:
 
 def plan_table(options: PlanOptions) -> Table:
     """One line per number of GPUs. Raises TurngymError for names that are unknown."""
-    chip, student = chip_named(options.chip), _shape(options.student)
-    teacher = None if options.teacher is None else _shape(options.teacher)
-    header = ["GPUs", "states GB", "update GB", "teacher GB", "rollout GB", "peak GB", "fits", "at once"]
-    header += ["rollout s", "teacher s", "update s", "step s", "eval s"]
-    rows = [_line(gpus, estimate(student, teacher, chip, gpus, options.work)) for gpus in options.gpus]
-    return header, rows
+    memory = ("states", "update", "scoring", "rollout", "peak")
+    seconds = ("rollout", "teacher", "update", "step", "eval")
+    return table_of(
+        {
+            "GPUs": str(gpus),
+            **{f"{'teacher' if one == 'scoring' else one} GB": f"{getattr(found, one) / 1e9:.1f}" for one in memory},
+            "fits": "yes" if found.fits else "no",
+            "at once": str(found.at_once),
+            **{f"{one} s": f"{getattr(found, f'{one}_s'):.1f}" if found.fits else "-" for one in seconds},
+        }
+        for gpus, found in _estimates(options).items()
+    )
+
+
+def _models(options: PlanOptions) -> tuple[ModelShape, ModelShape | None]:
+    """Shapes of the student and of the teacher."""
+    return _shape(options.student), None if options.teacher is None else _shape(options.teacher)
+
+
+def _estimates(options: PlanOptions) -> dict[int, CostEstimate]:
+    """What a step costs, by number of GPUs."""
+    models, chip = _models(options), chip_named(options.chip)
+    return {gpus: estimate(*models, chip, gpus, options.work) for gpus in options.gpus}
 
 
 def traffic_table(options: PlanOptions) -> Table:
     """What each GPU receives in a step, one line per number of GPUs."""
-    student, teacher = _shape(options.student), None if options.teacher is None else _shape(options.teacher)
-    header = [
-        *("GPUs", "to play GB", "update GB", "teacher GB", "top K GB", "episodes GB", "together GB"),
-        "to a server GB",
-    ]
-    rows = []
-    for gpus in options.gpus:
-        found = traffic(student, teacher, gpus, options.work)
-        parts = (found.to_play, found.update, found.teacher, found.top_k, found.episodes, found.all, found.to_server)
-        rows.append([str(gpus), *(f"{value / 1e9:.2f}" for value in parts)])
-    return header, rows
+    names = {"to_play": "to play", "update": "update", "teacher": "teacher", "top_k": "top K", "episodes": "episodes"}
+    names |= {"all": "together", "to_server": "to a server"}
+    found = {gpus: traffic(*_models(options), gpus, options.work) for gpus in options.gpus}
+    return table_of(
+        {"GPUs": str(gpus), **{f"{name} GB": f"{getattr(one, key) / 1e9:.2f}" for key, name in names.items()}}
+        for gpus, one in found.items()
+    )
 
 
 def notes(options: PlanOptions) -> list[str]:
@@ -132,10 +143,7 @@ def notes(options: PlanOptions) -> list[str]:
 
 def _whole(options: PlanOptions) -> list[str]:
     """Hours of the whole run, and what to change where it does not fit."""
-    chip, student = chip_named(options.chip), _shape(options.student)
-    teacher = None if options.teacher is None else _shape(options.teacher)
-    found = {gpus: estimate(student, teacher, chip, gpus, options.work) for gpus in options.gpus}
-    said = []
+    found, said = _estimates(options), []
     if options.steps is not None:
         evaluations = 1 + -(-options.steps // options.eval_every) if options.eval_every else 0
         hours = [
@@ -146,7 +154,7 @@ def _whole(options: PlanOptions) -> list[str]:
         what = f"{options.steps} steps and {evaluations} evaluations"
         said.append(f"the run: {what} take, in hours by GPUs, {', '.join(hours) or 'nothing, as nothing fits'}.")
     if not all(one.fits for one in found.values()):
-        work, frozen = options.work, teacher is not None or options.work.reference == "own"
+        work, frozen = options.work, options.teacher is not None or options.work.reference == "own"
         changes = {
             "--lora-rank 16": not work.lora_rank,
             "--checkpointing": not work.checkpointing,
@@ -162,23 +170,16 @@ def _whole(options: PlanOptions) -> list[str]:
 
 def _ahead(options: PlanOptions) -> list[str]:
     """Seconds of a step in which servers play while the trainer learns."""
-    chip, student = chip_named(options.chip), _shape(options.student)
-    teacher = None if options.teacher is None else _shape(options.teacher)
     # servers record a token's operations once and start them together (CUDA graphs)
-    served = replace(options.work, start_us=0.0)
+    served = _estimates(changed(options, work=changed(options.work, start_us=0.0)))
     said = []
-    for gpus in options.gpus:
-        here, there = (estimate(student, teacher, chip, gpus, work) for work in (options.work, served))
-        said += [f"{gpus}: {ahead_seconds(there):.1f} instead of {here.step_s:.1f}"] if here.fits else []
+    for gpus, here in _estimates(options).items():
+        ahead = max(served[gpus].rollout_s, served[gpus].teacher_s + served[gpus].update_s)
+        said += [f"{gpus}: {ahead:.1f} instead of {here.step_s:.1f}"] if here.fits else []
     return [
         "step s: in turn, nothing overlaps. With --staleness 1 and engines of their own (--policy-server) on as many "
         f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(said)}."
     ] * bool(said)
-
-
-def ahead_seconds(found: CostEstimate) -> float:
-    """Seconds of a step whose episodes are played elsewhere, beside the step before it."""
-    return max(found.rollout_s, found.teacher_s + found.update_s)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -188,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
     run = {} if asked is None else plain(of_run(asked, str(file)))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
-        options = replace(options, gpus=(1,))
+        options = changed(options, gpus=(1,))
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
     print_table(traffic_table(options), "what each GPU receives in a step")
@@ -283,13 +284,7 @@ def _run_config(table: Mapping[str, Any], where: str) -> TrainConfig:
 def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
     if not algorithm.needs_reference:
         return "none"
-    base = is_the_base(
-        adapters=config.lora is not None,
-        renewed=config.part("reference") is not None,
-        student=config.models.dtype,
-        frozen=config.part("frozen").teacher_dtype,
-    )
-    return "base" if base else "own"
+    return "base" if is_the_base(config, config.models.dtype) else "own"
 
 
 def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> int:
@@ -297,13 +292,6 @@ def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> 
     preset = find_preset(play.preset, panel.env_id)
     samples = evaluation.eval_samples or at({} if preset is None else preset.table, "play.samples")
     return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(EVAL_DEFAULTS, "play.samples"))
-
-
-def _line(gpus: int, found: CostEstimate) -> list[str]:
-    memory = [f"{value / 1e9:.1f}" for value in (found.states, found.update, found.scoring, found.rollout, found.peak)]
-    times = [found.rollout_s, found.teacher_s, found.update_s, found.step_s, found.eval_s]
-    seconds = [f"{value:.1f}" if found.fits else "-" for value in times]
-    return [str(gpus), *memory, "yes" if found.fits else "no", str(found.at_once), *seconds]
 
 
 def _shape(name: str) -> ModelShape:

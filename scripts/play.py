@@ -8,7 +8,6 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +18,16 @@ from turngym.agents.playing.scripted import HumanAgent
 from turngym.core.episode import Episode, Status
 from turngym.core.files import locked_file
 from turngym.core.numbers import Seed
+from turngym.core.spec import Spec
 from turngym.core.trace import TraceWriter
 from turngym.envs.base import tasks_of
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayOptions:
+class PlayOptions(Spec):
     """One episode, played by you."""
 
-    world: EnvOptions = field(default_factory=EnvOptions)
+    world: EnvOptions = EnvOptions()
     task: str | None = None
     """Task id; by default one is drawn with --seed."""
     seed: Seed = 0

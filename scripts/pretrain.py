@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,21 +20,19 @@ from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.spec import Unread, needing
+from turngym.core.plugins import need
+from turngym.core.spec import Spec, Unread, changed, fields_of, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path
 from turngym.envs.base import tasks_of
 from turngym.retrieval.precision import cast_parameters
-from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
-from turngym.scripts.train_argv import sft_argv
 
 SUCCESS_FILE = "success.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnyOptions:
+class AnyOptions(Spec):
     """Options for an environment given by its id."""
 
     split: str = "train"
@@ -95,8 +92,7 @@ class AnyOptions:
         return score(play_episodes(asked.env_id, agent, **more).episodes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrain:
+class Pretrain(Spec):
     """Supervised fine-tuning of a tiny model on noisy episodes of an expert, or on a mixture of players."""
 
     world: str = "alfworld"
@@ -114,11 +110,11 @@ class Pretrain:
     """Added to the recipes' own seeds of weights and games."""
     resume: bool = False
     """Continue an interrupted run."""
-    any: AnyOptions = field(default_factory=AnyOptions)
+    any: AnyOptions = AnyOptions()
 
     def unread(self) -> Unread:
         if "/" not in self.world:
-            names = (item.name for item in fields(AnyOptions))
+            names = (item.name for item in fields_of(AnyOptions))
             yield from needing(
                 "an environment by its id as --world (an embedded one has its own)", *(f"any.{one}" for one in names)
             )
@@ -141,7 +137,7 @@ def _any(options: Pretrain) -> int:
     """The tiny models of an environment by its id, and how often each of them succeeds."""
     asked = options.any.world(options.world, steps=options.steps, seed=options.seed)
     with locked_folder(options.out):
-        world = _seeded(asked.world(), replace(options, steps=None))
+        world = _seeded(asked.world(), changed(options, steps=None))
         roles = [options.role] if options.role else [*world.recipes]
         _check_role(world, roles[0])
         models = {role: pretrain(world, world.recipes[role], options.out / role, options.resume) for role in roles}
@@ -185,13 +181,35 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     if finished.exists():
         raise TurngymError(f"{finished} is there already; name another --out, or keep that model with --resume")
     start, run = write_start(world, recipe, out, resume), out / "sft"
-    words = ["--student", str(start), "--out", str(run), *sft_argv(world, recipe)]
-    # as the command does: this module is read without torch
-    import_module(VERBS["train"]).main([*words, *(["--resume"] if resume and run.is_dir() else [])])
+    # this module is read without torch
+    from turngym.trainers import train
+
+    train("sft", student=start, out=run, resume=resume and run.is_dir(), **sft_settings(world, recipe))
     newest = max(run.glob("checkpoints/step_*/model"), default=None)
     if newest is None:
         raise TurngymError(f"no checkpoint in {run}")
     return _store(newest, finished, recipe.dtype)
+
+
+def sft_settings(world: EmbeddedWorld, recipe: TinyRecipe) -> dict[str, Any]:
+    """Settings of `turngym.trainers.train` that make a tiny model of `world` by supervised fine-tuning."""
+    own = {"noise": recipe.noise, "mistakes": recipe.mistakes, "weight": recipe.weight}
+    if recipe.players:
+        own |= {"players": recipe.players, "loop_after": recipe.loop_after, "loop_slips": recipe.loop_slips}
+        own |= {"train_on": "both"}
+    warmup = min(20, recipe.steps // 5)
+    return {
+        **world.settings(),
+        "expert": world.expert,
+        "sft": own,
+        "steps": recipe.steps,
+        "seed": recipe.seed,
+        "episodes": recipe.episodes,
+        "optimizer": {"lr": recipe.lr, "schedule": "cosine", "lr_warmup": warmup, "betas": (0.9, 0.95)},
+        "checkpoint_every": 50,
+        "micro_tokens": 2048,
+        "threads": 1,
+    }
 
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
@@ -204,28 +222,13 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
         if dtype != "float32":
             model = load_model(trained)
-            save_model(cast_parameters(model, getattr(_torch(), dtype)), partial)
+            save_model(cast_parameters(model, getattr(need("torch", "turngym pretrain", "train"), dtype)), partial)
             write_sums(partial)
     return folder
 
 
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
-    return torch
-
-
 def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
-    """The folder that a recipe starts from, with the world's tokenizer and chat settings.
-
-    Args:
-        world: gives the tokenizer's texts, the chat settings, and the recipe of a model to grow from.
-        recipe: its `start` says what the model grows from.
-        out: folder of the run; weights to start from are written into it.
-        resume: as in `pretrain`, which makes the model to grow from.
-    """
+    """The folder that a recipe starts from, with the world's tokenizer and chat settings."""
     if not recipe.start:
         return write_untrained(world, recipe, out / "untrained")
     if recipe.start in world.recipes:
@@ -233,7 +236,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
     else:
         name, _, role = recipe.start.partition("/")
         source = load_world(name).checkpoint(role)
-    _torch()
+    need("torch", "turngym pretrain", "train")
     from turngym.agents.models import load_model
 
     model: Any = load_model(source)
@@ -244,7 +247,7 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
 
 def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> Path:
     """A model folder with random weights, the phrase tokenizer and the chat settings."""
-    _torch()
+    need("torch", "turngym pretrain", "train")
     from turngym.trainers.models import tiny_qwen3
 
     tokenizer = world.make_tokenizer()

@@ -7,30 +7,31 @@ table, a figure and a page of episodes. Stopping it loses nothing: the same comm
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from turngym.agents.evaluation.compare import rescore
+from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.models import find_model
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Million, Seed
+from turngym.core.spec import Spec, flat
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import RunJob, Runner
-from turngym.scripts.main import VERBS
 from turngym.scripts.options import read_options
-from turngym.scripts.train_argv import distill_argv
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quickstart:
+class Quickstart(Spec):
     """The whole path on one machine: play, distill turn by turn, evaluate."""
 
     env: str = "alfworld"
@@ -112,10 +113,12 @@ class QuickstartPlan:
         return [*trained, *played]
 
     def _training(self, method: str) -> RunJob:
-        words = ["--algorithm", method, "--student", str(self.student), "--teacher", str(self.teacher)]
-        words += ["--split", self.split, "--panel", self.panel, "--seed", str(self.options.seed)]
-        words += ["--steps", str(self.steps), *distill_argv(self.world, self.split)]
-        return RunJob(name=method, folder=self.out / method, words=tuple(words), steps=self.steps)
+        # the same for every method
+        settings = {**self.world.settings("opd", split=self.split), "algorithm": method, "steps": self.steps}
+        settings |= {"student": self.student, "teacher": self.teacher, "panel": self.panel, "threads": 1}
+        settings |= {"seed": self.options.seed, "eval_every": self.world.distill.eval_every, "eval_samples": 1}
+        words = words_of({**settings, "env_kwargs": json.dumps(settings["env_kwargs"])})
+        return RunJob(name=method, folder=self.out / method, words=words, steps=self.steps)
 
     def _evaluation(self, name: str, model: Path, folder: Path, needs: tuple[RunJob, ...] = ()) -> RunJob:
         words = ["--panel", self.panel, "--agent", f"model:{model}", "--samples", str(self.samples)]
@@ -128,6 +131,12 @@ class QuickstartPlan:
         return RunJob(name=name, folder=folder, verb="eval", words=tuple(words), steps=episodes, needs=needs)
 
 
+def words_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings of `turngym train` as words of its command line; one that is switched on is an option alone."""
+    options = {f"--{path.replace('_', '-')}": value for path, value in flat(settings).items()}
+    return tuple(word for name, value in options.items() for word in (name, *([] if value is True else [str(value)])))
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `turngym quickstart` with `argv` (without the verb itself)."""
     options = read_options(Quickstart, argv, prog="turngym quickstart", about=__doc__)
@@ -135,10 +144,11 @@ def main(argv: Sequence[str]) -> int:
     jobs, methods = plan.jobs(), len(plan.methods)
     # the methods share the cores; with more than one core each, `--workers auto` plays in several processes
     Runner(jobs=jobs, parallel=min(cores, methods + 1), cores=max(1, cores // methods)).run()
-    for job in jobs[methods:]:
-        result = rescore(job.folder)
+    results = {job.name: rescore(job.folder) for job in jobs[methods:]}
+    for result in results.values():
         print_table(result.table(), title=result.title)
     write_report(plan)
+    print(f"\n{_verdict(plan, results)}")
     print(f"finished in {(time.monotonic() - start) / 60:.1f} minutes")
     return 0
 
@@ -147,8 +157,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_report(plan: QuickstartPlan) -> None:
-    """Writes the report, and a page with every episode of the last method; prints the result."""
-    report, trace = (import_module(VERBS[verb]) for verb in ("report", "trace"))
+    """Writes the report, and a page with every episode of the last method."""
+    report, trace = (import_module(f"turngym.scripts.{verb}") for verb in ("report", "trace"))
 
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
     report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.methods), "--out", str(plan.out)])
@@ -157,22 +167,17 @@ def write_report(plan: QuickstartPlan) -> None:
     page, last = plan.out / "episodes.html", plan.methods[-1]
     argv = ["html", str(plan.out / last / "eval" / "trace.jsonl"), "--out", str(page), "--overwrite"]
     trace.main([*argv, "--title", f"{last} after {plan.steps} steps", "--tokenizer", str(tokenizer)])
-    print(f"\n{_verdict(plan)}")
 
 
-def _verdict(plan: QuickstartPlan) -> str:
+def _verdict(plan: QuickstartPlan, results: Mapping[str, EvalResult]) -> str:
     """Says in sentences how well each method did."""
-    from turngym.agents.evaluation.scores import score
-    from turngym.scripts.report_data import load_run
     from turngym.trainers.metrics import read_metrics
 
-    def result(path: Path) -> float:
-        return 100 * score(load_run(str(path)).episodes).overall.avg.mean
-
-    start, teacher = (result(plan.out / "eval" / name) for name in ("student", "teacher"))
+    success = {name: 100 * result.scores.overall.avg.mean for name, result in results.items()}
+    start, teacher = success["student"], success["teacher"]
     lines = [f"Avg@{plan.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]
     for method in plan.methods:
-        end = result(plan.out / method)
+        end = success[f"{method} after"]
         seconds = max(row["time/train_s"] for row in read_metrics(plan.out / method) if row["kind"] == "train")
         share = f" ({100 * end / teacher:.0f} % of the teacher)" if teacher else ""
         lines.append(f"{method}: {end:.1f} %{share} in {seconds:.0f} s of training.")

@@ -25,7 +25,7 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
-from turngym.core.spec import Positional, Unread, needing
+from turngym.core.spec import Positional, Spec, Unread, needing
 from turngym.core.tables import Table, csv_text, filled, lines_of, markdown, markup
 from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (
@@ -46,16 +46,12 @@ from turngym.scripts.report_tables import (
     paired_of,
     panels_of,
     percent,
-    regime_table,
     settings_table,
     training_table,
     variant_table,
 )
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, draw_summary
 from turngym.scripts.report_turns import episode_figures
-
-# Tables: paired differences, settings, training, and Tables 1 and 6 of the TurnOPD paper.
-
 
 # Sections: headings with paragraphs, tables and figures, in the order in which the report shows them.
 
@@ -67,11 +63,6 @@ evaluation. By task, 95 %, for new tasks and, where both sides have several, new
 run each: it holds for these two runs; another seed may turn out otherwise, and one seed does not say how far seeds lie
 apart. Clear of zero: among all rows (Holm). Better: how often a run of the one does better in a task than one of the
 other, equal counting half."""
-REGIME = """\
-Full-depth steps; shallow and deep turns are the first and last third of full depth, KL is the raw reverse KL in nats
-per token, G that of failed less that of successful episodes; the rest in percent. Signs that depth can pay: deep /
-shallow KL below 60 %, at most 12 % of the KL mass in the deep third, teacher entropy falling with depth in failed
-episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +76,8 @@ class Section:
 def sections(
     methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Paired
 ) -> list[Section]:
-    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all.
-
-    Args:
-        methods: the rows of the report; a method's runs differ in their seed alone.
-        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        found: diagnostics of the training runs; empty: the report has none.
-        paired: the paired differences.
-    """
+    """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all. Methods
+    without episodes are not in `scores`; without diagnostics (`found`) the report has none."""
     made = []
     if (table := paired.table()) is not None:
         made.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
@@ -103,7 +88,8 @@ def sections(
         told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
         made.append(Section(title="Success (%)", parts=(*_success(methods, scores), text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
-    used = {method.name: sum(noted, start=Usage()) for method in methods if (noted := _used(method))}
+    noted = {method.name: [run.used for run in method.runs if run.used is not None] for method in methods}
+    used = {name: sum(each, start=Usage()) for name, each in noted.items() if each}
     for table in usage_table(used):
         made.append(Section(title="Tokens and cost", parts=(("usage", table),)))
     differ = settings_table(methods)
@@ -135,10 +121,6 @@ def _success(methods: Sequence[Method], scores: Mapping[str, Scores]) -> list[Pa
     return parts
 
 
-def _used(method: Method) -> list[Usage]:
-    return [run.used for run in method.runs if run.used is not None]
-
-
 def _training(methods: Sequence[Method]) -> list[Part]:
     """What the runs took, and the tables of a study of them."""
     parts: list[Part] = [
@@ -167,22 +149,24 @@ def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
         return []
     # brings torch, which a report of evaluations does without
     from turngym.scripts.report_turns import turn_figures
+    from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
     notes = tuple(f"{run.name}: settings not known ({run.note})" for run in found if run.note)
-    turns = turn_figures(found)
-    if any(run.diagnosis.regimes for run in found):
-        turns_parts: tuple[Part, ...] = (("regime", regime_table(found)), REGIME, *turns)
-    else:
-        turns_parts = tuple(turns)
-    controller, *others = depth_figures(found)
-    variants: tuple[Part, ...] = (
-        (("variants", variant_table(found)),) if any(r.diagnosis.variants for r in found) else ()
-    )
-    controlled = (controller,) if controller.panels else ()
-    depth = (*notes, ("budget", budget_table(found)), *others[1:2], *controlled, *others[:1], *variants, *others[2:])
+    regimes = {
+        run.name: {
+            f"{phase} ({run.diagnosis.by_turn.curves[phase].steps})": MeasuredRegime(regime=one)
+            for phase, one in run.diagnosis.regimes.items()
+        }
+        for run in found
+    }
+    measured: tuple[Part, ...] = (("regime", regime_table(regimes)), ABOUT) if any(regimes.values()) else ()
+    controller, counterfactual, budget, horizon = depth_figures(found)
+    depth: list[Part] = [*notes, ("budget", budget_table(found)), budget]
+    depth += [*([controller] if controller.panels else []), counterfactual]
+    depth += [("variants", variant_table(found))] if any(run.diagnosis.variants for run in found) else []
     return [
-        Section(title="Along an episode", parts=turns_parts),
-        Section(title="Depth and weights", parts=depth),
+        Section(title="Along an episode", parts=(*measured, *turn_figures(found))),
+        Section(title="Depth and weights", parts=(*depth, horizon)),
         Section(title="Time and numerics", parts=tuple(cost_figures(found))),
     ]
 
@@ -204,15 +188,7 @@ class Head:
 def head(
     methods: Sequence[Method], scores: Mapping[str, Scores], paired: Paired, title: str | None, command: str
 ) -> Head:
-    """The head of a report: title, summary and facts.
-
-    Args:
-        methods: the rows of the report; a method's runs differ in their seed alone.
-        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        paired: the paired differences, of which the clearest comes first.
-        title: overrides the one that the methods give.
-        command: the command line that makes the report.
-    """
+    """The head of a report: title, summary and facts."""
     runs = [run for method in methods for run in method.runs]
     envs = dict.fromkeys(one.task.env_id for run in runs for one in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
@@ -244,13 +220,13 @@ def _origin(method: Method) -> str:
 def _outcome(paired: Paired) -> list[str]:
     """The clearest comparison in a sentence."""
     if paired.clearest is None:
-        return [f"{name}: {why}." for name, why in list(paired.refused.items())[:1]]
-    name, one = paired.clearest
-    seeds, what = "{} and {} seeds".format(*reversed(one.seeds)), paired.what[name]
+        return [f"{row.name}: {row.refused}." for row in paired.rows[:1]]
+    row, one = paired.clearest
+    seeds = "{} and {} seeds".format(*reversed(one.seeds))
     said = {"yes": f"{seeds}, clear of zero", "no": f"{seeds}, not told from zero"}
     alone = "one run each, which says nothing about other seeds"
-    name = name.removesuffix(", score")
-    return [f"{name}: {one} points of {what} on {one.tasks} shared tasks, {said.get(one.told, alone)}."]
+    name = row.name.removesuffix(", score")
+    return [f"{name}: {one} points of {row.what} on {one.tasks} shared tasks, {said.get(one.told, alone)}."]
 
 
 def approximate(scores: Mapping[str, Scores]) -> list[str]:
@@ -260,10 +236,8 @@ def approximate(scores: Mapping[str, Scores]) -> list[str]:
 
 def _levels(scores: Mapping[str, Scores], paired: Paired) -> list[str]:
     """Success as it is compared."""
-    found = ", ".join(
-        f"{name} {item.mark}{percent(paired.levels.get(name, item.overall.avg.mean))} %"
-        for name, item in scores.items()
-    )
+    levels = {name: percent(paired.levels.get(name, item.overall.avg.mean)) for name, item in scores.items()}
+    found = ", ".join(f"{name} {scores[name].mark}{level} %" for name, level in levels.items())
     return [f"Success: {found}."] if found else []
 
 
@@ -362,16 +336,12 @@ def _numbers(figure: Figure) -> str:
 def _table(table: Table) -> str:
     header, rows = table
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    cells = [[f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>" for text in row] for row in rows]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(text: str) -> str:
-    return f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Spec):
     """Which runs are reported."""
 
     runs: Positional[tuple[str, ...]]

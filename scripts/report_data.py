@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.departures import departures
-from turngym.agents.evaluation.scores import EpisodeOutcome, latest
+from turngym.agents.evaluation.play_panel import RecordedEpisodes
+from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.evaluation.seeds import TaskMeans
 from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, OnPanel
@@ -26,10 +28,9 @@ from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
 from turngym.core.spec import NONE, flat, short_name, to_table
 from turngym.core.spec import settings_of as paths
-from turngym.core.task import Task
 from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path
-from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, make_record, read_record
+from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, read_record, record_of_run
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
@@ -96,6 +97,19 @@ class Method:
         """The name, with the number of seeds where there are several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
+    @property
+    def depth(self) -> float | None:
+        """The turns that were last allowed where nothing was probed, mean over seeds; None where none was
+        controlled."""
+        found = []
+        for run, record in zip([run for run in self.runs if run.training], self.records, strict=True):
+            known = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
+            caps = [cap for _, cap in known]
+            if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
+                # a probe plays all turns, whatever the depth
+                found.append(next((cap for step, cap in reversed(known) if not step.get("depth/probe")), caps[-1]))
+        return fmean(found) if found else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosed:
@@ -129,32 +143,32 @@ def expanded(spec: str) -> list[tuple[str, Path]]:
     return [(name, one) for one in [one for one in found if one.is_dir()] or found]
 
 
-def load_run(spec: str, place: int = 0) -> Run:
-    """Reads `PATH` or `NAME=PATH`: a trace file, or a folder with trace.jsonl and/or metrics.jsonl.
-
-    Raises TurngymError where there is nothing to report.
-    """
-    return _load(*named_path(spec), place)
-
-
-def _load(name: str, path: Path, place: int) -> Run:
+def load_run(name: str, path: Path) -> Run:
+    """Reads a trace file, or a folder with trace.jsonl and/or metrics.jsonl. Raises TurngymError where there is nothing
+    to report."""
     # shown in tables and figures, which know no bytes that are no text
     name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
     folder = path.parent if path.is_file() else path
     config = _named(read_toml(folder / CONFIG_FILE, provenance=True)) if (folder / CONFIG_FILE).is_file() else {}
-    about = Run(name=name, path=path, place=place, config=config)
-    if path.is_file():
-        return _seeded(replace(about, **_nonempty(path, _evaluation(path))))
-    found = [sorted(path.glob(pattern))[-1:] for pattern in TRACES]
-    traces = [trace for hits in found for trace in hits]
-    values: dict[str, Any] = _evaluation(traces[0]) if traces else {}
-    if (path / "metrics.jsonl").is_file():
-        values["training"] = path
-    elif traces:
-        _nonempty(traces[0], values)
-    if not values:
+    found = [path] if path.is_file() else [hit for one in TRACES for hit in sorted(path.glob(one))[-1:]]
+    trained = not path.is_file() and (path / "metrics.jsonl").is_file()
+    if not found and not trained:
         raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
-    return _seeded(replace(about, **values))
+    values = _evaluation(found[0]) if found else {}
+    if not trained and not values["episodes"]:
+        lines = values["skipped"]
+        why = f"none of its {len(lines)} lines is an episode ({lines[0]})" if lines else "it is empty"
+        raise TurngymError(f"{found[0]}: no episode to report: {why}")
+    spec = values.get("spec")
+    seed = config.get("seed", None if trained or spec is None else spec.play.seed)
+    return Run(
+        name=name,
+        path=path,
+        config=config,
+        training=path if trained else None,
+        seed=seed if isinstance(seed, int) else None,
+        **values,
+    )
 
 
 HOMES = ("models", "method", "run", "play", "evaluation", "chat", "engine", "workers", "frozen")
@@ -175,11 +189,6 @@ def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _seeded(run: Run) -> Run:
-    seed = run.config.get("seed", None if run.training or run.spec is None else run.spec.play.seed)
-    return replace(run, seed=seed if isinstance(seed, int) else None)
-
-
 def name_of_run(path: Path) -> str:
     """What a run in a folder, or a trace, is called where nobody named it."""
     place = path.absolute()
@@ -188,31 +197,13 @@ def name_of_run(path: Path) -> str:
     return place.name.removesuffix(".jsonl") or str(place)
 
 
-def _nonempty(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` of a trace; TurngymError where it holds no episode."""
-    if values["episodes"]:
-        return values
-    lines = values["skipped"]
-    why = f"none of its {len(lines)} lines is an episode ({lines[0]})" if lines else "it is empty"
-    raise TurngymError(f"{path}: no episode to report: {why}")
-
-
 def _evaluation(path: Path) -> dict[str, Any]:
-    every, skipped = list[EpisodeOutcome](), []
-    tasks: dict[Task, Task] = {}
-    used: Usage | None = None
-    for item in iter_trace(path):
-        if isinstance(item, Episode):
-            if (theirs := Usage.noted(item)) is not None:
-                used = theirs + (used or Usage())
-            every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
-        else:
-            skipped.append(f"{path}: {item}")
+    found = RecordedEpisodes.of(path)
     return {
-        "episodes": [every[place] for place in latest(every)],
-        "used": used,
+        "episodes": found.outcomes(),
+        "used": found.used,
         "spec": spec_of(path) if read_specs(path) else None,
-        "skipped": tuple(skipped),
+        "skipped": tuple(f"{path}: {problem}" for problem in found.problems),
         "trace": path,
     }
 
@@ -285,7 +276,7 @@ def methods_of(specs: Sequence[str]) -> list[Method]:
     nobody gave them.
     """
     named = [one for spec in specs for one in expanded(spec)]
-    runs = [_load(name, path, 0) for name, path in named]
+    runs = [load_run(name, path) for name, path in named]
     given = [run.name for run, (name, _) in zip(runs, named, strict=True) if name]
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -351,21 +342,6 @@ def _method(name: str, place: int, group: Sequence[Run]) -> Method:
     return Method(name=name, place=place, runs=tuple(runs), records=tuple(_records(name, runs)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
-    """A training run as the one cell of a study."""
-
-    method: str
-    seed: int
-    folder: Path
-    world: str = ""
-    group: str = "main"
-    about: str = ""
-    verb: str = "train"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    game: Mapping[str, Any] = field(default_factory=dict)
-
-
 def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
     """The records of training runs, as studies have them; a finished cell of a study has its own."""
     for number, run in enumerate(runs):
@@ -375,7 +351,8 @@ def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
         if (run.training / RECORD).is_file():
             yield replace(read_record(run.training), world="", method=name, group="main", seed=seed)
         else:
-            yield make_record(Folder(method=name, seed=seed, folder=run.training), strict=False)
+            about: dict[str, Any] = {"world": "", "method": name, "group": "main", "about": "", "seed": seed}
+            yield record_of_run(run.training, {}, {}, strict=False, **about)
 
 
 TRAINING = "training"

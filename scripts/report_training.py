@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from turngym.agents.evaluation.scores import Scores
+from turngym.core.tables import Table
 from turngym.scripts.report_data import TRAINING, Diagnosed, Method
 from turngym.scripts.report_figures import (
     COLORS,
@@ -25,6 +25,7 @@ from turngym.scripts.report_figures import (
     curve_panels,
     legend,
     number,
+    of_runs,
     save_panels,
 )
 from turngym.trainers.diagnostics.curves import smooth
@@ -46,13 +47,14 @@ def recorded(run: Diagnosed, name: str) -> bool:
     return bool(np.isfinite(over(run, name)).any())
 
 
-def step_rows(runs: Sequence[Diagnosed], names: Sequence[str]) -> list[list[str]]:
-    """One row per run and bin of steps."""
-    return [
-        [run.name, str(step), *(number(over(run, name)[place]) for name in names)]
+def step_table(runs: Sequence[Diagnosed], columns: Mapping[str, str]) -> Table:
+    """One row per run and bin of steps; name of a statistic -> its column."""
+    rows = [
+        [run.name, str(step), *(number(over(run, name)[place]) for name in columns)]
         for run in runs
         for place, step in enumerate(run.diagnosis.over_steps.last_step_B.tolist())
     ]
+    return ["run", "step", *columns.values()], rows
 
 
 def bins(runs: Sequence[Diagnosed]) -> str:
@@ -63,6 +65,13 @@ def bins(runs: Sequence[Diagnosed]) -> str:
         width = -(-run.diagnosis.shape.steps // points)
         parts.append(f"{run.name} {run.diagnosis.shape.steps} steps" + (f" ({width} per point)" if width > 1 else ""))
     return f"n: {'; '.join(parts)}."
+
+
+def finish(axis: Any, across: str, up: str, columns: int = 1) -> None:
+    """Labels of an axis that begins at zero, and a legend."""
+    axis.set(xlabel=across, ylabel=up)
+    axis.set_ylim(bottom=0)
+    axis.legend(ncols=columns)
 
 
 def _controller(runs: Sequence[Diagnosed]) -> Figure:
@@ -82,37 +91,36 @@ def _controller(runs: Sequence[Diagnosed]) -> Figure:
         "and the smoothed horizon, as recorded; dots: the controller's own code led along the recorded probes. "
         f"{'; '.join(said)}. {bins(known)}"
     )
-    missing = tuple(f"{run.name}: no depth controller in this run" for run in runs if run not in known)
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "no depth controller in this run",
+        [Plot(run.name, partial(_controls, run=run)) for run in known],
         name="controller",
         title="Depth controller and its replay",
         caption=caption if known else "No run has a depth controller.",
-        table=(["run", "step", *CONTROLS.values()], step_rows(known, list(CONTROLS))),
-        panels=tuple(Plot(run.name, partial(_controls, run=run)) for run in known),
-        missing=missing,
+        table=step_table(known, CONTROLS),
     )
 
 
 def _controls(axis: Any, run: Diagnosed) -> None:
     steps = run.diagnosis.over_steps.last_step_B
-    looks = zip(CONTROLS.items(), (0.8, 2.0, 1.2, 1.2), ("-", "-", "--", ":"), strict=True)
-    for place, ((name, label), width, dash) in enumerate(looks):
-        shade = COLORS[(6, 0, 1, 2)[place]]
-        axis.step(steps, over(run, name), where="mid", label=label, linewidth=width, linestyle=dash, color=shade)
+    looks = zip(CONTROLS.items(), (0.8, 2.0, 1.2, 1.2), ("-", "-", "--", ":"), (6, 0, 1, 2), strict=True)
+    for (name, label), width, dash, shade in looks:
+        look = {"linewidth": width, "linestyle": dash, "color": COLORS[shade]}
+        axis.step(steps, over(run, name), where="mid", label=label, **look)
     if run.diagnosis.variants:
         hbar_B = run.diagnosis.variants[0].hbar_B
         axis.plot(steps, hbar_B, linestyle="none", marker=".", markersize=4, color=COLORS[4], label="replayed horizon")
-    axis.set(xlabel="training step", ylabel="turns")
-    axis.set_ylim(bottom=0)
-    axis.legend(ncols=2)
+    finish(axis, "training step", "turns", columns=2)
 
 
 def _variants(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if run.diagnosis.variants]
     rows = [
         [
-            *(run.name, item.name, str(item.probes), number(item.hbar), str(item.h_eff), str(item.h_cov)),
-            number(item.turns_share),
+            *(run.name, item.name),
+            *map(number, (item.probes, item.state.hbar, item.state.h_eff, item.state.h_cov, item.turns_share)),
         ]
         for run in known
         for item in run.diagnosis.variants
@@ -123,15 +131,16 @@ def _variants(runs: Sequence[Diagnosed]) -> Figure:
         "whose last turns H_cov covers. The student would have learned other things under other caps, so this says "
         f"what the controller makes of these probes, no more. n: {n}."
     )
-    missing = tuple(f"{run.name}: probes not recorded in this run" for run in runs if run not in known)
     header = ["run", "setting", "probes", "hbar_last", "h_eff_last", "h_cov_last", "turns_of_full_depth"]
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "probes not recorded in this run",
+        [Plot(run.name, partial(_variant_panel, run=run)) for run in known],
         name="counterfactual_depth",
         title="Counterfactual depth",
         caption=caption if known else "No run recorded its probes.",
         table=(header, rows),
-        panels=tuple(Plot(run.name, partial(_variant_panel, run=run)) for run in known),
-        missing=missing,
     )
 
 
@@ -140,9 +149,7 @@ def _variant_panel(axis: Any, run: Diagnosed) -> None:
         look = color(place) if place else {"color": COLORS[0], "linestyle": "-"}
         steps = run.diagnosis.over_steps.last_step_B
         axis.plot(steps, item.hbar_B, label=item.name, linewidth=1.4 if place else 2.4, **look)
-    axis.set(xlabel="training step", ylabel="smoothed horizon (turns)")
-    axis.set_ylim(bottom=0)
-    axis.legend(ncols=2)
+    finish(axis, "training step", "smoothed horizon (turns)", columns=2)
 
 
 def _budget(runs: Sequence[Diagnosed]) -> Figure:
@@ -155,16 +162,17 @@ def _budget(runs: Sequence[Diagnosed]) -> Figure:
     panels = [
         Plot("deep budget", partial(_over_panel, runs=known, name="deep_weight", what="weight on deep turns (%)"))
     ]
-    blended = [run for run in known if recorded(run, "alpha")]
-    if blended:
+    if blended := [run for run in known if recorded(run, "alpha")]:
         panels.append(Plot("alpha", partial(_over_panel, runs=blended, name="alpha", what="alpha (%)")))
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "weights by turn not recorded in this run",
+        panels,
         name="deep_budget",
         title="Alpha and realized deep budget",
         caption=caption,
-        table=(["run", "step", "alpha", "deep_weight"], step_rows(known, ["alpha", "deep_weight"])),
-        panels=tuple(panels) if known else (),
-        missing=tuple(f"{run.name}: weights by turn not recorded in this run" for run in runs if run not in known),
+        table=step_table(known, {"alpha": "alpha", "deep_weight": "deep_weight"}),
     )
 
 
@@ -180,61 +188,45 @@ def _over_panel(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, scal
 
 
 def _horizon(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if run.diagnosis.horizon is not None]
+    found = {run.name: (run, one) for run in runs if (one := run.diagnosis.horizon) is not None}
+    known = [run for run, _ in found.values()]
     rows, said = [], []
-    for run in known:
-        found = run.diagnosis.horizon
-        assert found is not None
-        columns = zip(found.covered_H, found.seconds_H, found.rho_H, strict=True)
-        rows += [[run.name, str(at + 1), *(number(v) for v in values)] for at, values in enumerate(columns)]
-        line = found.time
+    for name, (_, one) in found.items():
+        columns = zip(one.covered_H, one.seconds_H, one.rho_H, strict=True)
+        rows += [[name, str(at), *map(number, values)] for at, values in enumerate(columns, 1)]
+        line = one.time
         fit = (
             f"{line.intercept:.2g} s + {1000 * line.slope:.2g} ms per turn" if line.fitted else "proportional to turns"
         )
-        said.append(f"{run.name} H* = {found.best} (step time {fit}, n = {line.steps} steps)")
+        said.append(f"{name} H* = {one.best} (step time {fit}, n = {line.steps} steps)")
     caption = (
         "rho(H): share of the KL mass in turns below H, over the seconds of a step that stops there, relative to full "
         f"depth; H* maximizes it. Our reading of Appendix C. {'; '.join(said)}."
     )
-    return Figure(
+
+    def rho(axis: Any) -> None:
+        for run, one in found.values():
+            look = color(run.place)
+            axis.plot(range(1, len(one.rho_H) + 1), one.rho_H, label=f"{run.name}: H* = {one.best}", **look)
+            axis.plot(one.best, one.rho_H[one.best - 1], marker="o", markersize=6, color=look["color"])
+        axis.axhline(1, color="#8C8C8C", linewidth=0.9, label="full depth")
+        finish(axis, "horizon H (turns)", "rho(H)")
+
+    def covered(axis: Any) -> None:
+        for run, one in found.values():
+            axis.plot(range(1, len(one.rho_H) + 1), 100 * one.covered_H, label=run.name, **color(run.place))
+        finish(axis, "horizon H (turns)", "KL mass below H (%)")
+
+    return of_runs(
+        runs,
+        known,
+        "KL by turn or step times not recorded in this run",
+        [Plot("relative to full depth", rho), Plot("KL mass covered", covered)],
         name="horizon",
         title="Supervision per second by horizon",
         caption=caption,
         table=(["run", "horizon", "covered", "seconds", "rho"], rows),
-        panels=(
-            Plot("relative to full depth", partial(_rho, runs=known)),
-            Plot("KL mass covered", partial(_covered, runs=known)),
-        )
-        if known
-        else (),
-        missing=tuple(
-            f"{run.name}: KL by turn or step times not recorded in this run" for run in runs if run not in known
-        ),
     )
-
-
-def _rho(axis: Any, runs: Sequence[Diagnosed]) -> None:
-    for run in runs:
-        found = run.diagnosis.horizon
-        assert found is not None
-        turns = np.arange(1, len(found.rho_H) + 1)
-        axis.plot(turns, found.rho_H, label=f"{run.name}: H* = {found.best}", **color(run.place))
-        axis.plot(found.best, found.rho_H[found.best - 1], marker="o", markersize=6, color=color(run.place)["color"])
-    axis.axhline(1, color="#8C8C8C", linewidth=0.9, label="full depth")
-    axis.set(xlabel="horizon H (turns)", ylabel="rho(H)")
-    axis.set_ylim(bottom=0)
-    axis.legend()
-
-
-def _covered(axis: Any, runs: Sequence[Diagnosed]) -> None:
-    for run in runs:
-        found = run.diagnosis.horizon
-        assert found is not None
-        turns = np.arange(1, len(found.covered_H) + 1)
-        axis.plot(turns, 100 * found.covered_H, label=run.name, **color(run.place))
-    axis.set(xlabel="horizon H (turns)", ylabel="KL mass below H (%)")
-    axis.set_ylim(bottom=0)
-    axis.legend()
 
 
 # Figures of whole runs: accuracy over steps and time, seconds, gap between trainer and engine.
@@ -299,32 +291,23 @@ def _bars(axis: Any, scores: Mapping[str, Scores], places: Mapping[str, int]) ->
 
 def _seconds(runs: Sequence[Diagnosed]) -> Figure:
     known = [run for run in runs if run.diagnosis.over_steps.total["time/step_s"]]
-    rows = []
-    for run in known:
-        total = run.diagnosis.over_steps.total
-        rows.append(
-            [
-                run.name,
-                *(number(total[name]) for name in (*STEP_PARTS, "time/step_s", "time/eval_s", "tokens", "turns")),
-            ]
-        )
+    names = {**STEP_PARTS, "time/step_s": "steps_total", "time/eval_s": "evaluations"}
+    names |= {name: name for name in ("tokens", "turns")}
+    rows = [[run.name, *(number(run.diagnosis.over_steps.total[name]) for name in names)] for run in known]
     caption = (
         "Seconds of training by phase, sums over all steps (rollout includes the environments; other: what the three "
         f"do not cover; evaluations are not counted), and seconds per step. {bins(known)}"
     )
-    header = ["run", *STEP_PARTS.values(), "steps_total", "evaluations", "tokens", "turns"]
-    return Figure(
+    per_step = partial(_over_panel, runs=known, name="time/step_s", what="seconds per step", scale=1)
+    return of_runs(
+        runs,
+        known,
+        "times not recorded in this run",
+        [Plot("whole run", partial(_stack, runs=known)), Plot("per step", per_step)],
         name="seconds",
         title="Seconds by phase",
         caption=caption,
-        table=(header, rows),
-        panels=(
-            Plot("whole run", partial(_stack, runs=known)),
-            Plot("per step", partial(_over_panel, runs=known, name="time/step_s", what="seconds per step", scale=1)),
-        )
-        if known
-        else (),
-        missing=tuple(f"{run.name}: times not recorded in this run" for run in runs if run not in known),
+        table=(["run", *names.values()], rows),
     )
 
 
@@ -334,17 +317,8 @@ def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
     parts = {label: np.array([total[name] for total in totals]) for name, label in STEP_PARTS.items()}
     parts["other"] = np.maximum(np.array([total["time/step_s"] for total in totals]) - sum(parts.values()), 0.0)
     for place, (label, values) in enumerate(parts.items()):
-        shade = COLORS[(0, 4, 2, 6)[place]]
-        axis.barh(
-            range(len(runs)),
-            values,
-            left=left,
-            label=label,
-            color=shade,
-            hatch=HATCHES[place],
-            edgecolor=PAPER,
-            linewidth=0.4,
-        )
+        look = {"color": COLORS[(0, 4, 2, 6)[place]], "hatch": HATCHES[place], "edgecolor": PAPER, "linewidth": 0.4}
+        axis.barh(range(len(runs)), values, left=left, label=label, **look)
         left += values
     axis.set_yticks(range(len(runs)), [run.name for run in runs])
     axis.set_ylim(len(runs) - 0.4, -0.9 - 0.15 * len(runs))
@@ -358,13 +332,15 @@ def _gap(runs: Sequence[Diagnosed]) -> Figure:
         "|training - rollout| log-probability of the sampled ids before the step's first update, mean (thick) and "
         f"greatest (thin), nats, log scale: what the engine and the trainer disagree by. {bins(known)}"
     )
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "log-probability gap not recorded in this run",
+        [Plot("all runs", partial(_gap_panel, runs=known))],
         name="train_rollout_gap",
         title="Train / rollout gap",
         caption=caption,
-        table=(["run", "step", "gap_mean", "gap_max"], step_rows(known, ["gap_mean", "gap_max"])),
-        panels=(Plot("all runs", partial(_gap_panel, runs=known)),) if known else (),
-        missing=tuple(f"{run.name}: log-probability gap not recorded in this run" for run in runs if run not in known),
+        table=step_table(known, {"gap_mean": "gap_mean", "gap_max": "gap_max"}),
     )
 
 
@@ -389,34 +365,16 @@ def draw_summary(
     """Writes accuracy over steps and time, depth, and success by category to `path`, as far as there are data.
 
     Returns whether there are any: a run without evaluations has none.
-
-    Args:
-        methods: the rows of the report; a method's runs differ in their seed alone.
-        worlds: the training runs, those that were evaluated on the same tasks together (`worlds_of`).
-        scores: by the method's name, the scores of its last evaluation; a method without episodes is left out.
-        path: file of the image.
     """
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
-    if controlled := [method for method in methods if depth_of(method)]:
+    if controlled := [method for method in methods if method.depth]:
         panels.append(Plot("rollout depth", partial(_depth, methods=controlled)))
     if scores:
         panels.append(Plot("by category", partial(_bars, scores=scores, places=places)))
     if panels:
         save_panels(panels, path)
     return bool(panels)
-
-
-def depth_of(method: Method) -> float | None:
-    """The turns that were last allowed where nothing was probed, mean over seeds; None where none was controlled."""
-    found = []
-    for run, record in zip([run for run in method.runs if run.training], method.records, strict=True):
-        known = [step for step in record.steps if step.get("depth/cap") is not None]
-        caps = [step["depth/cap"] for step in known]
-        if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
-            # a probe plays all turns, whatever the depth
-            found.append(float(next((s["depth/cap"] for s in reversed(known) if not s.get("depth/probe")), caps[-1])))
-    return fmean(found) if found else None
 
 
 def _depth(axis: Any, methods: Sequence[Method]) -> None:

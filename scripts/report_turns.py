@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from turngym.scripts.report_data import Diagnosed
-from turngym.scripts.report_figures import INK, Figure, Plot, color, legend, number
+from turngym.scripts.report_figures import INK, Figure, Plot, color, legend, number, of_runs
 from turngym.trainers.diagnostics.curves import TurnCurves, TurnMap, kl_shares, smooth
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
 from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves
@@ -23,21 +23,9 @@ def has(run: Diagnosed, name: str) -> bool:
     return bool(run.diagnosis.by_turn.sources.get(name))
 
 
-def lacking(runs: Sequence[Diagnosed], name: str, words: str) -> tuple[str, ...]:
-    """Returns a line for every run that did not record this statistic."""
-    return tuple(f"{run.name}: {words} not recorded in this run" for run in runs if not has(run, name))
-
-
 def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
-    """A statistic over turns and training, one panel per run, all on one color scale.
-
-    Args:
-        runs: one panel for each that recorded the statistic.
-        name: the statistic, a key of `run.diagnosis.by_turn.maps`, such as `kl`.
-        stem: name of the figure's files.
-        title: title of the figure, with which its caption begins.
-        what: label of the color bar: the statistic and its unit.
-    """
+    """A statistic over turns and training, one panel per run, all on one color scale. `name` is a key of
+    `run.diagnosis.by_turn.maps`, `stem` that of the files."""
     known = [run for run in runs if has(run, name)]
     rows = [
         [run.name, str(turn), str(first), str(last), number(value)]
@@ -56,8 +44,8 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
         f"runs, which ends at the 99th percentile. n: {n}."
     )
     table = (["run", "turn", "first_step", "last_step", name], rows)
-    missing = lacking(runs, name, title)
-    return Figure(name=stem, title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)
+    about = {"name": stem, "title": title, "caption": caption, "table": table}
+    return of_runs(runs, known, f"{title} not recorded in this run", panels, **about)
 
 
 def _edges(item: TurnMap) -> tuple[list[int], list[int]]:
@@ -74,16 +62,8 @@ def _top(maps: Sequence[TurnMap]) -> float:
 def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
     steps, turns = int(item.last_step_B[-1]), len(item.value_TB)
     extent = (0.5, steps + 0.5, -0.5, turns - 0.5)
-    image = axis.imshow(
-        item.value_TB,
-        origin="lower",
-        aspect="auto",
-        extent=extent,
-        vmin=0,
-        vmax=top,
-        cmap="viridis",
-        interpolation="none",
-    )
+    look = {"origin": "lower", "aspect": "auto", "cmap": "viridis", "interpolation": "none"}
+    image = axis.imshow(item.value_TB, extent=extent, vmin=0, vmax=top, **look)
     axis.grid(False)
     axis.set(xlabel="training step", ylabel="turn")
     axis.figure.colorbar(image, ax=axis, label=what, pad=0.02)
@@ -136,8 +116,8 @@ def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: s
         f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
     )
     table = (["run", "phase", "turn", name, "survivors_mean", "steps"], rows)
-    missing = lacking(runs, name, what)
-    return Figure(name=stem, title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)
+    about = {"name": stem, "title": title, "caption": caption, "table": table}
+    return of_runs(runs, known, f"{what} not recorded in this run", panels, **about)
 
 
 def _overlay(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, smoothed: bool = True) -> None:
@@ -195,13 +175,15 @@ def _survivors(runs: Sequence[Diagnosed]) -> Figure:
     together = partial(_overlay, runs=known, name="survivors", what="episodes", smoothed=False)
     panels = [Plot("all training, by run", together)] * (len(known) > 1)
     panels += [Plot(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "survivors not recorded in this run",
+        panels,
         name="survivors",
         title="Survivors and reliable prefix",
         caption=caption,
         table=(["run", "phase", "turn", "survivors", "share_of_turn_0", "reliable"], turn_rows(known, columns)),
-        panels=tuple(panels),
-        missing=lacking(runs, "survivors", "survivors"),
     )
 
 
@@ -219,13 +201,15 @@ def _separation(runs: Sequence[Diagnosed]) -> Figure:
         f"more. {FULL_DEPTH} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped "
         f"are neither. {counts(known)}"
     )
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "KL by outcome not recorded in this run",
+        [Plot(run.name, partial(_gap, run=run)) for run in known],
         name="outcome_separation",
         title="Outcome separation G_t",
         caption=caption,
         table=(["run", "phase", "turn", "separation", "kl_failure", "kl_success"], rows),
-        panels=tuple(Plot(run.name, partial(_gap, run=run)) for run in known),
-        missing=lacking(runs, "kl_success", "KL by outcome"),
     )
 
 
@@ -240,13 +224,15 @@ def _share(runs: Sequence[Diagnosed]) -> Figure:
         "s_t: each turn's share of the KL of all tokens, whatever they weigh in the loss (eq. 11); shaded: the deep "
         f"third of the turns. {FULL_DEPTH} {counts(known)}"
     )
-    return Figure(
+    return of_runs(
+        runs,
+        known,
+        "KL by turn not recorded in this run",
+        [Plot(run.name, partial(_share_panel, run=run)) for run in known],
         name="kl_share",
         title="KL share by turn",
         caption=caption,
         table=(["run", "phase", "turn", "kl_share"], turn_rows(known, lambda run, curves: (kl_shares(curves),))),
-        panels=tuple(Plot(run.name, partial(_share_panel, run=run)) for run in known),
-        missing=lacking(runs, "kl", "KL by turn"),
     )
 
 

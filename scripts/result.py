@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.adapters import every_eval_ever, hub_results, inspect_log
-from turngym.agents.evaluation.packed import differences, inconsistencies, pack_result, packed, play_again
+from turngym.agents.evaluation.packed import check_result, inconsistencies, pack_result, packed, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result, read_sealed
 from turngym.agents.evaluation.rules import deviations
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count
-from turngym.core.spec import Positional, Unread, needing
+from turngym.core.spec import Positional, Spec, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import visible
 from turngym.scripts.options import run_verb
@@ -32,8 +31,7 @@ MOST_LINES = 20
 """Differences that are printed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pack:
+class Pack(Spec):
     """Pack a finished evaluation on a panel, after playing its recorded responses once more."""
 
     run: Positional[Path]
@@ -48,8 +46,7 @@ class Pack:
     """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckingPlayer:
+class CheckingPlayer(Spec):
     """Who plays the tasks of a result again."""
 
     name: str
@@ -58,8 +55,7 @@ class CheckingPlayer:
     """Play only the first so many tasks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Spec):
     """Play the recorded responses of packed results again and compare: observations, actions, verdicts, outcomes,
     table. Exit status 1 if anything differs."""
 
@@ -76,8 +72,7 @@ class Check:
     chose these actions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Spec):
     """Make a page, a CSV and a Markdown file of all packed results in a folder. Exit status 1 if one cannot be read."""
 
     folder: Positional[Path]
@@ -90,8 +85,7 @@ class Table:
     """Also p-values of the differences, alone and in their family (Holm)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(Spec):
     """Write a result in a format of others: Every Eval Ever, the Hugging Face Hub's, or a log of Inspect."""
 
     result: Positional[Path]
@@ -137,7 +131,7 @@ def check(options: Check) -> int:
     for path in options.files:
         start = time.monotonic()
         result = read_result(path)
-        found = differences(result, panel=options.panel, data=options.data, env_kwargs=given)
+        found = check_result(result, panel=options.panel, data=options.data, env_kwargs=given)
         # who lacks episodes, or has others, has nothing to be compared with
         if options.agent is not None and not inconsistencies(result):
             found += play_again(

@@ -13,12 +13,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 from urllib.parse import quote
 
 from turngym.agents.evaluation.compare import decisive, describe, differences_of, no_seeds, responses_of, scripted
@@ -27,20 +26,28 @@ from turngym.agents.evaluation.packed import inconsistencies
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import APPROXIMATE, check_hashes, score, task_means
-from turngym.agents.evaluation.seeds import Difference, in_family, over_seeds, rise, seed_spread
+from turngym.agents.evaluation.seeds import (
+    NEW_CLUSTERS,
+    Difference,
+    in_family,
+    over_seeds,
+    points,
+    rise,
+    seed_spread,
+    signed,
+)
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import EnvPlayer, EvalSpec, OnPanel, Own, Random, RecordedAgent
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
-from turngym.core.tables import Table, atomic_write, csv_text, filled, markdown, markup
+from turngym.core.tables import Table, atomic_write, csv_text, filled, markdown, markup, table_of
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
 PARTS_TITLE = "What the differences rest on: runs and tasks of both, standard errors by each in points"
 SEED = re.compile(r"(.+)-seed(\d+)")
 TEMPLATE = Path(__file__).with_name("result_page.html")
-HEADER = ["result", "success % [95 %]", "pass % [95 %]", "samples", "tasks", "turns", "invalid %", "cut %", "errors"]
-PLAYED_BY = "played by (as stated)"
-HEADER += ["seed", PLAYED_BY, "turngym", "date", "seal"]
+EXTRAS = {"graded": "score [95 %]", "new_clusters": "new scenes, worlds, products [95 %]"}
+"""Scores that not every panel has, and their columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +60,36 @@ class Group:
 
     def table(self) -> Table:
         """One row per result."""
-        rows = [_row(name, result) for name, result in self.results.items()]
-        header, place = list(HEADER), HEADER.index("samples")
-        more = {"new_clusters": "new scenes, worlds, products [95 %]", "graded": "score [95 %]"}
-        for key, title in more.items():
-            if any(result.scores.get(key) for result in self.results.values()):
-                header.insert(place, title)
-                for row, result in zip(rows, self.results.values(), strict=True):
-                    found = result.scores.get(key)
-                    row.insert(place, "-" if found is None else str(Interval(**found)))
-        if any(own := ["; ".join(deviations(result.spec)[1]) for result in self.results.values()]):
-            header.insert(header.index(PLAYED_BY), "otherwise than the panel")
-            for row, text in zip(rows, own, strict=True):
-                row.insert(header.index(PLAYED_BY) - 1, text or "-")
-        return header, rows
+        results = self.results.values()
+        extras = {key: title for key, title in EXTRAS.items() if any(result.scores.get(key) for result in results)}
+        otherwise = {name: "; ".join(deviations(result.spec)[1]) for name, result in self.results.items()}
+        rows = []
+        for name, result in self.results.items():
+            play, scores = result.spec.play, result.scores
+            overall = scores["overall"]
+            mark = "~" if APPROXIMATE in play.scoring else ""
+            best = overall["pass_intervals"][max(overall["pass_intervals"], key=int)]
+            rows.append(
+                {
+                    "result": name,
+                    "success % [95 %]": f"{mark}{Interval(**overall['avg'])}",
+                    "pass % [95 %]": f"{mark}{Interval(**best)}",
+                    **{title: str(Interval(**one)) if (one := scores.get(k)) else "-" for k, title in extras.items()},
+                    "samples": str(overall["samples"]),
+                    "tasks": str(overall["avg"]["tasks"]),
+                    "turns": f"{scores['turns']:.1f}",
+                    "invalid %": f"{100 * scores['invalid_rate']:.1f}",
+                    "cut %": f"{100 * sum(scores['truncated'].values()):.1f}",
+                    "errors": str(scores["errors"]),
+                    "seed": str(play.seed),
+                    **({"otherwise than the panel": otherwise[name] or "-"} if any(otherwise.values()) else {}),
+                    "played by (as stated)": _agent(result),
+                    "turngym": result.versions.get("turngym", "-"),
+                    "date": result.date[:10] or "-",
+                    "seal": result.seal[:12],
+                }
+            )
+        return table_of(rows)
 
     def originals(self) -> list[str]:
         """A line for results that differ from the original in the same way: in what, and which results they are."""
@@ -118,43 +141,38 @@ class Group:
 
     def by_method(self) -> Table | None:
         """One row per method, over its training seeds; None where no method has more than one."""
-        if len(self.methods) == len(self.results):
+        methods = self.methods
+        if len(methods) == len(self.results):
             return None
         rows = []
-        for name, runs in self.methods.items():
-            means = [task_means(result.episodes) for result in runs.values()]
-            shared = set[str].intersection(*(set(run) for run in means))
-            value = over_seeds([{task: run[task] for task in shared} for run in means])
+        for name, runs in methods.items():
+            means = _shared([task_means(result.episodes) for result in runs.values()])
             ends = [_success(result) for result in runs.values()]
-            spread = seed_spread([{task: run[task] for task in shared} for run in means])
-            cells = ["-" if spread is None else f"{100 * spread:.1f}"]
-            cells += [f"{100 * edge:.1f}" for edge in (min(ends), max(ends))]
-            turns = fmean(result.scores["turns"] for result in runs.values())
-            rows.append([name, str(len(runs)), str(value), *cells, str(len(shared)), f"{turns:.1f}"])
-        header = [
-            "method",
-            "training seeds",
-            "success % [95 %]",
-            "std of seeds, chance taken out",
-            "least",
-            "most",
-            "tasks",
-            "turns",
-        ]
-        return header, rows
+            rows.append(
+                {
+                    "method": name,
+                    "training seeds": str(len(runs)),
+                    "success % [95 %]": str(over_seeds(means)),
+                    "std of seeds, chance taken out": points(seed_spread(means)),
+                    "least": points(min(ends)),
+                    "most": points(max(ends)),
+                    "tasks": str(len(means[0])),
+                    "turns": f"{fmean(result.scores['turns'] for result in runs.values()):.1f}",
+                }
+            )
+        return table_of(rows)
 
     def compared(self) -> tuple[dict[tuple[str, str], Difference], list[str]]:
-        """(row, column) -> row minus column of all pairs of methods that can be compared, one family; and notes on
-        those that cannot."""
+        """(one, other) -> one minus other of all pairs of methods that can be compared, the more successful one first,
+        as one family; and notes on those that cannot."""
         found, notes = dict[str, Difference](), list[str]()
-        names = {f"{first} {second}": (first, second) for first, second in combinations(self.methods, 2)}
-        for key, (first, second) in names.items():
+        names = {f"{one} {other}": (one, other) for one, other in combinations(self.methods, 2)}
+        for key, (one, other) in names.items():
             try:
-                found[key] = self._difference(second, first)
+                found[key] = self._difference(other, one)
             except ScoreError as error:
-                notes.append(f"{min(first, second)} and {max(first, second)}: {error}")
-        pairs = {names[key]: one for key, one in in_family(found).items()}
-        return pairs | {(second, first): one.reversed() for (first, second), one in pairs.items()}, notes
+                notes.append(f"{min(one, other)} and {max(one, other)}: {error}")
+        return {names[key]: difference for key, difference in in_family(found).items()}, notes
 
     def _difference(self, before: str, after: str, by_cluster: bool = False) -> Difference:
         """`after` minus `before` over the tasks that all of their runs played. Of two methods with several training
@@ -174,11 +192,7 @@ class Group:
             if theirs := decisive(differences_of(runs[0].spec, run.spec)):
                 raise ScoreError(f"played otherwise: {describe(theirs)}")
             check_hashes(runs[0].episodes, run.episodes)
-        means = [task_means(run.episodes) for run in runs]
-        shared = set[str].intersection(*map(set, means))
-        if not shared:
-            raise ScoreError("no task in common")
-        cut = [{task: run[task] for task in shared} for run in means]
+        cut = _shared([task_means(run.episodes) for run in runs])
         clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in runs[0].episodes}
         known = clusters if by_cluster else None
         return rise(cut[: len(first)], cut[len(first) :], clusters=known, fixed=fixed, pair=pair, p=not by_cluster)
@@ -189,35 +203,51 @@ class Group:
         if len(names) < 2:
             return None
         found, notes = self.compared()
-        fewer = [one for one in found.values() if one.tasks < max(each.tasks for each in found.values())]
-        if fewer:
-            notes.append(f"Some pairs share fewer tasks, {min(one.tasks for one in fewer)} at least.")
-        rows = [[row, *("" if row == column else _cell(found.get((row, column))) for column in names)] for row in names]
-        size = max((one.family for one in found.values()), default=0)
-        notes = [f'"*": clear of zero in a family of {size} comparisons (Holm).', *notes] if size else notes
+        tasks = [one.tasks for one in found.values()]
+        if tasks and min(tasks) < max(tasks):
+            notes.append(f"Some pairs share fewer tasks, {min(tasks)} at least.")
+        if size := max((one.family for one in found.values()), default=0):
+            notes.insert(0, f'"*": clear of zero in a family of {size} comparisons (Holm).')
+        found |= {(other, one): difference.reversed() for (one, other), difference in found.items()}
+        rows = [[row, *("" if row == name else signed(found.get((row, name))) for name in names)] for row in names]
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
     def parts(self, p: bool = False) -> Table | None:
         """What each difference rests on: seeds and tasks of both, and the standard error by each, in points."""
-        rows = [
-            [
-                *(f"{first} minus {second}", _cell(one), "{1} and {0}".format(*one.seeds), str(one.tasks)),
-                *(_points(one.seed_error), _points(one.task_error), f"{100 * one.better:.0f}"),
-                *(["-" if value is None else f"{value:.4f}" for value in (one.p, one.adjusted)] if p else []),
-            ]
-            for (first, second), one in self.compared()[0].items()
-            if [*self.methods].index(first) < [*self.methods].index(second)
-        ]
-        if any(one.task.cluster for result in self.results.values() for one in result.episodes):
-            for row in rows:
-                first, _, second = row[0].partition(" minus ")
-                row.insert(2, _cell(replace(self._difference(second, first, by_cluster=True), adjusted=1.0)))
-            title = ["the same for new scenes, worlds, products"]
-        else:
-            title = []
-        header = ["comparison", "points of success [95 %]", *title, "seeds", "tasks", "s.e. by seeds", "s.e. by tasks"]
-        header += ["better in a task %", *(["p", "p (Holm)"] if p else [])]
-        return (header, rows) if rows else None
+        clusters = any(one.task.cluster for result in self.results.values() for one in result.episodes)
+        rows = []
+        for (first, second), one in self.compared()[0].items():
+            cells = {"comparison": f"{first} minus {second}", "points of success [95 %]": signed(one)}
+            if clusters:
+                wider = replace(self._difference(second, first, by_cluster=True), adjusted=1.0)
+                cells[f"the same {NEW_CLUSTERS}"] = signed(wider)
+            cells |= {"seeds": "{1} and {0}".format(*one.seeds), "tasks": str(one.tasks)}
+            cells |= {"s.e. by seeds": points(one.seed_error), "s.e. by tasks": points(one.task_error)}
+            cells["better in a task %"] = f"{100 * one.better:.0f}"
+            if p:
+                values = {"p": one.p, "p (Holm)": one.adjusted}
+                cells |= {name: "-" if value is None else f"{value:.4f}" for name, value in values.items()}
+            rows.append(cells)
+        return table_of(rows) if rows else None
+
+    def blocks(self, p: bool) -> Iterator[tuple[str, Table, list[str]]]:
+        """What a page shows of it: headings, the tables below them, and what is said below these."""
+        methods = self.by_method()
+        if methods is not None:
+            yield OVER_SEEDS, methods, []
+        yield "Every run" if methods is not None else "", self.table(), self.lines()
+        if (pairs := self.paired()) is not None:
+            yield "Paired differences, points of success [95 %]", *pairs
+            if (parts := self.parts(p)) is not None:
+                yield PARTS_TITLE, parts, []
+
+
+def _shared(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """The means of the tasks that all runs have. Raises ScoreError where there is none."""
+    shared = set[str].intersection(*map(set, runs))
+    if not shared:
+        raise ScoreError("no task in common")
+    return [{task: run[task] for task in shared} for run in runs]
 
 
 def _seeded(name: str) -> tuple[str, int | None]:
@@ -228,17 +258,6 @@ def _seeded(name: str) -> tuple[str, int | None]:
 
 def _success(result: PackedResult) -> float:
     return float(result.scores["overall"]["avg"]["mean"])
-
-
-def _cell(found: Difference | None) -> str:
-    if found is None:
-        return "-"
-    text = f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
-    return text + (" *" if found.clear else ", one run each" if found.one_run_each else "")
-
-
-def _points(error: float | None) -> str:
-    return "-" if error is None else f"{100 * error:.1f}"
 
 
 def read_folder(folder: Path, left_out: list[str] | None = None) -> dict[str, PackedResult]:
@@ -305,18 +324,6 @@ def panel_name(spec: EvalSpec) -> str:
     return spec.play.tasks.panel if isinstance(spec.play.tasks, OnPanel) else "no panel"
 
 
-def _row(name: str, result: PackedResult) -> list[str]:
-    play, scores = result.spec.play, result.scores
-    overall = scores["overall"]
-    best = max(overall["pass_intervals"], key=int)
-    cut = sum(scores["truncated"].values())
-    mark = "~" if APPROXIMATE in play.scoring else ""
-    cells = [name, *(f"{mark}{Interval(**row)}" for row in (overall["avg"], overall["pass_intervals"][best]))]
-    cells += [str(overall["samples"]), str(overall["avg"]["tasks"]), f"{scores['turns']:.1f}"]
-    cells += [f"{100 * scores['invalid_rate']:.1f}", f"{100 * cut:.1f}", str(scores["errors"]), str(play.seed)]
-    return [*cells, _agent(result), result.versions.get("turngym", "-"), result.date[:10] or "-", result.seal[:12]]
-
-
 def _agent(result: PackedResult) -> str:
     agent = result.spec.agent
     weights, temperature = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
@@ -336,27 +343,14 @@ def _agent(result: PackedResult) -> str:
 
 
 def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> str:
-    """One self-contained page.
-
-    Args:
-        groups: results by table, as `grouped` makes them.
-        title: heading of the page.
-        folder: path of the packed files relative to the page, which links to them.
-        p: whether the table of what differences rest on has p-values.
-    """
+    """One self-contained page. It links to the packed files in `folder`, a path relative to the page."""
     body, data = [], []
     for group in groups:
         body.append(f"<h2>{markup(group.title, 'html')}</h2>")
-        if (methods := group.by_method()) is not None:
-            body.append(f"<h3>{OVER_SEEDS}</h3>{_html(methods)}<h3>Every run</h3>")
-        body.append(_html(group.table(), folder))
-        body += [f"<p>{markup(line, 'html')}</p>" for line in group.lines()]
-        if (pairs := group.paired()) is not None:
-            table, notes = pairs
-            body.append(f"<h3>Paired differences, points of success [95 %]</h3>{_html(table)}")
+        for heading, table, notes in group.blocks(p):
+            body += [f"<h3>{heading}</h3>"] if heading else []
+            body.append(_html(table, folder if table[0][0] == "result" else None))
             body += [f"<p>{markup(note, 'html')}</p>" for note in notes]
-            if (parts := group.parts(p)) is not None:
-                body.append(f"<h3>{PARTS_TITLE}</h3>{_html(parts)}")
         for name, result in group.results.items():
             packed = base64.b64encode(gzip.compress(_episodes(result).encode(), 9, mtime=0)).decode()
             data.append(
@@ -409,53 +403,51 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
     """The tables in Markdown, each below a heading of this level."""
     parts = []
     for group in groups:
-        methods = group.by_method()
-        parts += [
-            f"{level} {markup(group.title, 'markdown')}",
-            *([] if methods is None else [markdown(methods)]),
-            markdown(group.table()),
-            *(markup(line, "markdown") for line in group.lines()),
-        ]
-        if (pairs := group.paired()) is not None:
-            parts += [markdown(pairs[0]), *(markup(note, "markdown") for note in pairs[1])]
-            if (rests := group.parts(p)) is not None:
-                parts += [f"{PARTS_TITLE}.", markdown(rests)]
+        parts.append(f"{level} {markup(group.title, 'markdown')}")
+        for heading, table, notes in group.blocks(p):
+            parts += [f"{heading}:"] if heading else []
+            parts += [markdown(table), *(markup(note, "markdown") for note in notes)]
     return "\n\n".join(parts) + "\n"
 
 
 def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     """All results as rows for a CSV file, numbers as they are; header first."""
-    header = ["result", "panel", "panel_sha256", "preset", "scored_with", "approximate", "agent", "model"]
-    header += ["player", "temperature", "seed", "deviations", "samples", "tasks"]
-    header += ["success", "low", "high", "turns", "invalid_rate", "errors", "turngym", "date", "sha256"]
-    rows = [header]
-    for group in groups:
-        for name, result in group.results.items():
-            spec, scores = result.spec, result.scores
-            play, agent, average = spec.play, spec.agent, scores["overall"]["avg"]
-            panel = play.tasks if isinstance(play.tasks, OnPanel) else None
-            named: list[Any] = [None, None] if panel is None else [panel.panel, panel.sha256]
-            named += [spec.preset, play.scoring.get("scored_with"), play.scoring.get(APPROXIMATE), result.agent]
-            named += [getattr(agent, "weights", None), agent.name if isinstance(agent, Own) else None]
-            named += [getattr(agent, "temperature", None), play.seed]
-            named.append("; ".join(text for part in deviations(spec) for text in part))
-            numbers = [play.samples, average["tasks"], average["mean"], average["low"], average["high"]]
-            numbers += [scores["turns"], scores["invalid_rate"], scores["errors"]]
-            about = [result.versions.get("turngym"), result.date, result.seal]
-            rows.append([name, *("" if value is None else str(value) for value in (*named, *numbers, *about))])
-    return rows
+    rows = []
+    for name, result in (item for group in groups for item in group.results.items()):
+        spec, scores = result.spec, result.scores
+        play, agent, average = spec.play, spec.agent, scores["overall"]["avg"]
+        values = {
+            "result": name,
+            "panel": getattr(play.tasks, "panel", None),
+            "panel_sha256": getattr(play.tasks, "sha256", None),
+            "preset": spec.preset,
+            "scored_with": play.scoring.get("scored_with"),
+            "approximate": play.scoring.get(APPROXIMATE),
+            "agent": result.agent,
+            "model": getattr(agent, "weights", None),
+            "player": agent.name if isinstance(agent, Own) else None,
+            "temperature": getattr(agent, "temperature", None),
+            "seed": play.seed,
+            "deviations": "; ".join(text for part in deviations(spec) for text in part),
+            "samples": play.samples,
+            "tasks": average["tasks"],
+            "success": average["mean"],
+            "low": average["low"],
+            "high": average["high"],
+            **{key: scores[key] for key in ("turns", "invalid_rate", "errors")},
+            "turngym": result.versions.get("turngym"),
+            "date": result.date,
+            "sha256": result.seal,
+        }
+        rows.append({key: "" if value is None else str(value) for key, value in values.items()})
+    header, lines = table_of(rows)
+    return [header, *lines]
 
 
 def write_table(folder: Path, out: Path, title: str, p: bool = False) -> tuple[list[Group], int]:
     """Writes index.html, results.md and results.csv into `out`, of the packed results in `folder`.
 
     Returns the tables, and how many files are not in them. Standard error says of each of those why.
-
-    Args:
-        folder: the packed results; subfolders are read, too.
-        out: folder of the three files.
-        title: heading of index.html.
-        p: whether the tables of what differences rest on have p-values.
     """
     left_out: list[str] = []
     results = read_folder(folder, left_out)

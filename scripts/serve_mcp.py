@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from turngym.agents.adapters.mcp import Episodes, server
 from turngym.agents.adapters.panel_sessions import PanelSessions
@@ -47,8 +48,7 @@ class Http(Transport, tag="http"):
     of --clients open. Without it all clients are one, and an episode is known by its name alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeMcp:
+class ServeMcp(Spec):
     """What to serve, and where."""
 
     panel: str
@@ -58,7 +58,7 @@ class ServeMcp:
     """Folder for trace.jsonl and results.json; what is in it is added to."""
     agent: str = "mcp"
     """Name under which the episodes are recorded; one for each folder."""
-    transport: Stdio | Http = field(default_factory=Stdio)
+    transport: Stdio | Http = Stdio()
     """`stdio`: the client starts this process, which is one episode; `http`: any number of clients and episodes, at
     http://HOST:PORT/mcp."""
     limit: Count | None = None
@@ -112,7 +112,7 @@ def serve(config: ServeMcp, application: Any, keys: ClientKeys) -> None:
         # its own check of Host knows no further names; ours stands in front of it
         checked = "0.0.0.0" if listen.hosts else listen.host
         app = JsonBodies(application.streamable_http_app(stateless_http=True, json_response=True, host=checked))
-        web = AsgiServer(KeyedClients(app, keys), extra="mcp", **asdict(listen))
+        web = AsgiServer(KeyedClients(app, keys), extra="mcp", **structs.asdict(listen))
         web.stop_on_signals()
         print(f"{config.panel} for MCP clients at {web.url}/mcp; Ctrl-C ends it", flush=True)
         web.run()

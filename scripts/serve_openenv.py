@@ -10,7 +10,8 @@ With --model, observations bring token ids of that model's tokenizer and clients
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+
+from msgspec import structs
 
 from turngym.agents.models import load_tokenizer
 from turngym.agents.playing.env_maker import EnvOptions, probe
@@ -21,18 +22,18 @@ from turngym.agents.serving_asgi import AsgiServer
 from turngym.core.hub import model_folder
 from turngym.core.numbers import Million
 from turngym.core.plugins import need
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 from turngym.trainers.adapters.openenv import app
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOpenEnv:
+class ServeOpenEnv(Spec):
     """What to serve, and where."""
 
-    world: EnvOptions = field(default_factory=EnvOptions)
+    world: EnvOptions = EnvOptions()
     model: str | None = None
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
-    listen: Listen = field(default_factory=Listen)
+    listen: Listen = Listen()
     clients: Million = 64
     """Most clients at a time; each plays its own episode."""
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     sessions = open_sessions(config)
     try:
         application = app(sessions, max_concurrent=config.clients)
-        server = AsgiServer(application, extra="openenv", **asdict(config.listen))
+        server = AsgiServer(application, extra="openenv", **structs.asdict(config.listen))
         server.stop_on_signals()
         print(f"{config.world.env} for OpenEnv clients at {server.url}; Ctrl-C ends it", flush=True)
         server.run()

@@ -11,23 +11,24 @@ what was accepted, records the games under way, and ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from msgspec import structs
 
 from turngym.agents.serving import DrainingServer, Listen, page_front
 from turngym.core.numbers import Million, Positive, Seed, Threads
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServePlay:
+class ServePlay(Spec):
     """Who can be watched, and where."""
 
     models: tuple[str, ...] = ()
     """Agents to watch beside the expert and the environment's own players: `model:FOLDER`, `openai:MODEL`, ..."""
     out: Path | None = None
     """Trace file to which games are appended; by default nothing is recorded."""
-    listen: Listen = field(default_factory=lambda: Listen(port=3001))
+    listen: Listen = Listen(port=3001)
     games: Million = 64
     """Most games at a time. A new one takes the place of the one left alone longest."""
     idle: Positive = 1800.0
@@ -39,24 +40,21 @@ class ServePlay:
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServePlay, argv, prog="turngym serve play", about=__doc__))
-
-
-def serve(config: ServePlay) -> int:
     """Serve until a signal."""
-    from turngym.agents.play_web import PlaySettings, create_app
+    config = read_options(ServePlay, argv, prog="turngym serve play", about=__doc__)
+    from turngym.agents.play_web import Games, create_app
     from turngym.envs.visitors import EpisodeRecorder
 
     recorder = None if config.out is None else EpisodeRecorder(config.out)
-    settings = PlaySettings(models=config.models, games=config.games, idle=config.idle, seed=config.seed)
     try:
-        app = create_app(settings, recorder)
-        server = DrainingServer(page_front(app, threads=config.threads), **asdict(config.listen))
+        keep = recorder or (lambda episode: None)
+        games = Games(keep, models=config.models, games=config.games, idle=config.idle, seed=config.seed)
+        server = DrainingServer(page_front(create_app(games), threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"games are recorded in {recorder.path}"
-        print(f"ready: {server.url}, {', '.join(settings.environments)}, {kept}", flush=True)
+        print(f"ready: {server.url}, {', '.join(games.environments)}, {kept}", flush=True)
         server.run()
-        app.extensions["play"].close()
+        games.close()
     finally:
         if recorder is not None:
             recorder.close()

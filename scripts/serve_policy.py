@@ -25,11 +25,8 @@ from turngym.scripts.options import read_options
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServePolicy, argv, prog="turngym serve policy", about=__doc__))
-
-
-def serve(config: ServePolicy) -> int:
     """Serves until a signal, or until the server has ended by itself more than `restarts` times (status 1)."""
+    config = read_options(ServePolicy, argv, prog="turngym serve policy", about=__doc__)
     signal.signal(signal.SIGTERM, _interrupt)
     server = process(config)
     name, release = DIALECTS[config.program].name, installed(config.python, config.program)

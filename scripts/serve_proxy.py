@@ -168,14 +168,7 @@ def status_line(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 def every_minute(
     health: Callable[[], Mapping[str, Any]], over: threading.Event, say: Callable[[str], None], seconds: float = EVERY
 ) -> threading.Thread:
-    """Write a status line every `seconds` until `over` is set, in a thread of its own.
-
-    Args:
-        health: returns what /healthz answers.
-        over: ends the thread once it is set.
-        say: prints the line.
-        seconds: between two lines.
-    """
+    """Write a status line every `seconds` until `over` is set, in a thread of its own."""
 
     def run() -> None:
         before: Mapping[str, Any] = {}

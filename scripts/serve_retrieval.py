@@ -15,19 +15,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from turngym.agents.serving import RETRIEVAL_THREADS, DrainingServer, Listen, retrieval_front
 from turngym.core.numbers import Million, Processes, Threads
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, changed, needing
 from turngym.retrieval.http_format import RetrievalServerSettings
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rerank:
+class Rerank(Spec):
     """Who orders the best hits again, and how many."""
 
     model: str
@@ -36,8 +36,7 @@ class Rerank:
     """How many hits are ordered again, where a request does not ask for more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeRetrieval:
+class ServeRetrieval(Spec):
     """What to serve, and where."""
 
     index: str
@@ -50,13 +49,13 @@ class ServeRetrieval:
     which needs no model."""
     device: str = "cpu"
     """Device of the index's encoder and of the reranker: `cpu`, `cuda`, ..."""
-    listen: Listen = field(default_factory=Listen)
+    listen: Listen = Listen()
     threads: Threads = RETRIEVAL_THREADS
     """Requests in work at the same time: at least the number of clients, or they cannot share batches."""
     processes: Processes = 1
     """Further processes for batches, so that searching and HTTP do not wait for one interpreter. Each maps the index
     and loads the encoder; 0 searches in this process alone."""
-    settings: RetrievalServerSettings = field(default_factory=RetrievalServerSettings)
+    settings: RetrievalServerSettings = RetrievalServerSettings()
 
     def unread(self) -> Unread:
         # an index of words has no encoder
@@ -67,11 +66,8 @@ class ServeRetrieval:
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServeRetrieval, argv, prog="turngym serve retrieval", about=__doc__))
-
-
-def serve(config: ServeRetrieval) -> int:
     """Serve until a signal."""
+    config = read_options(ServeRetrieval, argv, prog="turngym serve retrieval", about=__doc__)
     # before faiss loads: its threads spin while they wait for each other, which takes the cores from the clients
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from turngym.retrieval.batching import ProcessRetriever
@@ -83,12 +79,12 @@ def serve(config: ServeRetrieval) -> int:
         named |= {"rerank": config.rerank.model, "rerank_depth": config.rerank.rerank_depth}
     opener = partial(open_retriever, config.index, encoder=config.encoder, **named)
     retriever = ProcessRetriever(opener, processes=config.processes) if config.processes else opener()
-    settings = replace(config.settings, workers=max(config.processes, config.settings.workers))
+    settings = changed(config.settings, workers=max(config.processes, config.settings.workers))
     app = RetrievalApp(retriever, settings)
     service = app.service
     try:
         front = retrieval_front(app, threads=config.threads)
-        server = DrainingServer(front, **asdict(config.listen))
+        server = DrainingServer(front, **structs.asdict(config.listen))
         server.stop_on_signals()
         passages = "?" if service.passages is None else f"{service.passages:,}"
         print(f"ready: {server.url}, {passages} passages, fingerprint {service.fingerprint}", flush=True)

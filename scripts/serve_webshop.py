@@ -12,18 +12,18 @@ answers what was accepted, records the visits under way, and ends; a second one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import structs
 
 from turngym.agents.serving import DrainingServer, Listen, page_front
 from turngym.core.numbers import Million, Positive, Seed, Threads
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeWebshop:
+class ServeWebshop(Spec):
     """Which shop, for whom, and where."""
 
     profile: str = "embedded"
@@ -40,7 +40,7 @@ class ServeWebshop:
     """Let the browser load pictures from where the shop's data says."""
     out: Path | None = Path("webshop-sessions.jsonl")
     """Trace file to which visits are appended; `none` records nothing."""
-    listen: Listen = field(default_factory=lambda: Listen(port=3000))
+    listen: Listen = Listen(port=3000)
     visits: Million = 256
     """People in the shop at a time; who was away longest makes room."""
     idle: Positive = 3600.0
@@ -56,21 +56,26 @@ class ServeWebshop:
 
 
 def main(argv: Sequence[str]) -> int:
-    return serve(read_options(ServeWebshop, argv, prog="turngym serve webshop", about=__doc__))
-
-
-def serve(config: ServeWebshop) -> int:
     """Serve until a signal."""
+    config = read_options(ServeWebshop, argv, prog="turngym serve webshop", about=__doc__)
     from turngym.envs.visitors import EpisodeRecorder
     from turngym.envs.webshop.shop import open_shop
-    from turngym.envs.webshop.web import create_app
+    from turngym.envs.webshop.web import WebSettings, create_app
 
-    settings = settings_of(config)
+    settings = WebSettings(
+        split=config.split,
+        compat=config.compat,
+        attributes=config.attributes,
+        pictures=config.pictures,
+        seed=config.seed,
+        visits=config.visits,
+        idle=config.idle,
+    )
     recorder = None if config.out is None else EpisodeRecorder(config.out)
     shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
     try:
         app = create_app(shop, settings, recorder)
-        server = DrainingServer(page_front(app, threads=config.threads), **asdict(config.listen))
+        server = DrainingServer(page_front(app, threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
         kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
         print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)
@@ -82,18 +87,3 @@ def serve(config: ServeWebshop) -> int:
             recorder.close()
     print("stopped; everything accepted was answered" if server.drained else "stopped before all was answered")
     return 0
-
-
-def settings_of(config: ServeWebshop) -> Any:
-    """The settings of the pages in `config`."""
-    from turngym.envs.webshop.web import WebSettings
-
-    return WebSettings(
-        split=config.split,
-        compat=config.compat,
-        attributes=config.attributes,
-        pictures=config.pictures,
-        seed=config.seed,
-        visits=config.visits,
-        idle=config.idle,
-    )

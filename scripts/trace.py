@@ -15,20 +15,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import replace as replaced
-
 from turngym.agents.play_spec import EvalSpec, Listed, episodes_of
-from turngym.agents.proxy.turn_records import RECORDS_FILE, RecordProblem, iter_records, read_records
+from turngym.agents.proxy.turn_records import RECORDS_FILE, iter_records, read_records
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Port
+from turngym.core.plugins import need
 from turngym.core.redaction import brief, excerpt
-from turngym.core.spec import Positional, Unread, needing, read, to_table
+from turngym.core.spec import Positional, Spec, Unread, changed, needing, read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import (
@@ -56,8 +54,7 @@ from turngym.scripts.trace_prompt import Prompts
 OPEN, WAITS = "its session goes on", "waits for its judge or its step"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class Records(Spec):
     """Say of every turn that a proxy served whether it was trained on, at which step, or why it was left out."""
 
     folder: Positional[Path]
@@ -80,8 +77,14 @@ class Fates:
 
     def take(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
-        if kind == "turn":
-            self._turn(record)
+        if kind == "turn" and not record["main"]:
+            self.side += 1
+        elif kind == "turn":
+            key = record["session"]
+            # an answer that was asked for again takes the place of the one before
+            if not (record["retry"] and self.counts.get(key)):
+                self.counts[key] = self.counts.get(key, 0) + 1
+            self.fate[key, self.counts[key] - 1] = OPEN
         elif kind == "end":
             for turn in range(self.counts.get(record["session"], 0)):
                 self.fate[record["session"], turn] = WAITS
@@ -95,16 +98,6 @@ class Fates:
             for place in [place for place, step in self._step_of.items() if step > record["step"]]:
                 self.fate[place] = WAITS
                 del self._step_of[place]
-
-    def _turn(self, record: Mapping[str, Any]) -> None:
-        key = record["session"]
-        if not record["main"]:
-            self.side += 1
-            return
-        # an answer that was asked for again takes the place of the one before
-        if not (record["retry"] and self.counts.get(key)):
-            self.counts[key] = self.counts.get(key, 0) + 1
-        self.fate[key, self.counts[key] - 1] = OPEN
 
     def _used(self, record: Mapping[str, Any]) -> None:
         if record["kind"] == "trained":
@@ -125,17 +118,19 @@ def records(command: Records) -> int:
         raise TurngymError(
             f"{command.folder} has no {RECORDS_FILE}; name the folder that `turngym serve proxy` wrote to"
         )
-    for line in lines(read_records(command.folder), turns=command.turns):
-        print(line)
+    print("\n".join(lines(read_records(command.folder), turns=command.turns)))
     return 0
 
 
 def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
     """Reads the records in order and collects what happened to each turn."""
-    fates = Fates()
+    fates, told = Fates(), []
     for record in found:
         fates.take(record)
-    told = [_turn_line(place, why, fates.feedback.get(place)) for place, why in fates.fate.items()] if turns else []
+    for (session, turn), why in fates.fate.items() if turns else ():
+        score = fates.feedback.get((session, turn))
+        thumb = "" if score is None else f", thumb {'up' if score > 0 else 'down'}"
+        told.append(f"session {session} turn {turn}: {why}{thumb}")
     told += [_step_line(step, record) for step, record in sorted(fates.steps.items())]
     ends = Counter("trained on" if why.startswith("trained on") else why for why in fates.fate.values())
     sessions = len(fates.counts)
@@ -145,11 +140,6 @@ def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
         up = sum(score > 0 for score in fates.feedback.values())
         told.append(f"{up:6} thumbs up, {len(fates.feedback) - up} down")
     return told
-
-
-def _turn_line(place: tuple[str, int], why: str, thumb: int | None) -> str:
-    said = "" if thumb is None else f", thumb {'up' if thumb > 0 else 'down'}"
-    return f"session {place[0]} turn {place[1]}: {why}{said}"
 
 
 def _step_line(step: int, record: Mapping[str, Any]) -> str:
@@ -163,8 +153,7 @@ def _step_line(step: int, record: Mapping[str, Any]) -> str:
 # Filters: the options with which the trace verbs choose episodes.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Select:
+class Select(Spec):
     """Which episodes to take; all conditions must hold."""
 
     status: tuple[Status, ...] = ()
@@ -231,8 +220,7 @@ def _chosen(paths: Sequence[Path], select: Select, *, say: bool = True) -> Itera
 SHOWN_LINES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Spec):
     """Read every line and compare its checksum; status 1 if any is damaged (a torn last line is not)."""
 
     files: Positional[tuple[Path, ...]]
@@ -247,11 +235,11 @@ def _verify(path: Path) -> int:
     if not path.is_file():
         raise TurngymError(f"there is no file {path}")
     read = iter_records(path.parent) if path.name == RECORDS_FILE else iter_trace(path)
-    whole, torn, damaged = 0, 0, list[TraceProblem | RecordProblem]()
+    whole, torn, damaged = 0, 0, list[TraceProblem]()
     for item in read:
         if isinstance(item, TraceProblem) and item.torn:
             torn += 1
-        elif isinstance(item, TraceProblem | RecordProblem):
+        elif isinstance(item, TraceProblem):
             damaged.append(item)
         else:
             whole += 1
@@ -278,8 +266,7 @@ def _verify(path: Path) -> int:
 HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Spec):
     """Read episodes in the browser: a local server over an index of the files, which may be larger than memory."""
 
     files: Positional[tuple[str, ...]]
@@ -322,16 +309,14 @@ def open_runs(files: tuple[str, ...]) -> dict[str, TraceIndex]:
 
 
 Files = Positional[tuple[Path, ...]]
-_ROWS_PER_WRITE = 2000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Print:
+class Print(Spec):
     """Print a line per episode, or with --turns everything that was said."""
 
     files: Files
     """Trace files (JSON lines)."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
     turns: bool = False
     """Print every turn: observation, response, verdict, reward."""
     prompt: bool = False
@@ -348,40 +333,37 @@ class Print:
             yield from needing("--turns or --prompt", "width")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class Filter(Spec):
     """Copy the chosen episodes into a new trace file, whose settings list the tasks that are left."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The new file; must not exist."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parquet:
+class Parquet(Spec):
     """Write a Parquet file (needs `pip install 'turngym[parquet]'`)."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The Parquet file; must not exist."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
     rows: Literal["turns", "trajectories"] = "turns"
     """`turns`: one row per turn, to look at; `trajectories`: one per episode with token ids, mask and
     log-probabilities, to train on with other trainers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Html:
+class Html(Spec):
     """Write one self-contained page for reading episodes turn by turn in a browser."""
 
     files: Files
     """Trace files (JSON lines)."""
     out: Path
     """The page; must not exist unless --overwrite is given."""
-    select: Select = field(default_factory=Select)
+    select: Select = Select()
     tokenizer: str | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     title: str = "Episodes"
@@ -451,37 +433,25 @@ def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) 
     if sum(map(len, left.values())) == episodes_of(was.play):
         return dict(spec)
     samples = max(map(len, left.values()))
-    return to_table(replaced(was, play=replaced(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
+    return to_table(changed(was, play=changed(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
 
 
 def _parquet(command: Parquet) -> int:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise TurngymError("Parquet needs pyarrow: pip install 'turngym[parquet]'") from error
+    pa = need("pyarrow", "trace parquet", "parquet")
+    from turngym.trainers.adapters.datasets import write_parquet, write_table
+
     must_be_new(command.out, TurngymError)
     must_end(command.out, ".parquet")
     # a seed may have any number of digits, Parquet's numbers have 64 bits
     episodes = (_with_short_seed(path, episode) for path, episode in selected(command.files, command.select))
-    if command.rows == "trajectories":
-        from turngym.trainers.adapters.datasets import write_parquet
-
-        print(f"{write_parquet(episodes, command.out)} trajectories in {command.out}")
-        return 0
-    schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
-    all_rows = (turn_row(episode, turn) for episode in episodes for turn in episode.turns)
-    total = 0
-    with (
-        trace_errors(command.out, "nothing was written"),
-        written_whole(command.out) as scratch,
-        scratch.open("wb") as file,
-        pq.ParquetWriter(file, schema) as writer,
-    ):
-        while rows := list(islice(all_rows, _ROWS_PER_WRITE)):
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            total += len(rows)
-    print(f"{total} turns in {command.out}")
+    with trace_errors(command.out, "nothing was written"):
+        if command.rows == "trajectories":
+            total = write_parquet(episodes, command.out)
+        else:
+            schema = pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()])
+            rows = (turn_row(episode, turn) for episode in episodes for turn in episode.turns)
+            total = write_table(rows, command.out, schema)
+    print(f"{total} {command.rows} in {command.out}")
     return 0
 
 

@@ -1,14 +1,14 @@
 """The page for reading episodes: one self-contained HTML file (`trace html`), or behind a local server (`trace view`).
 
-The file holds every episode as escaped JSON in the page. The server reads an index of the trace files, made in one
-pass over their bytes, and parses an episode only when it is opened; so the files may be larger than memory.
+The file holds every episode as escaped JSON in the page. The server keeps an index of the trace files, made in one
+pass, and reads an episode again when it is opened; so the files may be larger than memory.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,15 +17,14 @@ from statistics import multimode
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.rendering.conversation import without
 from turngym.core.episode import Episode, Turn, outcome_of
 from turngym.core.errors import TurngymError
 from turngym.core.tables import written_whole
-from turngym.core.task import Verdict
-from turngym.core.trace import TraceError, check_checksum, episode_from_json, has_checksum, is_header
-from turngym.core.user_files import json_of
+from turngym.core.task import Task, Verdict
+from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places
 from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
 from turngym.scripts.trace_prompt import Decode, Prompts
@@ -140,18 +139,17 @@ def _finite(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-# The index: where each episode begins and what the list shows of it, from one pass over the bytes.
+# The index: where each episode begins and how it ended.
 
-HEAD = re.compile(
-    rb'\{"schema":1,"task":(\{[^{}]*\}),"seed":(-?\d+),"sample":(-?\d+),"group":(-?\d+),"status":"(\w+)",'
-    rb'"success":(true|false),"ret":("?[-\w.+]+"?),"score":("?[-\w.+]+"?),'
-)
-"""The first bytes of a line as TraceWriter writes it. Lines that begin otherwise, or have no checksum, are parsed as a
-whole: anyone may have written them."""
 VERDICTS = tuple(verdict.value for verdict in Verdict)
-_TURN = b'{"index":'
-SORTS = ("order", "task", "turns", "ret", "score", "invalid")
-_INVALID = [VERDICTS.index(verdict.value) for verdict in Verdict if not verdict.valid]
+KEYS: Mapping[str, Callable[[EpisodeOutcome], Any]] = {
+    "task": lambda one: one.task.task_id,
+    "turns": lambda one: one.turns,
+    "ret": lambda one: one.episode_return,
+    "score": lambda one: one.score,
+    "invalid": lambda one: one.invalid,
+}
+SORTS = ("order", *KEYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,160 +167,78 @@ class Query:
     sort: str = "order"
     descending: bool = False
 
+    def takes(self, one: EpisodeOutcome) -> bool:
+        return (
+            self.outcome in ("", _outcome(one))
+            and self.status in ("", one.status.value)
+            and self.category in ("", one.task.category)
+            and (self.verdict not in VERDICTS or one.verdicts[VERDICTS.index(self.verdict)] > 0)
+            and self.text.lower() in one.task.task_id.lower()
+        )
+
+
+def _outcome(one: EpisodeOutcome) -> str:
+    return outcome_of(one.status.value, one.success)
+
 
 @dataclass(slots=True)
 class TraceIndex:
-    """Columns over the n readable episodes of one file: about 150 bytes each, whatever was said in them."""
+    """How the readable episodes of one file ended: some hundred bytes each, whatever was said in them."""
 
-    path: Path
-    offset: NDArray[np.int64]
-    length: NDArray[np.int64]
-    tasks: list[str]
-    sample: NDArray[np.int64]
-    turns: NDArray[np.int64]
-    ret: NDArray[np.float64]
-    score: NDArray[np.float64]
-    won: NDArray[np.bool_]
-    status: list[str]
-    category: list[str]
-    verdicts: NDArray[np.int32]
-    """[n, number of verdicts]: turns by verdict."""
+    episodes: TraceEpisodes
+    outcomes: list[EpisodeOutcome]
     skipped: int
     """Lines that are no episode."""
     _attempts: dict[str, list[int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.offset)
-
-    def read(self, place: int) -> Episode:
-        """One episode, read from the file. Raises TraceError if the file has changed meanwhile."""
-        with self.path.open("rb") as file:
-            file.seek(int(self.offset[place]))
-            line = file.read(int(self.length[place]))
-        try:
-            return episode_from_json(line.decode("utf-8"))
-        except ValueError as error:
-            raise TraceError(f"{self.path} has changed since it was opened: {error}") from error
+        return len(self.outcomes)
 
     def attempts(self, task: str) -> list[int]:
         """Places of all episodes of a task, in file order."""
         if not self._attempts:
-            for place, name in enumerate(self.tasks):
-                self._attempts.setdefault(name, []).append(place)
+            for place, one in enumerate(self.outcomes):
+                self._attempts.setdefault(one.task.task_id, []).append(place)
         return self._attempts.get(task, [])
 
     def find(self, task: str, sample: int) -> int | None:
         """The episode of this task and sample, else the task's first; None where the task was not played."""
         found = self.attempts(task)
-        return next((place for place in found if self.sample[place] == sample), found[0] if found else None)
+        return next((n for n in found if self.outcomes[n].sample == sample), found[0] if found else None)
 
-    def select(self, query: Query) -> NDArray[np.int64]:
+    def select(self, query: Query) -> list[int]:
         """Places of the episodes that match, sorted; ties stay in file order."""
-        keep = np.ones(len(self), np.bool_)
-        if query.outcome:
-            keep &= np.fromiter(
-                (self.outcome(place) == query.outcome for place in range(len(self))), np.bool_, len(self)
-            )
-        for wanted, values in ((query.status, self.status), (query.category, self.category)):
-            if wanted:
-                keep &= np.fromiter((value == wanted for value in values), np.bool_, len(self))
-        if query.verdict in VERDICTS:
-            keep &= self.verdicts[:, VERDICTS.index(query.verdict)] > 0
-        if query.text:
-            text = query.text.lower()
-            keep &= np.fromiter((text in task.lower() for task in self.tasks), np.bool_, len(self))
-        places = np.flatnonzero(keep)
-        if query.sort in SORTS and query.sort != "order":
-            places = places[np.argsort(self._key(query.sort)[places], kind="stable")]
+        places = [place for place, one in enumerate(self.outcomes) if query.takes(one)]
+        if query.sort in KEYS:
+            places.sort(key=lambda place: KEYS[query.sort](self.outcomes[place]))
         return places[::-1] if query.descending else places
-
-    def outcome(self, place: int) -> str:
-        """`won`, `lost` or `error`."""
-        return outcome_of(self.status[place], bool(self.won[place]))
 
     def row(self, place: int) -> list[Any]:
         """What the list shows: place, task, sample, category, status, outcome, turns, return, invalid turns."""
-        head = [int(place), self.tasks[place], int(self.sample[place]), self.category[place], self.status[place]]
-        head += [self.outcome(place), int(self.turns[place]), _finite(float(self.ret[place]))]
-        return [*head, int(self.verdicts[place, _INVALID].sum())]
+        one = self.outcomes[place]
+        head = [place, one.task.task_id, one.sample, one.task.category, one.status.value, _outcome(one)]
+        return [*head, one.turns, _finite(one.episode_return), one.invalid]
 
     def advantage(self, place: int) -> float | None:
         """(return - mean) / (std + 1e-6) over the attempts at the task in this file; None for a single attempt."""
-        ret = self.ret[self.attempts(self.tasks[place])]
-        if len(ret) < 2:
-            return None
-        return float((self.ret[place] - ret.mean()) / (ret.std(ddof=1) + 1e-6))
-
-    def _key(self, sort: str) -> NDArray[Any]:
-        if sort == "task":
-            return np.array(self.tasks)
-        if sort == "invalid":
-            return self.verdicts[:, _INVALID].sum(axis=1)
-        return {"turns": self.turns, "ret": self.ret, "score": self.score}[sort]
+        own = self.outcomes[place]
+        ret = np.array([self.outcomes[n].episode_return for n in self.attempts(own.task.task_id)])
+        return None if len(ret) < 2 else float((own.episode_return - ret.mean()) / (ret.std(ddof=1) + 1e-6))
 
 
 def index_trace(path: Path, progress: Callable[[int], None] | None = None) -> TraceIndex:
     """Index a trace file; `progress` is told the number of episodes now and then. Raises TraceError without a file."""
-    if not path.is_file():
-        raise TraceError(f"there is no trace file {path}")
-    rows: list[tuple[Any, ...]] = []
-    shared: dict[str, str] = {}
-    counts, offset, skipped = [], 0, 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                found = _facts(line) if line.strip() and not is_header(line) else ()
-            except TraceError as error:
-                raise TraceError(f"{path}, byte {offset}: {error}") from error
-            if found:
-                task, *rest, status, category = found
-                names = (shared.setdefault(name, name) for name in (task, status, category))
-                rows.append((offset, len(line), *names, *rest))
-                counts.append([line.count(b'"verdict":"%s"' % name.encode()) for name in VERDICTS])
-                if progress is not None and len(rows) % 10_000 == 0:
-                    progress(len(rows))
-            skipped += found is None
-            offset += len(line)
-    columns = list(zip(*rows, strict=True)) or [()] * 10
-    return TraceIndex(
-        path=path,
-        offset=np.array(columns[0], np.int64),
-        length=np.array(columns[1], np.int64),
-        tasks=list(columns[2]),
-        status=list(columns[3]),
-        category=list(columns[4]),
-        sample=np.array(columns[5], np.int64),
-        turns=np.array(columns[6], np.int64),
-        ret=np.array(columns[7], np.float64),
-        score=np.array(columns[8], np.float64),
-        won=np.array(columns[9], np.bool_),
-        verdicts=np.array(counts, np.int32).reshape(-1, len(VERDICTS)),
-        skipped=skipped,
-    )
-
-
-def _facts(line: bytes) -> tuple[Any, ...] | None:
-    """Task id, sample, turns, return, score, success, status, category; None for a line that is no episode."""
-    head = HEAD.match(line)
-    if head is None or not line.endswith(b"\n") or not has_checksum(line):
-        return _parsed(line)
-    try:
-        check_checksum(line)
-        task = json_of(head[1])
-    except ValueError:
-        return None
-    # inside strings quotes are escaped, so these bytes are always a turn
-    turns, ret, score = line.count(_TURN), *(float(head[at].strip(b'"')) for at in (7, 8))
-    return task["task_id"], int(head[3]), turns, ret, score, head[6] == b"true", head[5].decode(), task["category"]
-
-
-def _parsed(line: bytes) -> tuple[Any, ...] | None:
-    try:
-        item = episode_from_json(line.decode("utf-8"))
-    except ValueError:
-        return None
-    head = (item.task.task_id, item.sample, item.depth, item.episode_return, item.score, item.success)
-    return *head, item.status.value, item.task.category
+    places, outcomes, skipped = array("q"), list[EpisodeOutcome](), 0
+    tasks: dict[Task, Task] = {}
+    for place, item in iter_places(path):
+        if isinstance(item, TraceProblem):
+            skipped += 1
+            continue
+        places.append(place)
+        outcomes.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
+        if progress is not None and len(outcomes) % 10_000 == 0:
+            progress(len(outcomes))
+    return TraceIndex(episodes=TraceEpisodes(path, places), outcomes=outcomes, skipped=skipped)
 
 
 MOST_ROWS = 500
@@ -340,14 +256,14 @@ def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> 
     except ImportError as error:
         raise TurngymError("trace view needs Flask: pip install 'turngym[serve]'") from error
     app, indexes = Flask(__name__, static_folder=None), list(runs.values())
-    prompts = [Prompts.of(index.path, tokenizer) for index in indexes]
+    prompts = [Prompts.of(index.episodes.path, tokenizer) for index in indexes]
 
     @app.errorhandler(TurngymError)
     def said(error: TurngymError) -> Any:
         return str(error), 500
 
     @lru_cache(maxsize=16)
-    def places(run: int, query: Query) -> Any:
+    def places(run: int, query: Query) -> list[int]:
         return indexes[run].select(query)
 
     def chosen() -> tuple[int, TraceIndex]:
@@ -372,8 +288,9 @@ def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> 
         count = min(max(request.args.get("count", 100, int), 0), MOST_ROWS)
         part = [index.row(place) for place in found[start : start + count]]
         at = request.args.get("at", -1, int)
-        where = next(iter((found == at).nonzero()[0].tolist()), None)
-        return jsonify({"total": len(found), "won": int(index.won[found].sum()), "rows": part, "where": where})
+        won = sum(index.outcomes[place].success for place in found)
+        where = found.index(at) if at in found else None
+        return jsonify({"total": len(found), "won": won, "rows": part, "where": where})
 
     @app.get("/api/episode")
     def episode() -> Any:
@@ -390,7 +307,7 @@ def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> 
 
 def shown(index: TraceIndex, place: int, prompts: Prompts) -> dict[str, Any]:
     """One episode as the page wants it."""
-    item = index.read(place)
+    item = index.episodes[place]
     view, group = episode_view(item, prompts), index.advantage(place)
     for turn in view["turns"]:
         turn["advantage"] = group if turn["advantage"] is None else turn["advantage"]
@@ -411,5 +328,6 @@ def _query(args: Mapping[str, str]) -> Query:
 
 
 def _about(name: str, index: TraceIndex) -> dict[str, Any]:
-    values = {"status": sorted(set(index.status)), "category": sorted(set(index.category)), "verdict": list(VERDICTS)}
+    values = {"status": sorted({one.status.value for one in index.outcomes}), "verdict": list(VERDICTS)}
+    values["category"] = sorted({one.task.category for one in index.outcomes})
     return {"name": name, "episodes": len(index), "skipped": index.skipped, **values, "sort": list(SORTS)}

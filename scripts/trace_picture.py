@@ -6,7 +6,6 @@ Each turn has two frames: what the agent read, then also what it did. A reader w
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, Number
-from turngym.core.spec import Positional
+from turngym.core.spec import Positional, Spec
 from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import must_be_new, must_end
@@ -44,8 +43,7 @@ LINE, CHARACTER, MARGIN = 18, 7.83, 16
 """Height of a line, width of a character, space around the text; pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(Spec):
     """Write one episode as an animated SVG."""
 
     file: Positional[Path]
@@ -116,14 +114,8 @@ def _wrapped(text: str, kind: str, width: int) -> list[Line]:
 
 
 def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
-    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves.
-
-    Args:
-        episode: what is shown, turn by turn.
-        seconds: time that each frame is shown; the last one stays `HOLD` times as long.
-        rows: most lines of text in a frame; of a longer text the end is shown.
-        width: most characters of a line.
-    """
+    """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves. The last frame
+    stays `HOLD` times as long as others; of a longer text the last `rows` lines are shown."""
     shown = frames(episode, width)
     count = len(shown) - 1 + HOLD
     total = round(count * seconds, 3)

@@ -77,7 +77,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     job, text = asked[0], collection_path.read_text(encoding="utf-8")
     if job == "not long":
         return True if ALL_LATE.search(text) else None
-    held = f"mark.{job}" in text or (job == "nightly" and _in_tests(collection_path) in NIGHTLY)
+    held = f"mark.{job}" in text or (job == "long" and "from late import" in text)
+    held = held or (job == "nightly" and _in_tests(collection_path) in NIGHTLY)
     return True if job in ("long", "nightly", "sglang", "vllm") and not held else None
 
 

@@ -36,12 +36,11 @@ from .privileged import privileged_logprobs as privileged_logprobs
 from .rewards import Reward as Reward
 from .run import build_trainer as build_trainer
 from .run import train as train
-from .run_config import ConfigError as ConfigError
 from .run_config import CriticConfig as CriticConfig
 from .run_config import DistillConfig as DistillConfig
 from .run_config import OptimizerConfig as OptimizerConfig
 from .run_config import RunConfig as RunConfig
-from .run_config import checked_table as checked_table
+from .run_config import tables_of as tables_of
 from .scorer import LocalScorer as LocalScorer
 from .scorer import load_student as load_student
 from .targets import TargetError as TargetError

@@ -9,8 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from numbers import Integral
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -19,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.core.episode import Episode, Origin
-from turngym.core.plugin_values import checked_number, failures_of
+from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find
 from turngym.core.protocols import Position, Question, Scorer
 from turngym.core.redaction import brief
+from turngym.core.spec import SettingsError, Spec
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.ranks import Ranks
-from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.run_config import CriticConfig, DistillConfig, LmLossConfig, RunConfig
 
 WeightArray = NDArray[np.float64]
 
@@ -68,100 +68,74 @@ class Targets:
 
 
 def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
-    """What a target function returned, with plain numbers in its log.
-
-    Raises ConfigError where a column of it is no array of so many `tokens`, or where its log could not be read back.
-    """
+    """What a target function returned. Raises SettingsError where a column of it is no array of so many `tokens`."""
     if not isinstance(targets, Targets):
-        raise ConfigError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
+        raise SettingsError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
     columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
     for name, column in (columns | {f"extra[{name!r}]": column for name, column in targets.extra.items()}).items():
         if column is None:
             continue
         if not isinstance(column, np.ndarray):
-            raise ConfigError(f"algorithm {algorithm}: its {name} is {type(column).__name__}; valid: a NumPy array")
+            raise SettingsError(f"algorithm {algorithm}: its {name} is {type(column).__name__}; valid: a NumPy array")
         # a further column may have any axes after the first
         axes = column.ndim if name.startswith("extra") else 2 if name.endswith("_NK") else 1
         if column.shape[:1] != (tokens,) or column.ndim != axes:
             valid = f"[{tokens}, K]" if name.endswith("_NK") else f"[{tokens}]"
-            raise ConfigError(
+            raise SettingsError(
                 f"algorithm {algorithm}: its {name} has the shape {list(column.shape)}; valid: {valid}, a row for each "
                 "supervised token"
             )
         if column.dtype.kind not in "fiub":
-            raise ConfigError(f"algorithm {algorithm}: its {name} holds {column.dtype}; valid: numbers")
+            raise SettingsError(f"algorithm {algorithm}: its {name} holds {column.dtype}; valid: numbers")
     reward = targets.reward
     if reward is not None and not (isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"):
         valid = "an array of numbers, one for each episode or token"
-        raise ConfigError(f"algorithm {algorithm}: its reward is {brief(reward, 80)}; valid: {valid}")
+        raise SettingsError(f"algorithm {algorithm}: its reward is {brief(reward, 80)}; valid: {valid}")
     ids, logp = targets.topk_ids_NK, targets.topk_logp_NK
     if (None if ids is None else ids.shape) != (None if logp is None else logp.shape):
-        raise ConfigError(f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one")
-    return replace(targets, log=checked_log(targets.log, f"algorithm {algorithm}: its log"))
+        raise SettingsError(
+            f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one"
+        )
+    return targets
 
 
-def selected(select: EpisodeFilter | None, episodes: Sequence[Episode], algorithm: str) -> list[Episode]:
-    """The episodes that a filter keeps; all without one. Raises ConfigError where it gives anything else."""
-    if select is None:
+def selected(algorithm: Algorithm, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that a filter keeps; all without one. Raises SettingsError where it gives anything else."""
+    if algorithm.select is None:
         return list(episodes)
     # typed, but another package's
-    found: Any = select(episodes)
+    found: Any = algorithm.select(episodes)
     if not isinstance(found, list | tuple) or not all(isinstance(one, Episode) for one in found):
-        raise ConfigError(f"algorithm {algorithm}: its select gave {brief(found, 80)}; valid: a list of episodes")
+        said = f"its select gave {brief(found, 80)}; valid: a list of episodes"
+        raise SettingsError(f"algorithm {algorithm.name}: {said}")
     return list(found)
 
 
-def selection_row(select: EpisodeFilter | None, episodes: Sequence[Episode], algorithm: str) -> dict[str, Any]:
-    """The numbers of a filter's choice. Empty without a filter, or for one that counts nothing."""
-    if not isinstance(select, CountingFilter):
-        return {}
-    return checked_log(select.row(episodes), f"algorithm {algorithm}: the row of its select")
-
-
 def with_own_numbers(
-    row: Mapping[str, Any], algorithm: str, *, chosen: Mapping[str, Any], log: Mapping[str, Any]
+    row: Mapping[str, Any], algorithm: Algorithm, episodes: Sequence[Episode], log: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A step's `row` with the numbers of the filter, `chosen`, and of the targets. Raises ConfigError for a name that
-    every run has."""
+    """A step's `row` with what the filter counts of its `episodes`, and the `log` of the targets.
+
+    Raises SettingsError for a name that every run has. What is no number is refused where the row is written."""
+    chosen = algorithm.select.row(episodes) if isinstance(algorithm.select, CountingFilter) else {}
     for where, own in (("its log", log), ("the row of its select", chosen)):
+        if not isinstance(own, Mapping):
+            raise SettingsError(f"algorithm {algorithm.name}: {where} is {brief(own, 80)}; valid: numbers by name")
         if taken := sorted(row.keys() & own.keys()):
-            raise ConfigError(f"algorithm {algorithm}: {where} has {taken[0]!r}, a column of every run; rename it")
+            said = f"{where} has {taken[0]!r}, a column of every run; rename it"
+            raise SettingsError(f"algorithm {algorithm.name}: {said}")
     return {**row, **chosen, **log}
 
 
-def checked_log(log: Any, where: str) -> dict[str, float]:
-    """The numbers that a part of an algorithm adds to a step's row. Raises ConfigError for what could not be read back;
-    `where` names the part."""
-    if not isinstance(log, Mapping):
-        raise ConfigError(f"{where} is {brief(log, 80)}; valid: numbers by name")
-    return {_log_name(name, where): _log_number(name, value, where) for name, value in log.items()}
-
-
-def _log_name(name: object, where: str) -> str:
-    if not isinstance(name, str) or not name.isprintable() or name in ("", "step", "kind") or name.startswith("turn/"):
-        valid = "a printable text; step, kind and names that begin with turn/ are taken"
-        raise ConfigError(f"{where} has the name {brief(name, 80)}; valid: {valid}")
-    return name
-
-
-def _log_number(name: str, value: object, where: str) -> float:
-    """A number of a log; NaN for one that is not known or not finite, which is written as null."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return math.nan
-    found = checked_number(f"{where}: {name}", value, error=ConfigError)
-    return int(found) if isinstance(value, Integral) and not isinstance(value, bool) else found
-
-
 def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
-    """What a weight gave for so many `tokens`. Raises ConfigError for another shape, for numbers that are not finite
+    """What a weight gave for so many `tokens`. Raises SettingsError for another shape, for numbers that are not finite
     or below 0, and for a sum that is not 1."""
     if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
         found = f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
-        raise ConfigError(f"algorithm {algorithm}: its weight gave {found}; valid: a float array [{tokens}]")
+        raise SettingsError(f"algorithm {algorithm}: its weight gave {found}; valid: a float array [{tokens}]")
     total = float(weight.sum(dtype=np.float64))
     if not np.isfinite(weight).all() or (weight < 0).any() or abs(total - 1.0) > 1e-6:
-        raise ConfigError(
+        raise SettingsError(
             f"algorithm {algorithm}: its weights sum to {total:g}, the least is {weight.min():g}; valid: finite, at "
             "least 0, and 1 in sum"
         )
@@ -173,21 +147,23 @@ OWN_NUMBERS = ("loss", "logp", "sampled_logp", "entropy")
 
 
 def checked_losses(losses: Any, tokens: int) -> TokenLosses:
-    """What a token loss gave for so many `tokens`. Raises ConfigError where a column is reduced or has another shape,
+    """What a token loss gave for so many `tokens`. Raises SettingsError where a column is reduced or has another shape,
     where the loss has no gradient, and for a diagnostic whose name is taken."""
     if not isinstance(losses, TokenLosses):
-        raise ConfigError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
+        raise SettingsError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
     for name, column in {"loss_n": losses.loss_n, **losses.diagnostics}.items():
         if not isinstance(name, str) or name in OWN_NUMBERS:
             taken = ", ".join(OWN_NUMBERS)
-            raise ConfigError(
+            raise SettingsError(
                 f"the token loss has a diagnostic {brief(name, 80)}; valid: a text that is none of {taken}"
             )
         if not isinstance(column, Tensor) or tuple(column.shape) != (tokens,):
             found = f"the shape {list(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
-            raise ConfigError(f"the token loss: its {name} has {found}; valid: a tensor [{tokens}], a number per token")
+            raise SettingsError(
+                f"the token loss: its {name} has {found}; valid: a tensor [{tokens}], a number per token"
+            )
     if torch.is_grad_enabled() and not losses.loss_n.requires_grad:
-        raise ConfigError("the token loss: its loss_n has no gradient, so that nothing would be learned")
+        raise SettingsError("the token loss: its loss_n has no gradient, so that nothing would be learned")
     return losses
 
 
@@ -512,7 +488,7 @@ class AlgorithmSpec:
 
     name: str
     config: type[Any]
-    """A frozen dataclass whose fields have defaults and a docstring each: they become `--mine.field`, and `[mine]` in
+    """A `Spec` whose fields have defaults and a docstring each: they become `--mine.field`, and `[mine]` in
     configuration files."""
     build: Callable[[Any, BuildContext], Algorithm]
     """Builds the algorithm from such a configuration."""
@@ -580,21 +556,26 @@ BUILT_IN: Mapping[str, str] = {
 def find_algorithm(name: str) -> AlgorithmSpec:
     """The algorithm that a built-in name, `package.module:name` or an entry point stands for.
 
-    Raises PluginError for an unknown name, ConfigError for an object that is no AlgorithmSpec.
+    Raises PluginError for an unknown name, SettingsError for an object that is no AlgorithmSpec.
     """
     found = find(GROUP, BUILT_IN.get(name, name), {}, known=BUILT_IN)
     if not isinstance(found, AlgorithmSpec):
-        raise ConfigError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
+        raise SettingsError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
     known, uses = get_args(Uses), found.uses
     if not isinstance(uses, frozenset) or not uses <= {*known}:
-        raise ConfigError(f"algorithm {name!r}: its uses are {uses!r}; valid: a frozenset of {', '.join(known)}")
+        raise SettingsError(f"algorithm {name!r}: its uses are {uses!r}; valid: a frozenset of {', '.join(known)}")
     for field_name, value, holds, valid in (
         ("name", found.name, isinstance(found.name, str), "a text"),
-        ("config", found.config, isinstance(found.config, type) and is_dataclass(found.config), "a dataclass"),
+        (
+            "config",
+            found.config,
+            isinstance(found.config, type) and issubclass(found.config, Spec),
+            "a Spec (turngym.core)",
+        ),
         ("build", found.build, callable(found.build), "a function of its settings and a BuildContext"),
     ):
         if not holds:
-            raise ConfigError(f"algorithm {name!r}: its {field_name} is {value!r}; valid: {valid}")
+            raise SettingsError(f"algorithm {name!r}: its {field_name} is {value!r}; valid: {valid}")
     return found
 
 
@@ -608,35 +589,35 @@ PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def calling(algorithm: Algorithm, name: str) -> AbstractContextManager[None]:
-    """Inside, what a part raises that another package wrote is a line that names it, and ConfigError."""
-    return failures_of(f"algorithm {algorithm.name}: its {name}", getattr(algorithm, name), ConfigError)
+    """Inside, what a part raises that another package wrote is a line that names it, and SettingsError."""
+    return failures_of(f"algorithm {algorithm.name}: its {name}", getattr(algorithm, name), SettingsError)
 
 
 def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
     """The algorithm that `spec` builds from its settings.
 
-    Raises ConfigError where its function fails, or gives what cannot be trained with; each of them is named.
+    Raises SettingsError where its function fails, or gives what cannot be trained with; each of them is named.
     """
-    with failures_of(f"algorithm {spec.name}: its build", spec.build, ConfigError):
+    with failures_of(f"algorithm {spec.name}: its build", spec.build, SettingsError):
         made = spec.build(config, context)
     if not isinstance(made, Algorithm):
-        raise ConfigError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
+        raise SettingsError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
     if not isinstance(made.name, str) or not made.name.isprintable():
-        raise ConfigError(f"algorithm {spec.name}: its name is {brief(made.name, 80)}; valid: a printable text")
+        raise SettingsError(f"algorithm {spec.name}: its name is {brief(made.name, 80)}; valid: a printable text")
     if not isinstance(made.group, int) or made.group < 1:
-        raise ConfigError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
+        raise SettingsError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
     for name, (kind, members) in PARTS.items():
         part = getattr(made, name)
         if isinstance(part, type) or not all(hasattr(part, member) for member in members):
             valid = f"a {kind}, which has {', '.join(members)}"
-            raise ConfigError(f"algorithm {spec.name}: its {name} is {brief(part, 80)}; valid: {valid}")
+            raise SettingsError(f"algorithm {spec.name}: its {name} is {brief(part, 80)}; valid: {valid}")
     try:
         json.dumps(dict(made.settings))
         if any(isinstance(value, float) and math.isnan(value) for value in made.settings.values()):
             raise ValueError("a resumed run compares them, and NaN equals nothing")
     except (TypeError, ValueError) as error:
-        said = f"its settings are no JSON ({error}); valid: checked_table(config)"
-        raise ConfigError(f"algorithm {spec.name}: {said}") from error
+        said = f"its settings are no JSON ({error}); valid: tables_of(config)"
+        raise SettingsError(f"algorithm {spec.name}: {said}") from error
     return made
 
 
@@ -644,7 +625,7 @@ def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
 class FixedDepth:
     """The same depth in every step: vanilla OPD, and TurnOPD without its depth controller."""
 
-    h_max: int = 50
+    h_max: int
 
     def start(self) -> DepthState:
         """The state before step 1."""

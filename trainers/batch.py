@@ -136,121 +136,92 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     Errors: `BatchError` for an unknown origin or a response that nothing precedes, `EmptyBatchError` for nothing to
     train on.
     """
-    _check_origins(origins)
+    for origin in origins:
+        if origin not in ("policy", "demonstration"):
+            raise BatchError(
+                f"cannot train on turns of origin {origin!r}; valid are 'policy' and 'demonstration' (noise never is)"
+            )
     kept = [(source, episode) for source, episode in enumerate(episodes) if not episode.status.is_error]
-    excluded = len(episodes) - len(kept)
-    columns = _Columns()
+    inputs: list[IntArray] = []
+    labels: list[IntArray] = []
+    predictors: list[IntArray] = []
+    behavior: list[FloatArray] = []
+    # (tokens, turn, episode, row, off policy) and the temperature of each run of labels
+    spans: list[tuple[int, int, int, int, bool]] = []
+    temperatures: list[float] = []
+    length = 0
     for index, (_, episode) in enumerate(kept):
-        _add_episode(columns, index, episode, origins)
-    if not columns.labels:
+        start, segment = 0, -1
+        for turn in episode.turns:
+            if turn.origin not in origins or turn.excluded is not None or not turn.response_length or was_refused(turn):
+                continue
+            r0, r1 = turn.response_span
+            if r0 == 0:
+                raise BatchError(
+                    f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}: the response starts "
+                    f"at position 0 of segment {turn.segment}, so nothing predicts its first token; a prompt must "
+                    "precede it"
+                )
+            # a segment becomes a row with its first supervised turn; one without any is never read by the model
+            if turn.segment != segment:
+                start, segment = length, turn.segment
+                inputs.append(np.asarray(episode.segments[segment], dtype=np.int64))
+                length += len(inputs[-1])
+            # NaN and not 0, which would claim that the token was certain
+            logp = np.full(r1 - r0, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
+            temperature = drawn_at(episode, turn)
+            # a demonstrator may have begun the response
+            for origin, first, last in ("demonstration", 0, turn.begun), (turn.origin, turn.begun, r1 - r0):
+                if origin not in origins or first == last:
+                    continue
+                # the label shift: a token is predicted at the position before it
+                predictors.append(np.arange(start + r0 + first - 1, start + r0 + last - 1, dtype=np.int64))
+                labels.append(np.asarray(episode.response_ids(turn)[first:last], dtype=np.int64))
+                behavior.append(np.asarray(logp[first:last], dtype=np.float32))
+                spans.append((last - first, turn.index, index, len(inputs) - 1, origin == "demonstration"))
+                temperatures.append(np.nan if temperature is None else temperature)
+    excluded = len(episodes) - len(kept)
+    if not labels:
         full = sum(episode.status is Status.TRUNCATED_TOKENS and not episode.turns for episode in episodes)
         raise EmptyBatchError(
             f"nothing to train on: {len(episodes)} episodes, {excluded} of them errors, {full} whose first prompt left "
             f"no room for an answer, no response tokens of origin {' or '.join(origins)}; text-only episodes carry no "
             "token ids"
         )
-    return columns.batch([episode for _, episode in kept], [source for source, _ in kept], excluded)
-
-
-class _Columns:
-    """Columns that grow turn by turn; one object per `pack` call."""
-
-    def __init__(self) -> None:
-        self.inputs: list[IntArray] = []
-        self.length = 0
-        self.labels: list[IntArray] = []
-        self.predictors: list[IntArray] = []
-        self.behavior: list[FloatArray] = []
-        self.spans: list[tuple[int, int, int, int, bool]] = []
-        self.temperatures: list[float] = []
-
-    def add_row(self, ids: NDArray[np.int32]) -> int:
-        start = self.length
-        self.inputs.append(np.asarray(ids, dtype=np.int64))
-        self.length += len(ids)
-        return start
-
-    def add_turn(self, start: int, index: int, episode: Episode, turn: Turn, origins: Sequence[Origin]) -> None:
-        """The ids of a response that somebody of `origins` chose: all of them, or those before or after `begun`."""
-        r0, r1 = turn.response_span
-        # NaN and not 0, which would claim that the token was certain
-        logp = np.full(r1 - r0, np.nan, dtype=np.float32) if turn.logprobs is None else turn.logprobs
-        for origin, first, last in _choosers(turn):
-            if origin not in origins or first == last:
-                continue
-            # the label shift: a token is predicted at the position before it
-            self.predictors.append(np.arange(start + r0 + first - 1, start + r0 + last - 1, dtype=np.int64))
-            self.labels.append(np.asarray(episode.response_ids(turn)[first:last], dtype=np.int64))
-            self.behavior.append(np.asarray(logp[first:last], dtype=np.float32))
-            off_policy = origin == "demonstration"
-            self.spans.append((last - first, turn.index, index, len(self.inputs) - 1, off_policy))
-            temperature = drawn_at(episode, turn)
-            self.temperatures.append(np.nan if temperature is None else temperature)
-
-    def batch(self, kept: Sequence[Episode], source: Sequence[int], excluded: int) -> RolloutBatch:
-        lengths = np.array([len(ids) for ids in self.inputs], dtype=np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        row_M = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
-        # one number per turn until here; repeated over its tokens at once, not token by token
-        spans = np.array(self.spans, dtype=np.int64)
-        turn, episode, row, off_policy = (np.repeat(column, spans[:, 0]) for column in spans[:, 1:].T)
-        return RolloutBatch(
-            input_ids_M=np.concatenate(self.inputs),
-            row_M=row_M,
-            position_M=np.arange(self.length, dtype=np.int64) - offsets[row_M],
-            row_offsets=offsets,
-            predictor_N=np.concatenate(self.predictors),
-            label_N=np.concatenate(self.labels),
-            turn_N=turn,
-            episode_N=episode,
-            row_N=row,
-            behavior_logp_N=np.concatenate(self.behavior),
-            temperature_N=np.repeat(np.array(self.temperatures, np.float64), spans[:, 0]),
-            off_policy_N=off_policy.astype(np.bool_),
-            reward_E=np.array([e.episode_return for e in kept], dtype=np.float64),
-            success_E=np.array([e.success for e in kept], dtype=np.bool_),
-            depth_E=np.array([e.depth for e in kept], dtype=np.int64),
-            truncated_E=np.array([e.status == Status.TRUNCATED_DEPTH for e in kept], dtype=np.bool_),
-            short_E=np.array([SHORT in e.meta for e in kept], dtype=np.bool_),
-            group_E=np.array([e.group for e in kept], dtype=np.int64),
-            task_ids=tuple(e.task.task_id for e in kept),
-            source_E=np.array(source, dtype=np.int64),
-            excluded=excluded,
-        )
-
-
-def _check_origins(origins: Sequence[Origin]) -> None:
-    for origin in origins:
-        if origin not in ("policy", "demonstration"):
-            raise BatchError(
-                f"cannot train on turns of origin {origin!r}; valid are 'policy' and 'demonstration' (noise never is)"
-            )
+    lengths = np.array([len(ids) for ids in inputs], dtype=np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    row_M = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+    # one number per turn until here; repeated over its tokens at once, not token by token
+    count, *columns = np.array(spans, dtype=np.int64).T
+    turn_N, episode_N, row_N, off_policy_N = (np.repeat(column, count) for column in columns)
+    return RolloutBatch(
+        input_ids_M=np.concatenate(inputs),
+        row_M=row_M,
+        position_M=np.arange(length, dtype=np.int64) - offsets[row_M],
+        row_offsets=offsets,
+        predictor_N=np.concatenate(predictors),
+        label_N=np.concatenate(labels),
+        turn_N=turn_N,
+        episode_N=episode_N,
+        row_N=row_N,
+        behavior_logp_N=np.concatenate(behavior),
+        temperature_N=np.repeat(np.array(temperatures, np.float64), count),
+        off_policy_N=off_policy_N.astype(np.bool_),
+        reward_E=np.array([e.episode_return for _, e in kept], dtype=np.float64),
+        success_E=np.array([e.success for _, e in kept], dtype=np.bool_),
+        depth_E=np.array([e.depth for _, e in kept], dtype=np.int64),
+        truncated_E=np.array([e.status == Status.TRUNCATED_DEPTH for _, e in kept], dtype=np.bool_),
+        short_E=np.array([SHORT in e.meta for _, e in kept], dtype=np.bool_),
+        group_E=np.array([e.group for _, e in kept], dtype=np.int64),
+        task_ids=tuple(e.task.task_id for _, e in kept),
+        source_E=np.array([source for source, _ in kept], dtype=np.int64),
+        excluded=excluded,
+    )
 
 
 def was_refused(turn: Turn) -> bool:
     """Whether the environment refused what a demonstrator did: such a turn is no example to imitate."""
     return turn.origin == "demonstration" and not turn.verdict.valid
-
-
-def _choosers(turn: Turn) -> tuple[tuple[Origin, int, int], ...]:
-    """The parts of a response by who chose their ids: (origin, start, end)."""
-    return ("demonstration", 0, turn.begun), (turn.origin, turn.begun, turn.response_length)
-
-
-def _add_episode(columns: _Columns, index: int, episode: Episode, origins: Sequence[Origin]) -> None:
-    start, segment = 0, -1
-    for turn in episode.turns:
-        if turn.origin not in origins or turn.excluded is not None or turn.response_length == 0 or was_refused(turn):
-            continue
-        if turn.response_span[0] == 0:
-            raise BatchError(
-                f"episode {episode.task.task_id} sample {episode.sample}, turn {turn.index}: the response starts at "
-                f"position 0 of segment {turn.segment}, so nothing predicts its first token; a prompt must precede it"
-            )
-        # a segment becomes a row with its first supervised turn; one without any is never read by the model
-        if turn.segment != segment:
-            start, segment = columns.add_row(episode.segments[turn.segment]), turn.segment
-        columns.add_turn(start, index, episode, turn, origins)
 
 
 def is_trainable(turn: Turn) -> bool:

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 
 from turngym.agents.models import load_model
 from turngym.agents.saved_model import save_model
@@ -67,7 +67,9 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
         # a checkpoint reads into tensors that exist; one from before the first update has no moments to read
         if f"{name}.step" in saved:
             first = f"{name}.moments.{{}}.{MOMENTS[0]}"
-            _init_moments([own for key, own in trained(module).items() if first.format(key) in saved], optimizer)
+            for parameter in (own for key, own in trained(module).items() if first.format(key) in saved):
+                moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
+                optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
         wanted[name] = _state(module, optimizer)
     with _checkpoint_errors("read"):
         dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
@@ -108,12 +110,6 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
     return state
 
 
-def _init_moments(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    for parameter in parameters:
-        moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
-        optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
-
-
 # Whole checkpoints.
 
 FOLDER = "checkpoints"
@@ -146,17 +142,6 @@ def save_checkpoint(
     and so does a disk that is full (CheckpointError) or any other failure in any process. `state` must be JSON.
     `save_extra` may add files to the model folder (a tokenizer), `beside` to the checkpoint. With `ranks` of several
     processes, whose `run` must be one folder for all, each writes its own shard of the optimizer.
-
-    Args:
-        run: folder of the run, one for all processes.
-        model: the student.
-        optimizer: its optimizer.
-        state: where the run stands, as JSON; `step` names the checkpoint.
-        keep: checkpoints that are kept, the newest.
-        save_extra: adds files to the model's folder.
-        critic: the critic, if there is one.
-        ranks: the processes of the run.
-        beside: adds files to the checkpoint.
     """
     folder = run / FOLDER
     target, scratch = folder / f"step_{state['step']:06d}", folder / f".writing_{state['step']:06d}"
@@ -313,32 +298,22 @@ def load_checkpoint(
 
     The checkpoint and this run may have different numbers of processes. Raises CheckpointError where it does not fit
     this model or is damaged.
-
-    Args:
-        checkpoint: its folder.
-        model: gets the weights in place; it may be sharded.
-        optimizer: gets its moments in place.
-        critic: gets its weights and optimizer in place; None where the algorithm has none.
     """
     try:
         check_sums(checkpoint)
         if (checkpoint / SHARD_FOLDER).exists():
             load_shards(checkpoint / SHARD_FOLDER, _parts(model, optimizer, critic))
-        else:
-            _load_single(checkpoint, model, optimizer, critic)
+            return
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        saved = read_tensors(checkpoint / "optimizer.pt")
+        load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimizer"])
+        # after load_model: what making a model draws must not count
+        torch.set_rng_state(saved["torch_rng"])
+        if critic is not None:
+            critic.load_state_dict(read_tensors(checkpoint / "critic.pt"))
     except Exception as error:  # readers of damaged files raise anything
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error
-
-
-def _load_single(checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> None:
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    saved = read_tensors(checkpoint / "optimizer.pt")
-    load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimizer"])
-    # after load_model: what making a model draws must not count
-    torch.set_rng_state(saved["torch_rng"])
-    if critic is not None:
-        critic.load_state_dict(read_tensors(checkpoint / "critic.pt"))
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer, critic: ValueCritic | None) -> dict[str, Part]:

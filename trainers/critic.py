@@ -24,12 +24,7 @@ def value_loss(value_N: Tensor, return_N: Tensor, old_value_N: Tensor, clip: flo
 
     `clip` None: (V - R)^2 / 2. Source: [ppo] eq. 9; docs/algorithms.md#value-loss.
     Differs from the paper: it has no clip.
-
-    Args:
-        value_N: the critic's values [N], with gradient.
-        return_N: what it should have predicted [N].
-        old_value_N: what it predicted before the update [N].
-        clip: how far a value may move in an update; None for any.
+    V, R and V_old are the critic's values, what it should have predicted, and what it predicted before the update.
     """
     plain_N = (value_N - return_N).square()
     if clip is None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
-from turngym.trainers.rollout_schedule import AsyncRollout, Together
+from turngym.trainers.rollout_schedule import AsyncRollout, gather_shares, update_servers
 from turngym.trainers.scorer import LocalScorer, shared_scorer
 from turngym.trainers.train_loop import Trainer
 
@@ -136,12 +136,12 @@ class TorchRanks(Ranks):
     def shard(self, model: Any) -> None:
         shard(model, self._mesh)
 
-    def full_params(self, model: Any) -> AbstractContextManager[None]:
-        """May be nested: the outermost block gathers the parameters and frees them."""
-        return nullcontext() if model is None or id(model) in self._open else self._gathered(model)
-
     @contextmanager
-    def _gathered(self, model: Any) -> Iterator[None]:
+    def full_params(self, model: Any) -> Iterator[None]:
+        """May be nested: the outermost block gathers the parameters and frees them."""
+        if model is None or id(model) in self._open:
+            yield
+            return
         self._open.add(id(model))
         try:
             with full_params(model):
@@ -218,15 +218,6 @@ def local_device(environment: Mapping[str, str] = os.environ) -> str:
 # Divides rollouts and scoring over the ranks of a run: each rank does its share, all_gather brings the results.
 
 
-def update_servers(ranks: Ranks, servers: SyncedPolicy | None) -> None:
-    """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
-    if servers is not None:
-        name, version = on_rank_zero(ranks, servers.publish_now)
-        # rank 0 has just recorded what it sent
-        if ranks.rank and name is not None:
-            servers.adopt(name, version)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSource:
     """Implements `RolloutSource`: each rank plays its share of a step's episodes; all_gather brings all to every rank.
@@ -252,40 +243,14 @@ class SharedSource:
         mine = replace(request, share=(rank, size))
         wanted = len(mine.own(range(request.episodes)))
         # with fewer episodes than processes some play none
-        return self._checked(mine, wanted) if wanted else []
-
-    def _checked(self, request: RolloutRequest, wanted: int) -> list[Episode]:
-        episodes = self.source(request)
+        episodes = self.source(mine) if wanted else []
         if len(episodes) != wanted:
             raise DistributedError(
-                f"step {request.step}: share {request.share[0]} of {request.share[1]} is {wanted} of "
-                f"{request.episodes} episodes, but {type(self.source).__name__} gave {len(episodes)}; with several "
-                "processes a rollout source must play RolloutRequest.own(...) of its jobs"
+                f"step {request.step}: share {rank} of {size} is {wanted} of {request.episodes} episodes, but "
+                f"{type(self.source).__name__} gave {len(episodes)}; with several processes a rollout source must play "
+                "RolloutRequest.own(...) of its jobs"
             )
         return episodes
-
-
-def gather_shares(ranks: Ranks, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
-    """All episodes of `request`, on every rank; all meet here, also those whose share is empty."""
-    parts = ranks.all_gather(on_all_ranks(ranks, own))
-    # `RolloutRequest.own` deals the episodes out round robin
-    return [parts[place % ranks.size][place // ranks.size] for place in range(request.episodes)]
-
-
-class PlayedAheadTogether(Together):
-    """Threads play shares, ranks meet to gather them and to update servers."""
-
-    def __init__(self, *, ranks: Ranks, servers: SyncedPolicy | None = None) -> None:
-        self.ranks, self.servers, self.in_turn = ranks, servers, servers is not None
-
-    def own(self, source: RolloutSource) -> RolloutSource:
-        return cast(SharedSource, source).own
-
-    def begin(self) -> None:
-        update_servers(self.ranks, self.servers)
-
-    def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
-        return gather_shares(self.ranks, request, own)
 
 
 def distribute_trainer(trainer: Trainer, ranks: Ranks, *, shard_teacher: bool = False) -> Trainer:
@@ -315,13 +280,8 @@ def distribute_trainer(trainer: Trainer, ranks: Ranks, *, shard_teacher: bool = 
     if isinstance(order, AsyncRollout):
         # a snapshot gathers the sharded student; the copy that plays is whole on each rank
         student = order.snapshot.student
-        order = AsyncRollout(
-            staleness=order.staleness,
-            last=order.last,
-            snapshot=replace(order.snapshot, whole=lambda: ranks.full_params(student)),
-            cancel=order.cancel,
-            together=PlayedAheadTogether(ranks=ranks, servers=trainer.servers),
-        )
+        snapshot = replace(order.snapshot, whole=lambda: ranks.full_params(student))
+        order = replace(order, snapshot=snapshot, ranks=ranks, servers=trainer.servers)
         # the servers follow the copy that plays ahead; the student itself evaluates, in its own processes
         policy["servers"] = None
     return replace(

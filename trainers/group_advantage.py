@@ -23,6 +23,7 @@ from turngym.trainers.rewards import Reward, episode_reward, rewards
 from turngym.trainers.targets import initial_kl
 
 FloatE = NDArray[np.float64]
+Scale = Literal["std", "none"]
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation."""
 
@@ -31,7 +32,7 @@ class AdvantageError(TurngymError):
     """Rewards or groups that give no advantage."""
 
 
-def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: str = "std") -> FloatE:
+def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: Scale = "std") -> FloatE:
     """Group-relative advantages: float64 [E], in standard deviations (`scale="std"`) or reward units (`"none"`).
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), std unbiased; a group of one has mean 0 and std 1.
@@ -43,7 +44,7 @@ def grpo_advantage(reward_E: FloatE, group_E: NDArray[np.int64], *, scale: str =
 
 
 def grpo_split_advantage(
-    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: str = "std"
+    reward_E: FloatE, group_E: NDArray[np.int64], on_policy_E: NDArray[np.bool_], *, scale: Scale = "std"
 ) -> FloatE:
     """Group-relative advantages whose baseline comes from the policy's own episodes only: float64 [E].
 
@@ -52,16 +53,12 @@ def grpo_split_advantage(
     Source: [luffy] eq. 4; docs/algorithms.md#split-advantage.
     Differs from the paper: eq. 4 takes mean and deviation over all of the group; the split is its code's option.
     Errors: AdvantageError for a group without an on-policy episode, or rewards that are not finite.
-
-    Args:
-        reward_E: what each episode is worth [E].
-        group_E: the group [E] of each episode.
-        on_policy_E: whether [E] the policy played it from its beginning.
-        scale: `std` divides by the deviation, `none` leaves units of reward.
     """
-    _check_groups(reward_E, group_E, scale)
+    if len(bad := np.flatnonzero(~np.isfinite(reward_E))):
+        raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
     advantage_E = np.zeros(len(reward_E))
-    for group, members in _groups(group_E):
+    for group in np.unique(group_E):
+        members = group_E == group
         own = reward_E[members & on_policy_E]
         if not len(own):
             raise AdvantageError(
@@ -80,21 +77,6 @@ def has_spread(reward_E: FloatE) -> bool:
     return bool(np.ptp(reward_E) > GROUP_EPS)
 
 
-def _groups(group_E: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    for group in np.unique(group_E):
-        yield int(group), group_E == group
-
-
-def _check_groups(reward_E: FloatE, group_E: NDArray[np.int64], scale: str) -> None:
-    if scale not in ("std", "none"):
-        raise AdvantageError(f"scale is {scale!r}; valid: std, none")
-    if len(reward_E) != len(group_E):
-        raise AdvantageError(f"there are {len(reward_E)} rewards and {len(group_E)} group numbers; they must pair up")
-    bad = np.flatnonzero(~np.isfinite(reward_E))
-    if len(bad):
-        raise AdvantageError(f"the reward of episode {int(bad[0])} is {reward_E[bad[0]]}; rewards must be finite")
-
-
 GroupOver = Literal["episodes", "turns"]
 """What the mean and the deviation of a group are over."""
 
@@ -108,7 +90,7 @@ class GroupAdvantage:
     """
 
     reward: Reward = "return"
-    scale: Literal["std", "none"] = "std"
+    scale: Scale = "std"
     over: GroupOver = "episodes"
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
@@ -130,7 +112,7 @@ class SplitAdvantage:
     """
 
     reward: Reward = "return"
-    scale: Literal["std", "none"] = "std"
+    scale: Scale = "std"
     split: bool = True
     alpha: float = 1.0
     beta: float = 1.0

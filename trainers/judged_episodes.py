@@ -72,7 +72,12 @@ def judged(turn: Turn, kind: Question, judgment: Judgment) -> Turn:
     if not written:
         return replace(turn, judge_votes=judgment.votes)
     if kind == "both":
-        return _both(turn, judgment, written)
+        # each vote may hold a score, a hint or both
+        answers = [separate(vote) for vote in written]
+        scored = [score for score, _ in answers if score is not None]
+        both = tuple(score for text in scored if (score := read_score(text)) is not None)
+        hint = choose_hint([read_hint(text) for _, text in answers if text is not None])
+        return replace(turn, judge_votes=judgment.votes, judge_scores=both if scored else None, hint=hint)
     if kind == "hint":
         votes = [read_hint(vote) for vote in written]
         scores, hint = [vote.score for vote in votes], choose_hint(votes)
@@ -83,15 +88,6 @@ def judged(turn: Turn, kind: Question, judgment: Judgment) -> Turn:
     return replace(turn, judge_votes=judgment.votes, judge_scores=valid, hint=hint)
 
 
-def _both(turn: Turn, judgment: Judgment, written: Sequence[str]) -> Turn:
-    """`turn` with the scores of the one half of its votes and the hint of the other."""
-    answers = [separate(vote) for vote in written]
-    scored = [score for score, _ in answers if score is not None]
-    valid = tuple(score for text in scored if (score := read_score(text)) is not None)
-    hint = choose_hint([read_hint(text) for _, text in answers if text is not None])
-    return replace(turn, judge_votes=judgment.votes, judge_scores=valid if scored else None, hint=hint)
-
-
 def judge_episodes(
     episodes: Sequence[Episode], judge: Judge, kind: Question, next_role: str = "user"
 ) -> tuple[list[Episode], str]:
@@ -99,12 +95,7 @@ def judge_episodes(
 
     Turns that have votes already keep them. Raises JudgeError if the judge answers another number of requests, or
     something else than judgments.
-
-    Args:
-        episodes: failed ones are not judged.
-        judge: asked once, about all turns.
-        kind: asks for scores, hints, or both.
-        next_role: role in which the policy sees observations.
+    `next_role` is the role in which the policy sees observations.
     """
     asked = [requests(episode, kind, next_role) for episode in episodes]
     flat = [request for part in asked for request in part]
@@ -215,6 +206,8 @@ def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[s
     # None is a turn whose votes all failed, which is no score; an empty tuple was written but unreadable, a score of 0
     scores = [majority(turn.judge_scores) for turn in asked if turn.judge_scores is not None]
     # from the batch, since these episodes are from before the selection: nothing in them is excluded yet
+    given = sum(turn.hint is not None for turn in asked)
+    usable = sum(turn.hint_prompt_ids is not None for turn in asked)
     trained = 0 if batch is None else len(np.unique(np.stack([batch.episode_N, batch.turn_N]), axis=1)[0])
     return {
         "judge/score": float(np.mean(scores)) if scores else None,
@@ -225,16 +218,8 @@ def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[s
         "judge/votes_unread": written - readable,
         "judge/votes_cut": sum(turn.judge_cut for turn in asked),
         "judge/turns_masked": len(turns) - trained,
-        **_hints(asked),
+        **({"judge/hints": usable, "judge/hints_refused": given - usable} if given else {}),
     }
-
-
-def _hints(asked: Sequence[Turn]) -> dict[str, Any]:
-    given = sum(turn.hint is not None for turn in asked)
-    if not given:
-        return {}
-    usable = sum(turn.hint_prompt_ids is not None for turn in asked)
-    return {"judge/hints": usable, "judge/hints_refused": given - usable}
 
 
 # Which judged turns are trained on; the others stay in their episodes as inputs, marked with the reason.
@@ -294,14 +279,12 @@ class HintedTurns:
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is dropped, for the policy's turns."""
-        turns = [turn for turn in episode.turns if is_trainable(turn) and turn.hint_prompt_ids is None]
-        return {turn.index: _no_hint(turn) for turn in turns}
-
-
-def _no_hint(turn: Turn) -> str:
-    if turn.judge_votes is None:
-        return NO_NEXT
-    return FAILED if all(vote is None for vote in turn.judge_votes) else NO_HINT
+        reasons = {}
+        for turn in episode.turns:
+            if is_trainable(turn) and turn.hint_prompt_ids is None:
+                failed = turn.judge_votes is not None and all(vote is None for vote in turn.judge_votes)
+                reasons[turn.index] = NO_NEXT if turn.judge_votes is None else FAILED if failed else NO_HINT
+        return reasons
 
 
 def without(episode: Episode, reasons: Mapping[int, str]) -> Episode | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,13 +75,6 @@ class ByWeight(torch.autograd.Function):
 
     The tail is of all ids but those behind the first of `ids`, which is the label. Multiplies in the precision of
     `hidden`, whatever autocast says; differentiable once, in its first three arguments.
-
-    Args:
-        hidden: last hidden states, [N, d].
-        weight: of the head, [V, d].
-        bias: [V]; None: the head has none.
-        ids: ids whose log-probabilities are wanted, int64 [N, J].
-        work: the temperature, the size of the chunks, and which results are computed.
     """
 
     @staticmethod
@@ -270,7 +264,7 @@ def project(
     already, instead of making another: for callers of `backward()`, not of `torch.autograd.grad`.
     logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats. Tail:
     logsumexp_{u not in K} z_iu - logsumexp_u z_iu.
-    Source: docs/algorithms.md#log-probabilities. Errors: ValueError for shapes or settings that do not fit.
+    Source: docs/algorithms.md#log-probabilities.
 
     Args:
         hidden_N: final hidden states [N, d], with gradient.
@@ -285,7 +279,6 @@ def project(
         into_grad: whether the backward pass adds to the head's `grad` in place.
         tail: whether to return the mass of all ids but the K.
     """
-    _check(hidden_N, label_N, topk_ids_NK, temperature, chunk)
     ids_N1 = label_N[:, None].long()
     # label and support in one gather, so that the logits of a chunk are computed once
     ids_NJ = ids_N1 if topk_ids_NK is None else torch.cat([ids_N1, topk_ids_NK.long()], dim=1)
@@ -322,19 +315,9 @@ def topk(
 
     The log-probabilities are those of the full softmax(head(hidden) / temperature), not renormalized over K. `k`
     larger than the vocabulary gives the whole vocabulary. Serves the teacher's support (default) and the student's.
-    Source: docs/algorithms.md#log-probabilities. Errors: ValueError if `k`, `chunk` or `temperature` is not positive.
-
-    Args:
-        hidden_N: final hidden states [N, d].
-        head: a callable, a weight [V, d], or (weight, bias).
-        k: number of ids for each position.
-        chunk: rows of logits that exist at a time.
-        temperature: divides the logits.
-        vocab: cuts the logits to their first ids; None: all count.
+    Source: docs/algorithms.md#log-probabilities.
+    Arguments as `project`.
     """
-    if k < 1:
-        raise ValueError(f"k is {k}; a support needs at least 1 id")
-    _check_settings(temperature, chunk)
     call = _callable(head)
     ids, logps, tails = [], [], []
     for rows in chunks(len(hidden_N), chunk):
@@ -354,10 +337,9 @@ def _project(
     matrix = weight_of(head)
     dtype = None if matrix is None else _precision(hidden_N, matrix[0])
     if matrix is not None and dtype is not None:
-        _check_vocab(work.vocab, len(matrix[0]))
         found: tuple[Tensor, Tensor | None, Tensor | None] = ByWeight.apply(hidden_N.to(dtype), *matrix, ids_NJ, work)
         return found
-    step, parts = _Chunk(head=_callable(head), work=work), []
+    step, parts = partial(_chunk, _callable(head), work), []
     for rows in chunks(len(hidden_N), work.chunk):
         if len(hidden_N) <= work.chunk or not torch.is_grad_enabled():
             parts.append(step(hidden_N[rows], ids_NJ[rows]))
@@ -369,32 +351,28 @@ def _project(
     return torch.cat(logp), torch.cat(entropy) if work.entropy else None, torch.cat(tail) if work.tail else None
 
 
+def _chunk(head: Head, work: HeadWork, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """One chunk's work under any head."""
+    logits = _shifted(_logits(head, hidden_n, work.temperature, work.vocab))
+    # gather before the subtraction: [n, J] instead of a log-softmax of [n, V]
+    logsum_n1 = logits.logsumexp(-1, keepdim=True)
+    logp_nJ = logits.gather(1, ids_nJ) - logsum_n1
+    tail_n = _tail(logits, ids_nJ[:, 1:], logsum_n1) if work.tail else None
+    if not work.entropy:
+        return logp_nJ, None, tail_n
+    # last, so that the recomputation in backward stops before it where no gradient is wanted
+    with torch.set_grad_enabled(work.entropy_gradient and torch.is_grad_enabled()):
+        # p = 0 gives 0 * -inf, a NaN in the gradient too; its share of the entropy is 0
+        every_nV = logits.log_softmax(-1).clamp(min=MIN_LOGP)
+        return logp_nJ, -(every_nV.exp() * every_nV).sum(-1), tail_n
+
+
 def _precision(hidden_N: Tensor, weight: Tensor) -> torch.dtype | None:
     """What both are multiplied in; None where they do not fit, which the product explains."""
     device = hidden_N.device.type
     if torch.is_autocast_enabled(device) and torch.float64 not in (hidden_N.dtype, weight.dtype):
         return torch.get_autocast_dtype(device)
     return hidden_N.dtype if hidden_N.dtype == weight.dtype else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    """One chunk's work under any head, as a value that `checkpoint` can call twice."""
-
-    head: Head
-    work: HeadWork
-
-    def __call__(self, hidden_n: Tensor, ids_nJ: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        logits = _shifted(_logits(self.head, hidden_n, self.work.temperature, self.work.vocab))
-        # gather before the subtraction: [n, J] instead of a log-softmax of [n, V]
-        logsum_n1 = logits.logsumexp(-1, keepdim=True)
-        logp_nJ = logits.gather(1, ids_nJ) - logsum_n1
-        tail_n = _tail(logits, ids_nJ[:, 1:], logsum_n1) if self.work.tail else None
-        if not self.work.entropy:
-            return logp_nJ, None, tail_n
-        # last, so that the recomputation in backward stops before it where no gradient is wanted
-        with torch.set_grad_enabled(self.work.entropy_gradient and torch.is_grad_enabled()):
-            return logp_nJ, _entropy(logits), tail_n
 
 
 def _shifted(logits: Tensor) -> Tensor:
@@ -410,16 +388,8 @@ def _tail(logits: Tensor, ids_nK: Tensor, logsum_n1: Tensor) -> Tensor:
     return (others.logsumexp(-1) - logsum_n1[:, 0]).clamp(min=MIN_TAIL_LOGP)
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    # p = 0 gives 0 * -inf, a NaN in the gradient too; its share of the entropy is 0
-    logp = logits.log_softmax(-1).clamp(min=MIN_LOGP)
-    return -(logp.exp() * logp).sum(-1)
-
-
 def _logits(head: Head, hidden_n: Tensor, temperature: float, vocab: int | None) -> Tensor:
-    logits = head(hidden_n)
-    _check_vocab(vocab, logits.shape[-1])
-    logits = logits[:, :vocab]
+    logits = head(hidden_n)[:, :vocab]
     # bfloat16 has 8 bits: a logsumexp over 10^5 ids, and a difference of two of them, need float32
     logits = logits if logits.dtype == torch.float64 else logits.float()
     # dividing by 1 would copy [n, V]
@@ -433,23 +403,3 @@ def _callable(head: HeadLike) -> Head:
         weight, bias = head
         return lambda hidden: linear(hidden, weight, bias)
     return head
-
-
-def _check_vocab(vocab: int | None, width: int) -> None:
-    if vocab is not None and vocab > width:
-        raise ValueError(f"vocab is {vocab} but the head gives {width} logits; valid is at most that")
-
-
-def _check(hidden_N: Tensor, label_N: Tensor, ids_NK: Tensor | None, temperature: float, chunk: int) -> None:
-    _check_settings(temperature, chunk)
-    if hidden_N.ndim != 2 or label_N.shape != hidden_N.shape[:1]:
-        raise ValueError(f"hidden is {tuple(hidden_N.shape)} and label {tuple(label_N.shape)}; need [N, d] and [N]")
-    if ids_NK is not None and (ids_NK.ndim != 2 or len(ids_NK) != len(label_N)):
-        raise ValueError(f"topk ids are {tuple(ids_NK.shape)}; need [N, K] with N = {len(label_N)}")
-
-
-def _check_settings(temperature: float, chunk: int) -> None:
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; valid is above 0")
-    if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; valid is at least 1 row")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from turngym.agents.local_engine.lora_weights import (
 from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
 from turngym.core.numbers import Count
+from turngym.core.spec import Spec
 from turngym.trainers.models import freeze_unread
 
 ADAPTER_NAME = "default"
 """peft's own name for the only adapter of a model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Spec):
     """Low-rank adapters: the student's own weights stay as they are, rank x (in + out) numbers per layer learn."""
 
     rank: Count

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.lm_head import MIN_LOGP
-from turngym.trainers.run_config import ConfigError
 
 FloatArray = NDArray[np.float32]
 MIN_TAIL = {torch.float32: 1e-7, torch.float64: 1e-15}
@@ -42,7 +42,9 @@ def bin_reverse_kl(
     l_i = sum_{K+1} p (log p - log q); the bin holds the mass of all other ids, as `lm_head` sums it (`student_tail_N`,
     `teacher_tail_N`, logarithms), or else what the K ids leave of 1.
     Merging ids never adds divergence: 0 <= l <= full KL for any choice of the K ids, exact as K reaches the vocabulary.
-    Source: [openclaw-rl] Option B; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the default).
+    An id that is impossible for the student (-inf) adds 0 and has no gradient.
+    Source: [openclaw-rl] Option B, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support (tail="bin", the
+    default).
     Differs from the paper: TurnOPD has no bin, see `raw_reverse_kl`.
 
     Args:
@@ -86,13 +88,7 @@ def bin_forward_kl(
     l_i = sum_{K+1} q (log q - log p), p student, q teacher (detached): the cross entropy that imitation of the teacher
     has on average, less the teacher's own entropy. An id that is impossible for the teacher adds 0. Its gradient at an
     id's logit is p - q however unlikely the student finds the id, where the reverse KL's is weighed by p.
-    Source: [guided-opd]; docs/algorithms.md#forward-kl.
-
-    Args:
-        student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.
-        teacher_topk_logp_NK: the teacher's at the same ids, nats; detached.
-        student_tail_N: the student's log-probability [N] of all other ids together; None: what the K ids leave of 1.
-        teacher_tail_N: the same of the teacher.
+    Arguments as `bin_reverse_kl`. Source: [guided-opd]; docs/algorithms.md#forward-kl.
     """
     teacher = _finite(with_tail(teacher_topk_logp_NK, teacher_tail_N).detach())
     student = _finite(with_tail(student_topk_logp_NK, student_tail_N))
@@ -150,65 +146,13 @@ TAILS: Mapping[str, TokenKL] = MappingProxyType(
 """What becomes of the mass outside the K ids, by the name that settings use."""
 
 
-def topk_reverse_kl(
-    student_topk_logp_NK: Tensor,
-    teacher_topk_logp_NK: Tensor,
-    tail: TokenKL = bin_reverse_kl,
-    *,
-    student_tail_N: Tensor | None = None,
-    teacher_tail_N: Tensor | None = None,
-) -> Tensor:
-    """Reverse KL on the K ids of the support: [N], nats, not reduced; the loss of OPD, TurnOPD and TCOD.
-
-    Both [N, K] hold log-probabilities, nats, under the full softmax, gathered at the same K ids: the teacher's most
-    likely (default) or the student's (`support="student"`: the same loss on other columns). `tail` is one of `TAILS`,
-    or `bin_forward_kl`, a `JensenShannon` or a `MixedKL` for another divergence.
-    Gradient flows through the student's log-probabilities; the teacher is detached; the sampled prefix is data, so
-    there is no score-function term. An id that is impossible for the student (-inf) adds 0 and has no gradient.
-    Source: [turnopd] Algorithm 1, [gkd] Algorithm 1; docs/algorithms.md#reverse-kl-on-a-support.
-    Differs from the paper: the tail bin. Errors: ValueError if the shapes differ.
-
-    Args:
-        student_topk_logp_NK: the student's log-probabilities [N, K] at the ids of the support, nats, with gradient.
-        teacher_topk_logp_NK: the teacher's at the same ids, nats; detached.
-        tail: what is done with all other ids: one of `TAILS`, or another divergence (see above).
-        student_tail_N: the student's log-probability [N] of all other ids together; None: what the K ids leave of 1.
-        teacher_tail_N: the same of the teacher.
-    """
-    if student_topk_logp_NK.shape != teacher_topk_logp_NK.shape or student_topk_logp_NK.ndim != 2:
-        raise ValueError(
-            f"student has shape {tuple(student_topk_logp_NK.shape)} and teacher {tuple(teacher_topk_logp_NK.shape)}; "
-            "both must be [N, K], gathered at the same ids"
-        )
-    return tail(student_topk_logp_NK, teacher_topk_logp_NK, student_tail_N, teacher_tail_N)
-
-
-def sampled_advantage(student_logp_N: FloatArray, teacher_logp_N: FloatArray) -> FloatArray:
-    """The sampled-token form of OPD as an advantage for a policy-gradient loss: float32 [N], nats.
-
-    A_i = log q(a_i) - log p(a_i) at the sampled id a_i; its mean under the student is minus the reverse KL.
-    Source: [minillm] eq. 2, [opd-post]; docs/algorithms.md#sampled-token-distillation.
-    """
-    # teacher minus student: descent on -A raises what the teacher finds likelier than the student does
-    return (teacher_logp_N - student_logp_N).astype(np.float32)
-
-
 def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0.1, high: float = 10.0) -> Tensor:
     """How much more likely the student is to sample a token than the policy that did: [N], detached.
 
     w_i = clamp(exp(clamp(logp_i - behavior_logp_i, -20, 20)), low, high); 1 where the behavior is unknown (NaN).
     Multiply the token loss by it.
     Source: [turnopd] Table 7; docs/algorithms.md#importance-weight (clip ratio 0.9 / 9: from 0.1 to 10).
-    Errors: ValueError unless 0 <= low <= 1 <= high.
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats.
-        behavior_logp_N: the same under the policy that drew them; NaN where unknown.
-        low: the least weight, at most 1.
-        high: the greatest weight, at least 1.
     """
-    if not 0.0 <= low <= 1.0 <= high:
-        raise ValueError(f"importance range is [{low}, {high}]; valid is 0 <= low <= 1 <= high")
     # detached: a weight corrects the loss for who sampled, it is not to be minimized itself; unknown: log 1
     log_ratio = (logp_N - behavior_logp_N).detach().nan_to_num(nan=0.0)
     # cut before exp, which overflows float32 beyond 88, and inf * 0 would be NaN
@@ -296,23 +240,7 @@ def clipped_surrogate(
     `dual_clip` c at most -A c where A < 0: a token that has become much likelier than when it was drawn would otherwise
     be pushed down with its whole ratio, e^20 times the others.
     Source: [ppo] eq. 7, [dapo] section 3.1, [dual-clip]; docs/algorithms.md#clipped-surrogate (eps 0.2 / 0.28).
-    Errors: ValueError for a bound outside 0 <= eps_low <= 1, 0 <= eps_high, or behavior that is not known (NaN).
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
-        behavior_logp_N: the same under the policy that drew them; finite.
-        advantage_N: advantages [N], in any unit.
-        eps_low: how far the ratio may fall below 1 before it is clipped.
-        eps_high: how far it may rise above 1.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
-    check_clip(eps_low, eps_high)
-    if behavior_logp_N.isnan().any():
-        count = int(behavior_logp_N.isnan().sum())
-        raise ValueError(
-            f"behavior log-probability is unknown (NaN) for {count} of {behavior_logp_N.numel()} tokens; the engine "
-            "must record what it sampled, or the current log-probabilities must be given (detached) instead"
-        )
     # only the ratio's numerator is learned
     advantage_N, behavior_logp_N = advantage_N.detach(), behavior_logp_N.detach()
     # cut before exp: one token gone astray must not make the batch's loss infinite
@@ -322,9 +250,9 @@ def clipped_surrogate(
 
 
 def check_clip(low: float, high: float) -> None:
-    """Raises ConfigError unless 0 <= low <= 1 and 0 <= high."""
+    """Raises SettingsError unless 0 <= low <= 1 and 0 <= high."""
     if not 0.0 <= low <= 1.0 or not high >= 0.0:
-        raise ConfigError(f"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper")
+        raise SettingsError(f"clip is {low} and {high}; valid: 0 <= lower <= 1 and 0 <= upper")
 
 
 def clipped_weight(
@@ -340,16 +268,8 @@ def clipped_weight(
 
     l = -sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp, sg without gradient: where the weight is clipped a token keeps
     its gradient, which `clipped_surrogate` takes away. `eps_low` 1 is no lower bound. `dual_clip` c: r at most c where
-    A < 0. Arguments and errors as `clipped_surrogate`.
+    A < 0. Arguments as `clipped_surrogate`.
     Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
-
-    Args:
-        logp_N: log-probabilities [N] of the labels now, nats, with gradient.
-        behavior_logp_N: those [N] with which they were sampled, nats.
-        advantage_N: [N]; no gradient goes through it.
-        eps_low: the weight is at least 1 - eps_low.
-        eps_high: the weight is at most 1 + eps_high.
-        dual_clip: greatest weight where the advantage is negative; None: no such bound.
     """
     plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
     weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)
@@ -380,13 +300,6 @@ def clipped_objective(
 
     With `dual_clip` c: min(l, -A c) where A < 0. `advantage_N` must be detached. A ratio at a bound is within it, also
     where it is rounded: one that was truncated there (`TruncatedImportance`) keeps its gradient.
-
-    Args:
-        ratio_N: ratios [N] new / old, with gradient.
-        advantage_N: advantages [N], detached.
-        eps_low: how far the ratio may fall below 1 before it is clipped.
-        eps_high: how far it may rise above 1.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     # the clip may only take a gain away, never hide a loss
     above = (advantage_N > 0) & (ratio_N > (1.0 + eps_high) * ROUNDED)

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.agents.local_engine.positions import position_limit, sliding_window
+from turngym.core.spec import SettingsError
 from turngym.trainers.batch import IntArray, RolloutBatch
 from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, length_batches, pad, rows_apart
 from turngym.trainers.ranks import Ranks, balanced_shares
-from turngym.trainers.run_config import ConfigError, Packing
+from turngym.trainers.run_config import Packing
 
 Ids = NDArray[np.int32] | IntArray
 """Token ids of one row."""
@@ -143,12 +144,7 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, ranks: Ranks, *, packed:
     Together they hold every supervised token once, so a sum of weighted losses over them is the sum over all. All
     processes get equally many micro-batches, for a sharded model computes in step; those without work of their own get
     some at the end in which a single token is read and nothing predicted.
-
-    Args:
-        batch: the batch, with N supervised tokens.
-        max_tokens: tokens of a pass at most, padding included; a longer row has a pass of its own.
-        ranks: the processes that divide it.
-        packed: whether rows share a line instead of being padded.
+    A row longer than `max_tokens`, padding included, has a pass of its own.
     """
     rows = [batch.input_ids_M[start:stop] for start, stop in pairwise(batch.row_offsets)]
     # a row has at least one supervised token, whose episode is the row's
@@ -182,13 +178,13 @@ by far more."""
 def packing_for(packing: Packing, model: Any) -> Packing:
     """`packing`, with `auto` resolved: `off` for a model that does not keep rows apart.
 
-    Raises ConfigError for `on` with such a model.
+    Raises SettingsError for `on` with such a model.
     """
     if packing == "auto":
         try:
             check_packing(model)
         # models that know no positions, or no ids as small as those of the trial, say so in many ways
-        except (ConfigError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        except (SettingsError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             return "off"
     elif packing == "on":
         check_packing(model)
@@ -196,13 +192,13 @@ def packing_for(packing: Packing, model: Any) -> Packing:
 
 
 def check_packing(model: Any) -> None:
-    """Raise ConfigError unless `model` keeps rows that share a line apart: four rows, alone and in one line.
+    """Raise SettingsError unless `model` keeps rows that share a line apart: four rows, alone and in one line.
 
     Where layers see the last few ids alone, two of the rows are longer than that.
     """
     name = type(model).__name__
     if not can_keep_rows_apart(model):
-        raise ConfigError(f"--packing on: {name} has layers other than sdpa attention; train it with padded rows")
+        raise SettingsError(f"--packing on: {name} has layers other than sdpa attention; train it with padded rows")
     rows = _trial_rows(model)
     one = packed_pass(rows, range(len(rows)))
     with torch.no_grad():
@@ -215,7 +211,7 @@ def check_packing(model: Any) -> None:
     size = float(apart.abs().max())
     # `not <=`, for a model that gives NaN is refused too
     if not gap <= TOLERANCE.get(next(model.parameters()).dtype, 0.1) * size:
-        raise ConfigError(
+        raise SettingsError(
             f"--packing on: {name} lets rows in one line see each other (hidden states differ by {gap:.1e} of "
             f"{size:.1e}); train it with padded rows"
         )

@@ -150,29 +150,14 @@ class ModelShape:
         return tokens * layers + predicted * 2.0 * self.vocab * self.width
 
 
-def _qwen3(layers: int, width: int, heads: int, mlp: int, tied: bool) -> ModelShape:
-    return ModelShape(
-        layers=layers, width=width, heads=heads, kv_heads=8, head_dim=128, mlp=mlp, vocab=151_936, tied=tied
-    )
-
-
 def _qwen35(layers: int, width: int, heads: int, mlp: int, value_heads: int, tied: bool) -> ModelShape:
     """Every fourth layer attends."""
     linear = LinearShape(layers=layers - layers // 4, key_heads=16, value_heads=value_heads, key_dim=128, value_dim=128)
-    return ModelShape(
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=heads // 4,
-        head_dim=256,
-        mlp=mlp,
-        vocab=248_320,
-        tied=tied,
-        linear=linear,
-    )
+    shape = _dense(layers, width, heads, heads // 4, mlp, tied, head_dim=256, vocab=248_320)
+    return replace(shape, linear=linear)
 
 
-def _qwen25(
+def _dense(
     layers: int,
     width: int,
     heads: int,
@@ -183,6 +168,7 @@ def _qwen25(
     head_dim: int = 128,
     vocab: int = 151_936,
 ) -> ModelShape:
+    """A Qwen3 or Qwen2.5 model, whose biases are too few to count."""
     return ModelShape(
         layers=layers,
         width=width,
@@ -198,18 +184,18 @@ def _qwen25(
 SHAPES: Mapping[str, ModelShape] = MappingProxyType(
     {
         "tiny": ModelShape(layers=2, width=128, heads=4, kv_heads=4, head_dim=32, mlp=256, vocab=600, tied=True),
-        "0.6B": _qwen3(28, 1024, 16, 3072, True),
-        "1.7B": _qwen3(28, 2048, 16, 6144, True),
+        "0.6B": _dense(28, 1024, 16, 8, 3072, True),
+        "1.7B": _dense(28, 2048, 16, 8, 6144, True),
         "2B": _qwen35(24, 2048, 8, 6144, 16, True),
-        "4B": _qwen3(36, 2560, 32, 9728, True),
-        "8B": _qwen3(36, 4096, 32, 12_288, False),
+        "4B": _dense(36, 2560, 32, 8, 9728, True),
+        "8B": _dense(36, 4096, 32, 8, 12_288, False),
         "9B": _qwen35(32, 4096, 16, 12_288, 32, False),
-        "14B": _qwen3(40, 5120, 40, 17_408, False),
-        "32B": _qwen3(64, 5120, 64, 25_600, False),
-        "Qwen2.5-0.5B": _qwen25(24, 896, 14, 2, 4864, True, head_dim=64),
-        "Qwen2.5-1.5B": _qwen25(28, 1536, 12, 2, 8960, True),
-        "Qwen2.5-3B": _qwen25(36, 2048, 16, 2, 11_008, True),
-        "Qwen2.5-7B": _qwen25(28, 3584, 28, 4, 18_944, False, vocab=152_064),
+        "14B": _dense(40, 5120, 40, 8, 17_408, False),
+        "32B": _dense(64, 5120, 64, 8, 25_600, False),
+        "Qwen2.5-0.5B": _dense(24, 896, 14, 2, 4864, True, head_dim=64),
+        "Qwen2.5-1.5B": _dense(28, 1536, 12, 2, 8960, True),
+        "Qwen2.5-3B": _dense(36, 2048, 16, 2, 11_008, True),
+        "Qwen2.5-7B": _dense(28, 3584, 28, 4, 18_944, False, vocab=152_064),
     }
 )
 """Shapes by the names that people use: dense Qwen3 and Qwen2.5 models, hybrid Qwen3.5 ones (2B, 9B), the worlds' tiny
@@ -327,11 +313,7 @@ def config_of(shape: ModelShape, *, max_length: int = 40_960) -> Any:
 def random_model(shape: ModelShape, *, dtype: Any, device: str = "cpu", seed: int = 0) -> nn.Module:
     """A model of this shape with weights drawn on its own device, in evaluation mode: for measuring, not for use.
 
-    Args:
-        shape: sizes of the model.
-        dtype: torch's type of the weights.
-        device: where they are drawn.
-        seed: of the weights; torch's own stream is left as it was.
+    torch's own random stream is left as it was.
     """
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3ForCausalLM

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
-from turngym.trainers.ranks import full_tensor
+from turngym.trainers.model_shapes import ModelShape, config_of
 
 
 def tiny_qwen3(
@@ -31,7 +31,6 @@ def tiny_qwen3(
     layers: int = 2,
     heads: int = 4,
     kv_heads: int | None = None,
-    mlp: int | None = None,
     max_length: int = 4096,
     eos_id: int | None = None,
     pad_id: int | None = None,
@@ -39,7 +38,7 @@ def tiny_qwen3(
 ) -> nn.Module:
     """A Qwen3-shaped causal model with random float32 weights that depend on `seed` and the sizes only.
 
-    Input and output embeddings are tied.
+    Input and output embeddings are tied, and the feed-forward layers twice as wide as the states.
 
     Args:
         vocab_size: V, rows of the tied embeddings.
@@ -47,33 +46,28 @@ def tiny_qwen3(
         layers: number of decoder layers.
         heads: number of query heads; a multiple of `kv_heads`.
         kv_heads: number of heads of keys and values; None: as many as `heads`.
-        mlp: width of the feed-forward layers; None: 2 x width.
         max_length: positions that the model knows.
         eos_id: id that ends a response, for the model's settings.
         pad_id: id that pads rows, for the model's settings.
         seed: of the weights.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     kv_heads = kv_heads or heads
     if width % heads or heads % kv_heads:
         raise ModelError(f"width {width} must be a multiple of heads {heads}, heads a multiple of kv_heads {kv_heads}")
-    sizes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": width // heads,  # Qwen3Config's own default is 128, whatever the width
-        "intermediate_size": mlp or 2 * width,
-        "max_position_embeddings": max_length,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": eos_id,
-        "pad_token_id": pad_id,
-        "attn_implementation": "sdpa",
-    }
-    config = Qwen3Config(**sizes)
+    shape = ModelShape(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp=2 * width,
+        vocab=vocab_size,
+        tied=True,
+    )
+    config = config_of(shape, max_length=max_length)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, eos_id, pad_id
     # a run's random stream must not depend on whether it made a model; no devices, for the weights are drawn on the CPU
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -161,7 +155,8 @@ def freeze_unread(model: Any) -> None:
 
 def clipped_norm(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     """The norm of the gradients of `parameters`, which are scaled down to `most`; 0 leaves them as they are."""
-    return full_tensor(nn.utils.clip_grad_norm_(parameters, most if most > 0 else float("inf")))
+    norm = nn.utils.clip_grad_norm_(parameters, most if most > 0 else float("inf"))
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def vocabulary_size(model: Any) -> int:
@@ -241,11 +236,7 @@ def check_length(model: Any, size: int) -> None:
 def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:
     """Hidden states [B, L, D] behind the last norm, the head's input.
 
-    Args:
-        model: causal model, of which the head is not run.
-        ids_BL: input ids [B, L], int64, on the model's device.
-        positions_BL: positions [B, L]; None: 0, 1, 2, ... in every row.
-        line: how the rows lie that share one line, as in `hidden_states`; None: each line is a row.
+    Arguments as `hidden_states`, on the model's device.
     """
     more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
     if line is not None:
@@ -371,7 +362,11 @@ class recomputing:
             for module in self.model.modules():
                 # the layers' flag has kept its name
                 if getattr(module, "gradient_checkpointing", False):
-                    self._train_without_dropout(module)
+                    module.training = True  # not train(): what is inside would drop out
+                    for name, value in list(vars(module).items()):
+                        if "drop" in name and isinstance(value, float):  # dropout, and layerdrop as OPT has it
+                            self._dropout.append((module, name, value))
+                            setattr(module, name, 0.0)
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:
@@ -380,13 +375,6 @@ class recomputing:
             setattr(module, name, value)
         self._dropout.clear()
         self.model.eval()
-
-    def _train_without_dropout(self, module: nn.Module) -> None:
-        module.training = True  # not train(): what is inside would drop out
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):  # dropout, and layerdrop as OPT has it
-                self._dropout.append((module, name, value))
-                setattr(module, name, 0.0)
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -416,12 +404,6 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, 
     """Put a checkpoint of one process into a module that may be sharded; `state` is its optimizer's `state_dict()`.
 
     Raises ValueError for weights of another module.
-
-    Args:
-        module: changed in place.
-        weights: a whole state dict, by name.
-        optimizer: gets its moments, divided as the parameters are.
-        state: the optimizer's, with parameters by number.
     """
     if differing := sorted(weights.keys() ^ module.state_dict().keys()):
         raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
@@ -466,14 +448,10 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     `student` and `teacher` are tokenizers (`get_vocab()`, `special_tokens_map`), the sizes are the rows of each model's
     LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would
     give the invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
-
-    Args:
-        student: the student's tokenizer.
-        teacher: the teacher's tokenizer.
-        student_size: rows of the student's LM head.
-        teacher_size: rows of the teacher's.
     """
-    mine, theirs = _by_id(student), _by_id(teacher)
+    mine, theirs = (
+        {int(number): str(token) for token, number in one.get_vocab().items()} for one in (student, teacher)
+    )
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
     if wrong:
         rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
@@ -481,7 +459,14 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
             f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
             f"Distillation needs one tokenizer for both; {OTHER}"
         )
-    _same_special_tokens(student, teacher)
+    # special tokens decide where turns end, so the same string must play the same role on both sides
+    own, other = (getattr(one, "special_tokens_map", None) or {} for one in (student, teacher))
+    for role in sorted(own.keys() | other.keys()):
+        if str(own.get(role)) != str(other.get(role)):
+            raise VocabularyError(
+                f"special token {role} differs: student {own.get(role)!r}, teacher {other.get(role)!r}. "
+                f"Make both tokenizers the same; {OTHER}"
+            )
     size = min(student_size, teacher_size)
     if mine and max(mine) >= size:
         raise VocabularyError(
@@ -489,23 +474,3 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
             f"(student {student_size}, teacher {teacher_size})"
         )
     return size
-
-
-def _by_id(tokenizer: Any) -> Mapping[int, str]:
-    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
-
-
-def _same_special_tokens(student: Any, teacher: Any) -> None:
-    """Special tokens decide where turns end, so the same string must play the same role on both sides."""
-    mine, theirs = _special(student), _special(teacher)
-    for role in sorted(mine.keys() | theirs.keys()):
-        if mine.get(role) != theirs.get(role):
-            raise VocabularyError(
-                f"special token {role} differs: student {mine.get(role)!r}, teacher {theirs.get(role)!r}. "
-                f"Make both tokenizers the same; {OTHER}"
-            )
-
-
-def _special(tokenizer: Any) -> dict[str, str]:
-    found = getattr(tokenizer, "special_tokens_map", {}) or {}
-    return {role: str(token) for role, token in found.items()}

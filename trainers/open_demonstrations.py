@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from turngym.agents.demonstrations import (
     APART,
     DemonstrationFilter,
@@ -17,10 +15,11 @@ from turngym.agents.demonstrations import (
     left_out,
 )
 from turngym.agents.named_agent import open_agent
-from turngym.agents.play_spec import AnyAgent, EnvPlayer, Local, RecordedAgent
+from turngym.agents.play_spec import EnvPlayer, Local, RecordedAgent
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import find_reward
+from turngym.core.spec import changed
 from turngym.core.task import Task
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
@@ -65,7 +64,11 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
         source = LiveDemonstrator(agent=agent, make_env=student.make_env, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        opened = open_agent(_beside(asked, config.models.device), lambda: base, slots)
+        engine = getattr(asked, "engine", None)
+        if isinstance(engine, Local) and engine.device == "auto":
+            # it computes where the run does
+            asked = changed(asked, engine=changed(engine, device=config.models.device))
+        opened = open_agent(asked, lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,
             make_env=student.made_in(opened.channel),
@@ -76,14 +79,6 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
         )
         name = next((getattr(asked, one) for one in ("name", "folder", "model") if hasattr(asked, one)), "random")
     return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}")
-
-
-def _beside(agent: AnyAgent, device: str) -> AnyAgent:
-    """`agent`, which computes where the run does unless it says otherwise."""
-    engine = getattr(agent, "engine", None)
-    if not isinstance(engine, Local) or engine.device != "auto":
-        return agent
-    return replace(agent, engine=replace(engine, device=device))
 
 
 def _recorded(

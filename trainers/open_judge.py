@@ -13,10 +13,10 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judge, Question, RolloutSource
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import SettingsError
 from turngym.envs.base import TextEnv
 from turngym.trainers.algorithm import Algorithm, PrivilegedText
 from turngym.trainers.judged_episodes import HINTING, JudgedSource, UnreadVotes
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 
 
@@ -27,7 +27,7 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
     run, student, kind, options = env.info, env.student, algorithm.judge, env.config.part("judge")
     assert kind is not None
     if isinstance(options, Attempts) and algorithm.group < 2:
-        raise ConfigError(
+        raise SettingsError(
             f"--judge attempts tells an attempt what another of its group did, and {algorithm.name} plays groups of "
             f"{algorithm.group}; valid: n of at least 2"
         )
@@ -56,16 +56,7 @@ def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> R
 def open_judge(
     options: AnyJudge, kind: Question, student: StudentPlayer, *, expert: str, seed: int, device: str
 ) -> Judge:
-    """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks.
-
-    Args:
-        options: which judge, and how it is asked.
-        kind: what it is asked: for scores, hints, or both.
-        student: whose episodes it judges.
-        expert: the player of the environment that judges may ask.
-        seed: what a judge's samples are drawn from.
-        device: where a model that judges computes.
-    """
+    """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks."""
     judge = make_judge(options, kind, ENV_JUDGES, make_env=student.make_env, expert=expert, seed=seed, device=device)
     base = student.env
     asked = judge.one if isinstance(judge, BothQuestions) else judge

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from turngym.core.episode import Episode
 from turngym.core.plugin_values import failures_of
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import (
     Algorithm,
     Targets,
@@ -34,7 +35,7 @@ from turngym.trainers.lm_head import Projected, project
 from turngym.trainers.microbatch import MicroBatch, micro_batches
 from turngym.trainers.models import autocast, clipped_norm, head, recomputing, rows_apart
 from turngym.trainers.ranks import SINGLE, Ranks
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, Packing
+from turngym.trainers.run_config import OptimizerConfig, Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,13 +156,7 @@ def accumulate(
 ) -> tuple[float, dict[str, NDArray[np.float32]]]:
     """Add the gradient of the batch's loss to the parameters; returns the loss and the per-token columns [N].
 
-    Args:
-        model: the student; its gradients are added to.
-        batch: the batch, with N supervised tokens.
-        targets: what the target function says about each token.
-        weight_N: how much each token counts [N]; the sum is 1.
-        token_loss: loss per token.
-        forward: how the model is run: temperature, microbatches, precision.
+    Arguments as `update`.
     """
     total, ranks = 0.0, forward.ranks
     found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
@@ -212,7 +207,7 @@ def _forward(
         entropy_n=entropy_n,
     )
     numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
-    with failures_of("the token loss", token_loss, ConfigError):
+    with failures_of("the token loss", token_loss, SettingsError):
         losses = token_loss(tokens)
     return checked_losses(losses, len(micro.tokens)), numbers
 
@@ -319,19 +314,7 @@ def run_epochs(
     forward: Forward,
     critic: ValueCritic | None = None,
 ) -> Epochs:
-    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1.
-
-    Args:
-        model: the student.
-        optimizer: AdamW over its parameters.
-        batch: all supervised tokens of the step.
-        episodes: the episodes that the batch was packed from.
-        targets: what the target function says about each token.
-        algorithm: whose weight, loss and terms are used.
-        run_step: the step of the run, and the optimizer's settings.
-        forward: how the model is run.
-        critic: the critic that learns beside the policy; None for none.
-    """
+    """Update `ppo_epochs` times `minibatches` times. Each minibatch is an optimizer batch: its weights sum to 1."""
     config = run_step.config
     results: list[UpdateResult] = []
     critic_losses: list[float] = []
@@ -383,15 +366,7 @@ def run_epochs(
 def minibatches(
     batch: RolloutBatch, episodes: Sequence[Episode], targets: Targets, algorithm: Algorithm, count: int
 ) -> list[tuple[RolloutBatch, Targets, NDArray[np.int64]]]:
-    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N.
-
-    Args:
-        batch: all supervised tokens of the step.
-        episodes: the episodes that the batch was packed from.
-        targets: what the target function says about each token.
-        algorithm: whose origins say which turns are trained on.
-        count: number of minibatches at most.
-    """
+    """Up to `count` optimizer batches of whole episodes: each with its targets and the places of its tokens in N."""
     if count == 1:
         return [(batch, targets, np.arange(batch.tokens))]
     # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn

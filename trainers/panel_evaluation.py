@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
 
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.evaluation.play_panel import TaskEvaluation
@@ -15,7 +11,6 @@ from turngym.agents.play_spec import EvalSpec, Model, OnPanel, part_of
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.examples import Examples
 from turngym.agents.resolve_play import (
     chat_table,
     environment_layer,
@@ -25,7 +20,7 @@ from turngym.agents.resolve_play import (
     play_table,
 )
 from turngym.core.resolve import Layer, Resolved, resolve
-from turngym.core.spec import expand, to_table
+from turngym.core.spec import changed, expand, to_table
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.train_config import TrainConfig
@@ -40,7 +35,7 @@ def run_panel(config: TrainConfig, run: RunInfo, student: StudentPlayer) -> Pane
         return None
     panel = load_panel(config.evaluation.panel)
     assert_disjoint(student.examples.tasks, panel.tasks)
-    spec = _of_run(panel, config, run, student).spec
+    spec = eval_spec(panel, config, max_turns=run.max_turns, student=student).spec
     check_panel(panel, make_arguments(spec.play), config.play.env_id, student.env.tool)
     return panel
 
@@ -48,7 +43,7 @@ def run_panel(config: TrainConfig, run: RunInfo, student: StudentPlayer) -> Pane
 def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     """Evaluates the learner on `panel` after a step."""
     run, student = env.info, env.student
-    found = _of_run(panel, env.config, run, student)
+    found = eval_spec(panel, env.config, max_turns=run.max_turns, student=student)
     # a limit of turns that is not the panel's is easily overlooked
     own = panel.make_kwargs.get("max_turns")
     if own is not None and found.spec.play.env.max_turns != own:
@@ -58,7 +53,7 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     scoring = probe(panel.env_id, made).scoring
     if why := scoring.get("approximate"):
         print(f"evaluations: scores of {panel.full_name} are approximate ({why})", file=sys.stderr)
-    spec = msgspec.structs.replace(found.spec, play=msgspec.structs.replace(found.spec.play, scoring=scoring))
+    spec = changed(found.spec, play=changed(found.spec.play, scoring=scoring))
     tasks = spec.play.tasks
     assert isinstance(tasks, OnPanel)
     temperature = spec.agent.temperature if isinstance(spec.agent, Model) else 0.0
@@ -73,40 +68,24 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     return PanelEvaluation(evaluation, run.out / "eval")
 
 
-def _of_run(panel: Panel, config: TrainConfig, run: RunInfo, student: StudentPlayer) -> Resolved[EvalSpec]:
-    return eval_spec(
-        panel,
-        config,
-        seed=run.seed,
-        max_turns=run.max_turns,
-        chat=student.settings,
-        shown=examples_table(config, student.examples),
-    )
-
-
 def eval_spec(
-    panel: Panel,
-    config: TrainConfig,
-    *,
-    max_turns: int,
-    seed: int = 0,
-    chat: ChatSettings | None = None,
-    shown: Mapping[str, Any] | None = None,
+    panel: Panel, config: TrainConfig, *, max_turns: int, student: StudentPlayer | None = None
 ) -> Resolved[EvalSpec]:
-    """The settings of evaluations of a run on `panel`.
+    """The settings of evaluations of a run on `panel`, whose own arguments fix the tasks.
 
     How the environment speaks to agents (`AGENT_FACING`) is as in training, where neither the panel nor a preset says
     otherwise; the limit of turns is --max-turns where that was given.
 
     Args:
-        panel: its own arguments fix the tasks.
+        panel: on which the student is evaluated.
         config: what is evaluated, and how.
         max_turns: the run's limit of turns.
-        seed: the run's.
-        chat: how the student is spoken to, completed, without examples; None: by default.
-        shown: the examples in its prompt (`examples_table`).
+        student: says how it is spoken to, and the examples in its prompt; None: as it is by default.
     """
-    chat = ChatSettings() if chat is None else chat
+    chat = ChatSettings() if student is None else student.settings
+    shown = None
+    if student is not None and config.examples is not None:
+        shown = {**to_table(config.examples), "content": student.examples.identity}
     play, evaluation = config.play, config.evaluation
     assert evaluation is not None
     preset = find_preset(play.preset, panel.env_id)
@@ -121,7 +100,7 @@ def eval_spec(
     asked = {
         "preset": play.preset,
         "panel": panel_name(panel, evaluation.panel),
-        "seed": seed,
+        "seed": config.run.seed,
         # as the preset says, or by default, where they are None
         "samples": evaluation.eval_samples,
         "temperature": evaluation.eval_temperature,
@@ -136,10 +115,5 @@ def eval_spec(
     if (templates := chat.remembers.templates) is not None:
         spoken["memory"]["sha256"] = templates.sha256
     player = {"kind": "model", "folder": "student", "engine": {"dtype": play.rollout_dtype or "float32"}}
-    student = Layer(name="student", table={"agent": {**player, "chat": spoken}})
-    return resolve(EvalSpec, [*layers, student, Layer(name="run", table=given, asked=True)])
-
-
-def examples_table(config: TrainConfig, found: Examples) -> dict[str, Any] | None:
-    """The examples in the student's prompt as a partial table of `Chat`."""
-    return None if config.examples is None else {**to_table(config.examples), "content": found.identity}
+    layers.append(Layer(name="student", table={"agent": {**player, "chat": spoken}}))
+    return resolve(EvalSpec, [*layers, Layer(name="run", table=given, asked=True)])

@@ -175,7 +175,9 @@ class LiveProgress(Progress):
         parts = [f"{self.title}: step {min(step + 1, self.total)}/{self.total}, {self._phase} for {clock(spent)}"]
         if ACTIVITY.turns > self._before.turns:
             parts.append(ACTIVITY.since(self._before, spent))
-        parts.append(f"{peak_memory() / 1e9:.1f} GB at most")
+        # kilobytes on Linux
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        parts.append(f"{most / 1e9:.1f} GB at most")
         return ", ".join(filter(None, [*parts, self.pace()]))
 
     def pace(self) -> str:
@@ -227,12 +229,6 @@ def without_update(row: Mapping[str, Any]) -> str:
     failed = f", {lost} lost to failed episodes" if lost else ""
     why = f"its {alike + (lost or 0)} groups have no contrast ({alike} all alike, {solved} of them solved{failed})"
     return f"step {row['step']}: no update: {why}"
-
-
-def peak_memory() -> int:
-    """Bytes that this process has held at most in main memory."""
-    # kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def describe(row: Mapping[str, Any]) -> str:

@@ -98,9 +98,3 @@ def balanced_shares(costs: Sequence[float] | NDArray[Any], parts: int) -> list[N
         members[part].append(int(item))
         load[part] += costs[item]
     return [np.array(sorted(chosen), np.int64) for chosen in members]
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded (a DTensor) as an ordinary tensor with all its values."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()

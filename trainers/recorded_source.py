@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from msgspec.structs import replace as changed
 
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import SHORT, Episode, Status, Turn, drawn_at
@@ -19,6 +18,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import changed
 from turngym.core.task import plain_id
 from turngym.core.trace import iter_episodes, read_episodes, read_specs
 from turngym.envs.panels import assert_disjoint, task_order
@@ -65,12 +65,6 @@ def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, e
     """Raises TurngymError for episodes of environments other than `envs`, or of another preset than the run's.
 
     Sessions of the proxy are of no environment: they are taken as they are.
-
-    Args:
-        episodes: those of one file.
-        where: the file.
-        play: only its preset is read.
-        envs: ids of the run's environments.
     """
     strange = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)
     for name, count in strange.most_common(1):
@@ -92,11 +86,6 @@ def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
     """Raises TurngymError for episodes with more ids than the `limit` of the student's context, and its teachers'.
 
     Episodes of text are cut where they are written as ids. Sampled ones are not: their rewards belong to the whole.
-
-    Args:
-        episodes: those of one file.
-        where: the file, for the error.
-        limit: most ids of a segment.
     """
     sizes = [max((len(ids) for ids in episode.segments), default=0) for episode in episodes]
     if longer := sum(size > limit for size in sizes):
@@ -113,11 +102,6 @@ def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: 
     Ids of another tokenizer may all be in range, and it may have the same letters and other control tokens. In an
     episode of the student's own most turns can be read; a few may not be, where what answered was cleaned (a call that
     was repaired, spaces).
-
-    Args:
-        episodes: those of one file; text alone has no ids.
-        renderer: decodes with the student's tokenizer.
-        where: the file, for the error.
     """
     strange = []
     for episode in episodes:
@@ -290,7 +274,22 @@ class RecordedSource:
         if mark or SHORT in episode.meta:
             meta = {name: value for name, value in episode.meta.items() if name != SHORT}
             episode = replace(episode, meta={**meta, **mark})
-        return _first_turns(episode, cap if self.cut else None)
+        if not self.cut or episode.depth <= cap:
+            return episode
+        # as if it had been broken off after `cap` turns
+        turns = episode.turns[:cap]
+        # later turns overwrite earlier ones: a segment ends with its last response that is kept
+        ends = {turn.segment: turn.response_span[1] for turn in turns}
+        return replace(
+            episode,
+            turns=turns,
+            segments=tuple(ids[: ends.get(number, 0)] for number, ids in enumerate(episode.segments[: max(ends) + 1])),
+            status=Status.TRUNCATED_DEPTH,
+            success=False,
+            episode_return=float(sum(turn.reward for turn in turns)),
+            score=turns[-1].progress or 0.0,
+            final_observation=episode.turns[cap].observation,
+        )
 
     def _groups(self, size: int) -> list[list[Episode]]:
         tasks: dict[tuple[str, str], list[Episode]] = {}
@@ -304,22 +303,3 @@ class RecordedSource:
                 "more samples per task or make groups smaller"
             )
         return groups
-
-
-def _first_turns(episode: Episode, cap: int | None) -> Episode:
-    """`episode` as if it had been broken off after `cap` turns; itself if it is no longer."""
-    if cap is None or episode.depth <= cap:
-        return episode
-    turns = episode.turns[:cap]
-    # later turns overwrite earlier ones: a segment ends with its last response that is kept
-    ends = {turn.segment: turn.response_span[1] for turn in turns}
-    return replace(
-        episode,
-        turns=turns,
-        segments=tuple(ids[: ends.get(number, 0)] for number, ids in enumerate(episode.segments[: max(ends) + 1])),
-        status=Status.TRUNCATED_DEPTH,
-        success=False,
-        episode_return=float(sum(turn.reward for turn in turns)),
-        score=turns[-1].progress or 0.0,
-        final_observation=episode.turns[cap].observation,
-    )

@@ -35,30 +35,23 @@ def gae(
     beyond the last token; return_t = A_t + V_t. An episode of which `cut_E` says that a limit broke it off would have
     gone on: V beyond its last token is not 0 but the value of that token, the last state that the critic has seen.
     Source: [gae] eq. 16, [ppo] eq. 11; docs/algorithms.md#generalized-advantage-estimation.
-    Errors: AdvantageError for shapes, factors or numbers that do not fit, or an episode whose tokens are not adjacent.
-
-    Args:
-        reward_N: reward [N] of each token.
-        value_N: the critic's value [N] before each token was chosen.
-        episode_N: number [N] of each token's episode.
-        gamma: discount per token, in [0, 1].
-        lam: lambda, in [0, 1]: 0 trusts the critic alone, 1 the rewards.
-        cut_E: whether [E] a limit broke an episode off; None: none was.
+    Errors: AdvantageError for numbers that are not finite.
     """
-    _check_returns(episode_N, gamma, {"reward": reward_N, "value": value_N})
-    if not 0.0 <= lam <= 1.0:
-        raise AdvantageError(f"lam is {lam}; valid: 0 to 1")
-    grid = _Grid(episode_N)
+    for name, values_N in (("reward", reward_N), ("value", value_N)):
+        if len(bad := np.flatnonzero(~np.isfinite(values_N))):
+            raise AdvantageError(
+                f"the {name} of token {int(bad[0])} (episode {int(episode_N[bad[0]])}) is {values_N[bad[0]]}; "
+                "it must be finite"
+            )
     last_N = _is_last(episode_N)
     beyond_N = 0.0 if cut_E is None else np.where(cut_E[episode_N], value_N, 0.0)
     following_N = np.where(last_N, beyond_N, np.roll(value_N, -1))
-    delta = grid.fill(reward_N + gamma * following_N - value_N)
-    advantage, carried = np.zeros_like(delta), np.zeros(len(delta))
-    for column in reversed(range(delta.shape[1])):
-        carried = delta[:, column] + gamma * lam * carried
-        # a shorter episode is padded on the right with zeros: nothing is carried out of the padding
-        advantage[:, column] = carried
-    advantage_N = grid.take(advantage)
+    delta_N = (reward_N + gamma * following_N - value_N).tolist()
+    advantage_N, carried = np.zeros(len(delta_N)), 0.0
+    for token in reversed(range(len(delta_N))):
+        # nothing is carried from one episode into the one before it
+        carried = delta_N[token] + gamma * lam * (0.0 if last_N[token] else carried)
+        advantage_N[token] = carried
     return advantage_N, advantage_N + value_N
 
 
@@ -111,16 +104,7 @@ def against_critic(
 
     Source: [gae] eq. 16; docs/algorithms.md#generalized-advantage-estimation.
     Errors: TargetError without a critic, AdvantageError as `gae`.
-
-    Args:
-        reward_N: reward [N] of each token.
-        batch: what is trained on.
-        episodes: what `batch` was packed from.
-        scorers: the critic is one of them.
-        gamma: discount per token.
-        lam: lambda of GAE.
-        bootstrap: whether an episode that a limit broke off goes on with the critic's last value, and not with 0.
-        whitening: which deviation the advantages are divided by.
+    `bootstrap`: an episode that a limit broke off goes on with the critic's last value, and not with 0.
     """
     if scorers.critic is None:
         raise TargetError("this algorithm needs a critic, and none was given")
@@ -145,41 +129,3 @@ def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
 def _is_last(episode_N: IntN) -> NDArray[np.bool_]:
     """Whether a token is the last supervised one of its episode: bool [N]."""
     return np.append(episode_N[1:] != episode_N[:-1], True)
-
-
-class _Grid:
-    """Ragged tokens as rows of a rectangle, one per episode, padded on the right with zeros."""
-
-    def __init__(self, episode_N: IntN) -> None:
-        first = np.flatnonzero(np.append(True, episode_N[1:] != episode_N[:-1]))
-        if len(np.unique(episode_N)) != len(first):
-            raise AdvantageError("the tokens of an episode are not adjacent; pass them in the order of the batch")
-        lengths = np.diff(np.append(first, len(episode_N)))
-        self.row_N = np.repeat(np.arange(len(first)), lengths)
-        self.column_N = np.arange(len(episode_N)) - np.repeat(first, lengths)
-        self.shape = (len(first), int(lengths.max()))
-
-    def fill(self, values_N: FloatN) -> FloatN:
-        grid = np.zeros(self.shape)
-        grid[self.row_N, self.column_N] = values_N
-        return grid
-
-    def take(self, grid: FloatN) -> FloatN:
-        taken: FloatN = grid[self.row_N, self.column_N]
-        return taken
-
-
-def _check_returns(episode_N: IntN, gamma: float, columns: dict[str, FloatN]) -> None:
-    if not 0.0 <= gamma <= 1.0:
-        raise AdvantageError(f"gamma is {gamma}; valid: 0 to 1")
-    if not len(episode_N):
-        raise AdvantageError("there are no tokens")
-    for name, values_N in columns.items():
-        if len(values_N) != len(episode_N):
-            raise AdvantageError(f"{name} has {len(values_N)} tokens, the batch has {len(episode_N)}")
-        bad = np.flatnonzero(~np.isfinite(values_N))
-        if len(bad):
-            raise AdvantageError(
-                f"the {name} of token {int(bad[0])} (episode {int(episode_N[bad[0]])}) is {values_N[bad[0]]}; "
-                "it must be finite"
-            )

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,13 @@ from turngym.core.episode import Episode
 from turngym.core.protocols import RolloutSource
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import Algorithm, DepthPlan
+from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.run_config import Stale
 from turngym.trainers.tensor_file import read_tensors
 from turngym.trainers.token_losses import TruncatedImportance
+
+if TYPE_CHECKING:
+    from turngym.agents.servers.weights import SyncedPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +105,22 @@ def frozen_copy(student: Any) -> Any:
     return copy.deepcopy(student).requires_grad_(False)
 
 
-class Together:
-    """How the processes of a run play ahead, each in a thread of its own; here one process plays everything."""
+def update_servers(ranks: Ranks, servers: SyncedPolicy | None) -> None:
+    """Before a rollout: rank 0 sends new weights to the servers, the other ranks record their version."""
+    if servers is not None:
+        name, version = on_rank_zero(ranks, servers.publish_now)
+        # rank 0 has just recorded what it sent
+        if ranks.rank and name is not None:
+            servers.adopt(name, version)
 
-    in_turn: bool = False
-    """Whether a batch may only begin when every process has ended the one before, because they share servers."""
 
-    def own(self, source: RolloutSource) -> RolloutSource:
-        """What this process plays of a batch; talks to no other process."""
-        return source
-
-    def begin(self) -> None:
-        """Is called where `in_turn`, when a batch begins and this process has put its weights in place."""
-
-    def gather(self, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
-        """All episodes of a batch; `own` waits for those of this process."""
+def gather_shares(ranks: Ranks, request: RolloutRequest, own: Callable[[], list[Episode]]) -> list[Episode]:
+    """All episodes of `request`, on every rank; all meet here, also those whose share is empty."""
+    if ranks.size == 1:
         return own()
+    parts = ranks.all_gather(on_all_ranks(ranks, own))
+    # `RolloutRequest.own` deals the episodes out round robin
+    return [parts[place % ranks.size][place // ranks.size] for place in range(request.episodes)]
 
 
 @dataclass(slots=True)
@@ -139,7 +143,7 @@ class AsyncRollout(RolloutSchedule):
     leaves the processor to training only if the episodes are played by other processes or servers.
 
     Of several processes each plays its share in a thread that talks to no other; they meet where a step waits for its
-    batch (`together`). Where they share servers, one batch is played at a time, beside the step before it.
+    batch. Where they share servers, one batch is played at a time, beside the step before it.
 
     A checkpoint holds the plans and weights of the batches that were not yet learned from; a resumed run plays them
     again (the same episodes, since those follow from weights and request). It costs K copies of the weights.
@@ -151,8 +155,10 @@ class AsyncRollout(RolloutSchedule):
     snapshot: WeightSnapshot
     cancel: Callable[[], None] = lambda: None
     """Breaks off what is being played."""
-    together: Together = field(default_factory=Together)
-    _batches: deque[_Batch] = field(default_factory=deque)
+    ranks: Ranks = SINGLE
+    servers: SyncedPolicy | None = None
+    """Servers that several processes share: one batch is then played at a time."""
+    _batches: deque[_Batch] = field(default_factory=deque, init=False)
     _player: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,7 +178,7 @@ class AsyncRollout(RolloutSchedule):
         due = self._batches[0]
         assert due.planned.request.step == step, f"batch {due.planned.request.step} is due at step {step}"
         assert due.episodes is not None
-        episodes = self.together.gather(due.planned.request, due.episodes.result)
+        episodes = gather_shares(self.ranks, due.planned.request, due.episodes.result)
         due.gathered = True
         self._begin(source)
         # not taken out yet: an interrupt before it is learned from writes a checkpoint that must still hold the batch
@@ -180,16 +186,17 @@ class AsyncRollout(RolloutSchedule):
 
     def _begin(self, source: RolloutSource) -> None:
         """Let the thread play what it may, in order."""
-        own = self.together.own(source)
+        # what this process plays of a batch; in it no process talks to another
+        own: RolloutSource = source if self.ranks.size == 1 else source.own  # type: ignore[attr-defined]
         for batch in self._batches:
             # also the batches of a checkpoint, which come back without episodes
             if batch.episodes is not None:
                 continue
-            if not self.together.in_turn:
+            if self.servers is None:
                 batch.episodes = self._player.submit(self._play, batch, own)
             elif all(other.gathered for other in self._batches if other.episodes is not None):
                 self.snapshot.put(batch.weights, batch.version)
-                self.together.begin()
+                update_servers(self.ranks, self.servers)
                 batch.episodes = self._player.submit(own, batch.planned.request)
 
     def learned(self, step: int) -> None:

@@ -17,12 +17,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
@@ -34,7 +32,7 @@ from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
 from turngym.core.settings import read_toml
-from turngym.core.spec import at, kind_of, to_table
+from turngym.core.spec import SettingsError, at, changed, kind_of, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.panels import load_panel
 from turngym.envs.registration import default_arguments
@@ -53,7 +51,7 @@ from turngym.trainers.ranks import Ranks, on_all_ranks
 from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
 from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.rollout_schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
-from turngym.trainers.run_config import PASS_TOKENS_CPU, ConfigError, RunConfig
+from turngym.trainers.run_config import PASS_TOKENS_CPU, RunConfig
 from turngym.trainers.run_folder import lock_run, with_saved_settings
 from turngym.trainers.run_spec import spec_of_run
 from turngym.trainers.scorer import LocalScorer, load_student
@@ -69,12 +67,10 @@ from turngym.trainers.several_envs import (
 from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, teachers_reader
 from turngym.trainers.student_sources import played_source
 from turngym.trainers.teacher import (
-    Translation,
     check_teacher,
     find_translation,
     further_teachers,
-    open_reference,
-    open_teacher,
+    open_frozen,
     scoring_of,
     teachers_length,
 )
@@ -125,12 +121,6 @@ def run_training(
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
     The run's folder keeps `config` and `command`, from which the run can be repeated.
-
-    Args:
-        config: the settings of the run.
-        ranks: the processes that share the work.
-        progress: whether progress is shown; only rank 0 shows any.
-        command: the caller, as recorded in config.toml.
     """
     if ranks.size > 1:
         if isinstance(config.engine, StartedServer):
@@ -206,22 +196,16 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     vocabulary = config.distill.vocabulary
     translation = find_translation(vocabulary)
     if translation is not None and config.served_teacher:
-        raise ConfigError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process")
+        raise SettingsError(
+            f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process"
+        )
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
     # draws no id and plays no row that they could not score.
     scoring = scoring_of(run, dtype=config.part("frozen").teacher_dtype, device=models.device)
     both, other = (model, tokenizer), translation is not None
-    teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), both, other=other, **scoring)
-    reference = open_reference(
-        algorithm,
-        model,
-        models.student,
-        adapters=config.lora is not None,
-        renewed=run.reference is not None,
-        own_dtype=models.dtype,
-        vocab_size=vocab_size,
-        **scoring,
+    teacher, reference, vocab_size = open_frozen(
+        config, models.student, models.dtype, algorithm, both, other, **scoring
     )
 
     # The environments in which the student plays: that of --env is "", those of --also have names.
@@ -237,11 +221,15 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
         judge=algorithm.judge,
-        privileged=algorithm.privileged,
     )
     envs = _open_envs(config, info, further, opened)
     student = envs[""].student
-    on_update = partial(_all_changed, [env.student for env in envs.values()])
+
+    def on_update(version: int) -> None:
+        # for all who play with the student's weights
+        for env in envs.values():
+            env.student.learner.engine.weights_changed(version)
+
     if models.resume and list_checkpoints(models.out):
         # versions count the steps of the run, not of this process
         on_update(read_state(latest_checkpoint(models.out))["step"])
@@ -263,7 +251,16 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     if teachers:
         algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
     if translation is not None and vocab_size is None and isinstance(teacher, LocalScorer):
-        algorithm = _translated(algorithm, translation, config, student, model, teacher.model)
+        if config.play.also:
+            raise SettingsError(f"distill vocabulary is {vocabulary} with --also; valid: same")
+        assert config.teacher is not None
+        algorithm = translation(
+            algorithm,
+            config.distill,
+            student=student.actor.renderer,
+            reader=teachers_reader(student, teacher.model, config.teacher),
+            sizes=(vocabulary_size(model), vocabulary_size(teacher.model)),
+        )
 
     # When is played: before each step, or with --staleness while the student learns.
     order = RolloutSchedule()
@@ -271,7 +268,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         order = AsyncRollout(
             staleness=config.stale.staleness,
             last=run.steps,
-            snapshot=WeightSnapshot(model, actor.model, student.actor_changed),
+            snapshot=WeightSnapshot(model, actor.model, student.actor.engine.weights_changed),
             cancel=student.cancel,
         )
 
@@ -309,11 +306,15 @@ def _source(
     further: Sequence[FurtherEnv],
     teacher: Scorer | None,
 ) -> RolloutSource:
-    """Where a step's episodes come from, recorded or played (in each environment a share), judged and rewarded."""
+    """Where a step's episodes come from: recorded or played (in each environment a share), judged, and worth the run's
+    own reward in the place of the environment's return."""
     source: RolloutSource
     demonstrations = open_demonstrations(envs[""])
     if config.play.traces:
-        source = _recorded(config, envs, algorithm)
+        episodes = recorded_episodes(envs)
+        if algorithm.teacher_mix:
+            raise SettingsError("teacher_mix is a way of playing: it cannot be used with --traces")
+        source = RecordedSource(episodes=episodes, seed=config.run.seed, cut=algorithm.cut_recorded)
     else:
         partner = teacher.model if isinstance(teacher, LocalScorer) else None
         guided, share = algorithm.guide is not None, algorithm.teacher_mix
@@ -325,7 +326,15 @@ def _source(
     if further and not config.play.traces:
         others = {name: played_source(env, open_demonstrations(env)) for name, env in envs.items() if name}
         source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
-    return _rewarded(source, config)
+    reward, kind = config.part("reward"), getattr(config.own, "reward", "return")
+    if reward is None:
+        return source
+    if kind in ("success", "score"):
+        raise SettingsError(
+            f"--reward {reward} takes the place of the return, but {find_algorithm(config.algorithm).table}.reward "
+            f"is {kind}: leave one of them out"
+        )
+    return RewardedSource(source=source, reward=find_reward(reward), timeout=config.workers.step_timeout)
 
 
 def _with_recorded(config: TrainConfig) -> TrainConfig:
@@ -361,52 +370,17 @@ def _open_envs(
 ) -> dict[str, RunEnv]:
     """Opens the run's environments, by name: its own is "", with those of --also after it.
 
-    Args:
-        config: the settings of the run's own environment.
-        info: what the run knows; a further environment has its own folder in the run's.
-        further: the environments of --also.
-        opened: gets what must be closed after the run.
+    A further environment has its own folder in the run's. What must be closed after the run is put on `opened`.
     """
-    envs = {"": _open_env(config, info, opened)}
-    for item in further:
-        envs[item.name] = _open_env(item.played(config), replace(info, out=info.out / item.name), opened)
+    envs = {}
+    for item in (None, *further):
+        name, played = ("", config) if item is None else (item.name, item.played(config))
+        here = replace(info, out=info.out / name)
+        student = StudentPlayer(played, here)
+        # at once: what fails from here on must not leave workers or servers running
+        opened.callback(student.close)
+        envs[name] = RunEnv(config=played, info=here, student=student, panel=run_panel(played, here, student))
     return envs
-
-
-def _open_env(config: TrainConfig, info: RunInfo, opened: ExitStack) -> RunEnv:
-    student = StudentPlayer(config, info)
-    # at once: what fails from here on must not leave workers or servers running
-    opened.callback(student.close)
-    return RunEnv(config=config, info=info, student=student, panel=run_panel(config, info, student))
-
-
-def _translated(
-    algorithm: Algorithm,
-    translation: Translation,
-    config: TrainConfig,
-    student: StudentPlayer,
-    model: Any,
-    teacher: Any,
-) -> Algorithm:
-    """`algorithm` for a `teacher` that reads other ids than `model`, with which `student` plays."""
-    distill = config.distill
-    if config.play.also:
-        raise ConfigError(f"distill vocabulary is {distill.vocabulary} with --also; valid: same")
-    folder = config.teacher
-    assert folder is not None
-    return translation(
-        algorithm,
-        distill,
-        student=student.actor.renderer,
-        reader=teachers_reader(student, teacher, folder),
-        sizes=(vocabulary_size(model), vocabulary_size(teacher)),
-    )
-
-
-def _all_changed(students: Sequence[StudentPlayer], version: int) -> None:
-    """The student has new weights, for all who play with them."""
-    for each in students:
-        each.learner_changed(version)
 
 
 def check_run(config: TrainConfig) -> None:
@@ -427,12 +401,7 @@ def evaluation_of(config: TrainConfig) -> EvalSpec | None:
     are none. Raises TurngymError for a panel that is not there."""
     if config.evaluation is None:
         return None
-    return eval_spec(
-        load_panel(config.evaluation.panel),
-        config,
-        seed=config.run.seed,
-        max_turns=run_of(config).full_depth,
-    ).spec
+    return eval_spec(load_panel(config.evaluation.panel), config, max_turns=run_of(config).full_depth).spec
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
@@ -465,25 +434,4 @@ def run_of(config: TrainConfig) -> RunConfig:
     # a run may be planned on a machine that lacks its device
     device = find_device("auto") if config.models.device == "auto" else config.models.device
     tokens = PASS_TOKENS_CPU if run.micro_tokens is None and device.startswith("cpu") else run.pass_tokens
-    return replace(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)
-
-
-def _recorded(config: TrainConfig, envs: Mapping[str, RunEnv], algorithm: Algorithm) -> RecordedSource:
-    """Returns the recorded episodes of --traces as the source."""
-    episodes = recorded_episodes(envs)
-    if algorithm.teacher_mix:
-        raise ConfigError("teacher_mix is a way of playing: it cannot be used with --traces")
-    return RecordedSource(episodes=episodes, seed=config.run.seed, cut=algorithm.cut_recorded)
-
-
-def _rewarded(source: RolloutSource, config: TrainConfig) -> RolloutSource:
-    """Returns `source`, or its episodes with the run's own reward in the place of the environment's return."""
-    name, kind = config.part("reward"), getattr(config.own, "reward", "return")
-    if name is None:
-        return source
-    if kind in ("success", "score"):
-        raise ConfigError(
-            f"--reward {name} takes the place of the return, but {find_algorithm(config.algorithm).table}.reward "
-            f"is {kind}: leave one of them out"
-        )
-    return RewardedSource(source=source, reward=find_reward(name), timeout=config.workers.step_timeout)
+    return changed(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)

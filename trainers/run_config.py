@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.spec import KIND, Spec, Unread, by_name, fields_of, needing, read, to_table
+from turngym.core.spec import KIND, SettingsError, Spec, Unread, fields_of, needing, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]
@@ -19,12 +17,7 @@ PASS_TOKENS, PASS_TOKENS_CPU = 8192, 2048
 """Padded tokens per pass where nothing else is said: on a GPU, and on a CPU."""
 
 
-class ConfigError(TurngymError, ValueError):
-    """A setting outside its valid range; a ValueError too, so that command lines can say which option it was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Spec):
     """AdamW, its schedule, and how often a collected batch is used."""
 
     lr: NotNegative = 1e-6
@@ -46,8 +39,7 @@ class OptimizerConfig:
     """Optimizer updates per pass. Each takes an equal share of the episodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupportConfig:
+class SupportConfig(Spec):
     """A loss between student and teacher on the ids of a support: the reverse KL."""
 
     top_k: Count = 50
@@ -64,7 +56,6 @@ class SupportConfig:
     `Translation` of yours; with one vocabulary they change nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceConfig(SupportConfig):
     """A loss between student and teacher on a support, of several divergences."""
 
@@ -79,7 +70,6 @@ class DivergenceConfig(SupportConfig):
             yield from needing("form jsd or mixed", "beta")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DistillConfig(DivergenceConfig):
     """The loss between student and teacher: of opd, turnopd, loopstop, tcod and their relatives."""
 
@@ -93,15 +83,14 @@ class DistillConfig(DivergenceConfig):
     """Lower and upper clip of the surrogate (`form=sampled`)."""
 
     def unread(self) -> Unread:
-        yield from super(DistillConfig, self).unread()
+        yield from super().unread()
         if self.form == "sampled":
             yield from needing("a form other than sampled", "top_k", "tail", "support", "importance")
         else:
             yield from needing("form sampled", "clip")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LmLossConfig:
+class LmLossConfig(Spec):
     """L_PT, the term of grpo-minillm and ppo-minillm."""
 
     files: tuple[Path, ...] = ()
@@ -128,8 +117,7 @@ class LmLossConfig:
             yield from needing("L_PT in the loss (no in_reward)", "coef")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticConfig:
+class CriticConfig(Spec):
     """The critic of PPO."""
 
     kind: Literal["model", "head"] = "model"
@@ -176,8 +164,7 @@ class Trackio(Tracker, tag="trackio"):
     """trackio."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopConfig:
+class LoopConfig(Spec):
     """What the loop does, whichever algorithm it runs."""
 
     steps: Count = 100
@@ -228,7 +215,6 @@ class Renewed(Spec):
     the reference is a moving average of the student."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(LoopConfig):
     """All that the loop reads: what every algorithm has, and what some have alone."""
 
@@ -248,21 +234,16 @@ class RunConfig(LoopConfig):
         return PASS_TOKENS if self.micro_tokens is None else self.micro_tokens
 
     def check_turns(self, settings: Any, *names: str) -> None:
-        """Raises ConfigError for one of the `names` in `settings` that is chosen and of more turns than an episode
+        """Raises SettingsError for one of the `names` in `settings` that is chosen and of more turns than an episode
         has."""
         usual = {item.name: item.default for item in fields_of(type(settings))}
         for name in names:
             if (value := getattr(settings, name)) not in (None, usual[name]) and value > self.full_depth:
-                raise ConfigError(
+                raise SettingsError(
                     f"{name} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
                 )
 
 
-def checked_table(*configs: Any) -> dict[str, Any]:
-    """The settings of `configs` as tables by the names of their classes.
-
-    Raises SettingsError for settings that hold what their fields may not be: whoever makes one in Python learns it
-    here.
-    """
-    names = (type(config).__name__ for config in configs)
-    return {name: to_table(read(type(one), by_name(one), name)) for name, one in zip(names, configs, strict=True)}
+def tables_of(*configs: Spec) -> dict[str, Any]:
+    """The settings of `configs` as tables by the names of their classes."""
+    return {type(config).__name__: to_table(config) for config in configs}

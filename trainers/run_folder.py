@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from turngym.agents.meaning import meaning
 from turngym.core.disk_space import at_once
 from turngym.core.files import locked_folder
-from turngym.core.spec import at, differing
+from turngym.core.spec import at, changed, differing
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -125,14 +125,7 @@ class RunFolder:
         """Write a checkpoint of `state`, unless the newest one is just that."""
         if self.saved == state:
             return
-        values = {
-            "step": state.step,
-            "depth": asdict(state.depth),
-            "train_seconds": state.train_seconds,
-            "evaluated": state.evaluated,
-            "spec": dict(self.spec),
-            "contents": dict(self.contents),
-        }
+        values = {**asdict(state), "spec": dict(self.spec), "contents": dict(self.contents)}
         self.writing(
             lambda: save_checkpoint(
                 self.path,
@@ -161,17 +154,14 @@ def with_saved_settings(run: RunConfig, path: Path) -> RunConfig:
     """
     if run.packing != "auto" or not list_checkpoints(path):
         return run
-    return replace(run, packing=read_state(latest_checkpoint(path))["spec"]["run"]["packing"])
+    return changed(run, packing=read_state(latest_checkpoint(path))["spec"]["run"]["packing"])
 
 
 def check_end(saved: Mapping[str, Any], spec: Mapping[str, Any], fixed: str, where: Path) -> None:
     """Refuse another number of steps than the run began with where it is `fixed` (why), or done already.
 
-    Args:
-        saved: state of the run that is gone on with.
-        spec: settings of this one.
-        fixed: why the number of steps may not change; empty where it may.
-        where: the checkpoint, for the error.
+    `saved` is the state of the run that is gone on with, `spec` has the settings of this one, `where` is the
+    checkpoint.
     """
     old, new, done = at(saved["spec"], STEPS), at(spec, STEPS), saved["step"]
     if old == new:
@@ -189,12 +179,7 @@ def check_same(saved: Mapping[str, Any], spec: Mapping[str, Any], contents: Mapp
 
     What a setting names counts by its content where that is known. What changes nothing but how sums round, and code of
     one's own, may differ and is said.
-
-    Args:
-        saved: state of the run that is gone on with.
-        spec: settings of this one.
-        contents: what is in the files, the code and the models that they name.
-        where: the checkpoint, for the error.
+    `contents` are hashes of what the settings name; the others are as in `check_end`.
     """
     before: Mapping[str, str] = saved["contents"]
     known = (before.keys() | contents.keys()) - {*CODE}

@@ -20,6 +20,7 @@ from turngym.agents.saved_model import save_model
 from turngym.core.episode import TopK
 from turngym.core.errors import ModelError
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError
 from turngym.trainers import lora
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.microbatch import packing_for, passes
@@ -33,7 +34,7 @@ from turngym.trainers.models import (
     vocabulary_size,
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
-from turngym.trainers.run_config import ConfigError, Packing, Renewed
+from turngym.trainers.run_config import Packing, Renewed
 from turngym.trainers.tensor_file import read_tensors
 
 Ids = Sequence[NDArray[np.int32]]
@@ -189,18 +190,6 @@ def load_scorer(
     """A model that scores ids at `temperature`. Of a teacher, only the ids that `student` (a model with its tokenizer)
     knows too are scored; where the two differ in them VocabularyError, or all of the teacher's if it may have `other`
     ids. A model that cannot have `packing` goes without.
-
-    Args:
-        folder: folder of the model.
-        dtype: precision of its weights.
-        device: where it computes; `auto` takes CUDA where there is one.
-        temperature: divides its logits.
-        max_tokens: tokens of a forward pass at most.
-        chunk: rows of logits that exist at a time.
-        vocab_size: cuts its logits to their first ids; None: all count.
-        student: the student and its tokenizer, if the model is a teacher.
-        other: whether the teacher's vocabulary may be another one.
-        packing: whether rows share a line in a forward pass.
     """
     model, tokenizer = load_student(folder, dtype, device)
     if student is not None:
@@ -275,21 +264,17 @@ class ReferenceRefresh:
 def reference_refresh(
     renewed: Renewed | None, reference: Scorer | None, student: Any, ranks: Ranks
 ) -> ReferenceRefresh | None:
-    """What the settings ask for; None where the reference stays. Raises ConfigError where it cannot be had.
+    """What the settings ask for; None where the reference stays. Raises SettingsError where it cannot be had.
 
-    Args:
-        renewed: the settings.
-        reference: what is refreshed.
-        student: the model whose weights it gets.
-        ranks: the processes of the run; only a single one can refresh.
+    Only a run of one process can renew its reference.
     """
     if renewed is None:
         return None
     every, rate = renewed.reference_every, renewed.reference_rate
     if ranks.size > 1:
-        raise ConfigError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
+        raise SettingsError(f"reference_every is {every} with {ranks.size} training processes; it needs a single one")
     if not isinstance(reference, LocalScorer) or reference.bare:
-        raise ConfigError(
+        raise SettingsError(
             f"reference_every is {every}, but this run has no reference in this process: it needs a KL to the initial "
             "policy (kl_coef above 0)"
         )

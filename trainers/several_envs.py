@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec.structs import replace as changed
 
 from turngym.agents.models import hub_folder
 from turngym.agents.servers.server_options import Here
 from turngym.core.episode import Episode
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import SettingsError, changed
 from turngym.core.user_files import json_of, user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import Ids, SplitScorer
-from turngym.trainers.targets import TargetError
+from turngym.trainers.targets import given
 from turngym.trainers.train_config import TrainConfig
 
 T = TypeVar("T")
@@ -67,7 +66,7 @@ class FurtherEnv:
 def further_env(text: str) -> FurtherEnv:
     """Reads `ENV,share=2,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.topk=1`.
 
-    `env.NAME=VALUE` is an argument for gym.make: a value of JSON, or else text. Raises ConfigError for anything else.
+    `env.NAME=VALUE` is an argument for gym.make: a value of JSON, or else text. Raises SettingsError for anything else.
     """
     env, *parts = _PARTS.split(text)
     # a comma and what is no setting: of a path it is a part, of an environment's id it is not
@@ -76,7 +75,7 @@ def further_env(text: str) -> FurtherEnv:
     told: dict[str, str] = dict(pairs)
     if len(told) < len(pairs):
         name, count = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ConfigError(f"--also {text!r}: {name} is given {count} times; valid: once")
+        raise SettingsError(f"--also {text!r}: {name} is given {count} times; valid: once")
     given: dict[str, Any] = {name: value for name, value in told.items() if not name.startswith(ARGUMENT)}
     make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told if name not in given}
     wrong = sorted(
@@ -85,13 +84,13 @@ def further_env(text: str) -> FurtherEnv:
     if not env or wrong:
         why = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
         known = f"{', '.join(_SETTINGS)} or {ARGUMENT}ARGUMENT"
-        raise ConfigError(f"--also {text!r}: {why}; valid: ENV, then any of {known} as NAME=VALUE")
+        raise SettingsError(f"--also {text!r}: {why}; valid: ENV, then any of {known} as NAME=VALUE")
     try:
         share = float(given.pop("share", 1.0))
     except ValueError:
         share = 0.0
     if not 0.0 < share < float("inf"):
-        raise ConfigError(f"--also {text!r}: share must be a number above 0")
+        raise SettingsError(f"--also {text!r}: share must be a number above 0")
     teacher = given.pop("teacher", None)
     return FurtherEnv(env=env, share=share, teacher=None if teacher is None else user_path(teacher), make=make, **given)
 
@@ -115,16 +114,16 @@ def json_or_text(text: str) -> Any:
 
 
 def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
-    """The environments of `--also`; ConfigError where they cannot be played in one run."""
+    """The environments of `--also`; SettingsError where they cannot be played in one run."""
     play = config.play
     found = [further_env(text) for text in play.also]
     if not found:
         return found
     names = [play.env_id.rpartition("/")[2], *(item.name for item in found)]
     if len(set(names)) < len(names):
-        raise ConfigError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
+        raise SettingsError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
     if config.evaluation is None and any(item.panel for item in found):
-        raise ConfigError("--also has a panel and the run has none: name that of --env, too, with --panel")
+        raise SettingsError("--also has a panel and the run has none: name that of --env, too, with --panel")
     refused = {
         "--staleness": config.stale is not None,
         "a policy server": not isinstance(config.engine, Here),
@@ -134,12 +133,12 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
         "a teacher that plays": bool(algorithm.teacher_mix) or algorithm.guide is not None,
     }
     if wrong := [what for what, here in refused.items() if here]:
-        raise ConfigError(f"--also: {algorithm.name} with {wrong[0]} plays a single environment")
+        raise SettingsError(f"--also: {algorithm.name} with {wrong[0]} plays a single environment")
     shares = shares_of(found)
     if not play.traces:
         shared_groups(shares, config.run.episodes // algorithm.group)
     elif set(shares) != {1.0}:
-        raise ConfigError(f"share= is given, {shares}, with --traces: a step's tasks are as recorded; leave it out")
+        raise SettingsError(f"share= is given, {shares}, with --traces: a step's tasks are as recorded; leave it out")
     return found
 
 
@@ -151,12 +150,12 @@ def shares_of(further: Sequence[FurtherEnv]) -> list[float]:
 def shared_groups(shares: Sequence[float], groups: int) -> list[int]:
     """How many of a step's groups each environment plays: whole numbers as near to `shares` as they can be.
 
-    Raises ConfigError where one of them would play none.
+    Raises SettingsError where one of them would play none.
     """
     ends = np.rint(np.cumsum(shares) / np.sum(shares) * groups).astype(int)
     counts: list[int] = np.diff(ends, prepend=0).tolist()
     if min(counts) < 1:
-        raise ConfigError(
+        raise SettingsError(
             f"{groups} tasks a step in shares of {list(shares)} leave an environment without one; raise --episodes"
         )
     return counts
@@ -197,12 +196,11 @@ class RoutedTeachers:
     """Teachers by the environment's name, where it has one of its own; the run's scores all others."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        if scorers.teacher is None:
-            raise TargetError("teachers by environment need the run's teacher, and none was given")
+        teacher = given(scorers.teacher, "teacher")
         row_E = np.zeros(batch.rows, np.int64)
         row_E[batch.row_N] = batch.episode_N
         names = [episodes[batch.source_E[episode]].meta.get(ENVIRONMENT, "") for episode in row_E]
-        by_row = [self.teachers.get(name, scorers.teacher) for name in names]
+        by_row = [self.teachers.get(name, teacher) for name in names]
         return self.target_fn(batch, episodes, replace(scorers, teacher=_ByRow(by_row)))
 
 

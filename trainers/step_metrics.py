@@ -17,7 +17,7 @@ from turngym.trainers.batch import RolloutBatch, was_refused
 from turngym.trainers.judged_episodes import judge_row
 from turngym.trainers.optimizer_step import Epochs, RunStep
 from turngym.trainers.rewards import PAID
-from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_stats
+from turngym.trainers.turn_stats import deep_third, turn_row
 
 # What a study of training asks of every step beside the loss: rewards, advantages, lengths, the teacher's opinion.
 
@@ -119,13 +119,7 @@ def step_row(
 ) -> dict[str, Any]:
     """Everything about a step but its times.
 
-    Args:
-        episodes: all that were played, before any filter.
-        batch: what was trained on.
-        targets: what the target function said about each of its tokens.
-        done: losses and columns of all updates of the step.
-        plan: what was played, and whether it was a probe.
-        state: the depth controller's, after the step.
+    `episodes` are all that were played, before any filter; `state` is that after the step.
     """
     turns = turn_row(batch, done.columns, done.weight_N, full_depth=plan.full_depth)
     return {
@@ -223,40 +217,6 @@ def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
     if "off_shaped" in columns:
         row["off/shaped"] = _mean(columns["off_shaped"][off_N])
     return row
-
-
-def turn_row(
-    batch: RolloutBatch, columns: Columns, weight_N: NDArray[np.float64], *, full_depth: bool = False
-) -> dict[str, list[Any]]:
-    """Statistics by turn, as lists over turns; the divergence only where there is a teacher.
-
-    Args:
-        batch: whose tokens are summed by turn.
-        columns: numbers per token [N] by name, as the forward pass measured them.
-        weight_N: how much each token counts [N]; the sum is 1.
-        full_depth: whether the depth cap was the full depth of the run, as for `turn_stats`.
-    """
-    row: dict[str, NDArray[Any]] = {
-        "turn/loss_share": loss_share(columns["loss"], weight_N, batch),
-        "turn/weight": sum_by_turn(weight_N, batch),
-    }
-    kl_N = columns.get("kl_bin", np.zeros(batch.tokens, np.float32))
-    entropies = {"entropy_N": columns.get("entropy"), "teacher_entropy_N": columns.get("teacher_entropy")}
-    stats = turn_stats(batch, kl_N, full_depth=full_depth, **entropies)
-    row |= {"turn/survivors": stats.survivors_T, "turn/entropy": stats.entropy_T, "turn/tokens": stats.tokens_T}
-    row |= {"turn/tokens_success": stats.tokens_success_T, "turn/tokens_failure": stats.tokens_fail_T}
-    # with the survivors these are the last turns of all episodes: what a depth controller can be replayed from
-    row |= {"turn/ended_success": ended_by_turn(batch, batch.success_E)}
-    row |= {"turn/ended_cut": ended_by_turn(batch, batch.truncated_E)}
-    if {"kl_bin", "kl_raw"} <= columns.keys():
-        raw = turn_stats(batch, columns["kl_raw"], full_depth=full_depth)
-        row |= {"turn/kl": stats.kl_T, "turn/kl_raw": raw.kl_T, "turn/kl_share": kl_share(columns["kl_raw"], batch)}
-        row |= {"turn/kl_success": stats.kl_success_T, "turn/kl_failure": stats.kl_fail_T}
-        row |= {"turn/kl_raw_success": raw.kl_success_T, "turn/kl_raw_failure": raw.kl_fail_T}
-        row |= {"turn/teacher_entropy": stats.teacher_entropy_T}
-        row |= {"turn/teacher_entropy_success": stats.teacher_entropy_success_T}
-        row |= {"turn/teacher_entropy_failure": stats.teacher_entropy_fail_T}
-    return {name: values.tolist() for name, values in row.items()}
 
 
 def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:

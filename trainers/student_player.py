@@ -27,18 +27,19 @@ from turngym.agents.playing.rollout import MakeEnv, PlayJobs
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
-from turngym.agents.rendering.renderer import TextEpisodes
+from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.resolve_play import chat_table, resolve_agent
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.server_options import Here, StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
 from turngym.core.resolve import Layer
+from turngym.core.spec import changed
 from turngym.core.task import Task
 from turngym.envs.base import TextEnv
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
-from turngym.trainers.algorithm import ExpertPlay, PrivilegedText
+from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
 from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
@@ -78,8 +79,6 @@ class RunInfo:
     """Most ids of a row that every teacher can read; None: no teacher says."""
     judge: Question | None = None
     """What a judge is asked about their turns."""
-    privileged: PrivilegedText | None = None
-    """What becomes of its hints."""
 
 
 def student_chat(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
@@ -208,11 +207,8 @@ class StudentPlayer:
         )
         if self.examples.text:
             # in what is played alone: the settings that are saved with the model stay without
-            system = player.settings.system
-            if system is None:
-                channel = make_channel(self.settings.channel, player.tool)
-                system = system_message(self.env, channel, player.renderer)
-            player = replace(player, settings=replace(player.settings, system=self.examples.in_system(system)))
+            system = self.examples.in_system(_system(self.env, player.settings, player.renderer))
+            player = replace(player, settings=changed(player.settings, system=system))
         return player, engine
 
     @property
@@ -233,19 +229,7 @@ class StudentPlayer:
     @property
     def system(self) -> str:
         """The system message that the student is given."""
-        player = self.actor
-        if player.settings.system is not None:
-            return player.settings.system
-        channel = make_channel(self.settings.channel, player.tool)
-        return system_message(self.env, channel, player.renderer)
-
-    def learner_changed(self, version: int) -> None:
-        """The learner has new weights."""
-        self.learner.engine.weights_changed(version)
-
-    def actor_changed(self, version: int) -> None:
-        """The actor has new weights."""
-        self.actor.engine.weights_changed(version)
+        return _system(self.env, self.actor.settings, self.actor.renderer)
 
     def cancel(self) -> None:
         """Breaks off what is being played."""
@@ -257,6 +241,13 @@ class StudentPlayer:
         self._closing.close()
 
 
+def _system(env: TextEnv, settings: ChatSettings, renderer: ChatRenderer) -> str:
+    """The system message: that of the settings, or what the environment says to their channel."""
+    if settings.system is not None:
+        return settings.system
+    return system_message(env, make_channel(settings.channel, env.tool), renderer)
+
+
 def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpisodes:
     """Writes the student's episodes as the ids of another `model`, from `folder`: in its own chat template and with
     its own system message, but in the student's channel. Raises TurngymError for histories that are rewritten."""
@@ -266,18 +257,13 @@ def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpi
             "needs --memory all"
         )
     tokenizer, tool = load_tokenizer(folder), student.env.tool
-    settings = replace(ChatSettings.load(folder), channel=student.settings.channel)
+    settings = changed(ChatSettings.load(folder), channel=student.settings.channel)
     settings = complete_settings(settings, tokenizer, tool)
-    renderer, channel = (
-        renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills),
-        make_channel(settings.channel, tool),
-    )
-    said = settings.system
-    if said is None:
-        said = system_message(student.env, channel, renderer)
+    renderer = renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills)
+    said = _system(student.env, settings, renderer)
     return TextEpisodes(
         renderer=renderer,
-        channel=channel,
+        channel=make_channel(settings.channel, tool),
         tool=tool,
         system=student.examples.in_system(said) if student.examples.text else said,
         max_context=settings.max_context or position_limit(model.config),

@@ -89,14 +89,14 @@ def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> 
     make_env = student.make_env
     if not (how.hints or how.told):
         return make_env
-    from turngym.agents.judges.hinted_prompts import HintedEnv, PrivilegedEnv, refuse_control_tokens
+    from turngym.agents.judges import hinted_prompts as told
 
     if how.hints:
-        make_env = HintedEnv(make_env, how.hints, named_player(expert))
+        make_env = told.WrappedEnv(make_env, told.HintedObservations, (how.hints, named_player(expert)))
     if how.told:
         if not how.told.startswith(SKILLS_PREFIX):
             raise TurngymError(f"--sft.told is {how.told!r}; valid: {SKILLS_PREFIX}FOLDER")
         skills = read_skills(how.told.removeprefix(SKILLS_PREFIX))
-        refuse_control_tokens(skills, student.actor.renderer.template.encoder)
-        make_env = PrivilegedEnv(make_env, tuple(sorted(skills.texts)))
+        told.refuse_control_tokens(skills, student.actor.renderer.template.encoder)
+        make_env = told.WrappedEnv(make_env, told.PrivilegedObservations, (sorted(skills.texts),))
     return make_env

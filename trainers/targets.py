@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode, TopK
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl, sampled_advantage
-from turngym.trainers.run_config import ConfigError, DistillConfig
-from turngym.trainers.token_losses import ClippedAdvantage, SupportKL
+from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl
+from turngym.trainers.run_config import DistillConfig
+from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
 
 
 class TargetError(TurngymError):
@@ -46,7 +47,7 @@ class TeacherTopK:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         ids, positions = rows(batch)
-        return support_targets(_present(scorers.teacher).topk(ids, positions, self.k), batch)
+        return support_targets(given(scorers.teacher, "teacher").topk(ids, positions, self.k), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,21 @@ class StudentTopK:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         ids, positions = rows(batch)
         support = [item.ids.astype(np.int64) for item in scorers.student.topk(ids, positions, self.k)]
-        return support_targets(_present(scorers.teacher).gather(ids, positions, support), batch)
+        return support_targets(given(scorers.teacher, "teacher").gather(ids, positions, support), batch)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledAdvantage:
-    """A_i = log q - log p on the sampled id, student detached and before the update."""
+    """A_i = log q - log p on the sampled id, nats, the student before the update; its mean is minus the reverse KL.
+
+    Source: [minillm] eq. 2, [opd-post]; docs/algorithms.md#sampled-token-distillation.
+    """
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         student_logp_N = label_logprobs(scorers.student, batch, "student")
-        advantage_N = sampled_advantage(student_logp_N, teacher_logp_N)
-        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N)
+        # teacher minus student: descent on -A raises what the teacher finds likelier than the student does
+        return Targets(advantage_N=teacher_logp_N - student_logp_N, label_logp_N=teacher_logp_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +110,18 @@ class WithSequences:
         return replace(targets, extra={**targets.extra, SEQUENCE: sequence_N})
 
 
+def given(scorer: Scorer | None, role: str) -> Scorer:
+    if scorer is None:
+        raise TargetError(f"this algorithm needs a {role}, and none was given")
+    return scorer
+
+
 def label_logprobs(scorer: Scorer | None, batch: RolloutBatch, role: str) -> NDArray[np.float32]:
     """Log-probability of each label under `scorer`, which plays `role`: float32 [N], nats.
 
     Raises TargetError where there is no such scorer, or it does not answer one finite number per token.
     """
-    if scorer is None:
-        raise TargetError(f"this algorithm needs a {role}, and none was given")
-    found: NDArray[np.float32] = _stack(scorer.logprobs(*rows(batch)), batch)
+    found: NDArray[np.float32] = _stack(given(scorer, role).logprobs(*rows(batch)), batch)
     return found
 
 
@@ -152,12 +160,6 @@ def rows(batch: RolloutBatch) -> tuple[list[NDArray[np.int32]], list[NDArray[np.
     return ids, np.split(labels, cuts)
 
 
-def _present(teacher: Scorer | None) -> Scorer:
-    if teacher is None:
-        raise TargetError("this algorithm compares the student with a teacher, and no teacher was given")
-    return teacher
-
-
 def support_targets(found: Sequence[TopK], batch: RolloutBatch) -> Targets:
     """A teacher's answers, row after row, as the targets of a batch's tokens."""
     tails = [item.tail for item in found if item.tail is not None]
@@ -191,19 +193,18 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
     Source: [gkd] Algorithm 1; docs/algorithms.md#opd.
     """
     if config.form == "sampled":
-        low, high = config.clip
-        return SampledAdvantage(), ClippedAdvantage(eps_low=low, eps_high=high)
+        return SampledAdvantage(), ClippedAdvantage(loss=PolicyGradient(clip=config.clip))
     signal = (TeacherTopK if config.support == "teacher" else StudentTopK)(config.top_k)
     return signal, support_kl(config)
 
 
 def support_kl(config: DistillConfig) -> SupportKL:
-    """The divergence on the support that the settings name; ConfigError for a tail that only the reverse KL has."""
+    """The divergence on the support that the settings name; SettingsError for a tail that only the reverse KL has."""
     others: dict[str, TokenKL] = {
         "forward": bin_forward_kl,
         "jsd": JensenShannon(config.beta),
         "mixed": MixedKL(config.beta),
     }
     if config.form in others and config.tail != "bin":
-        raise ConfigError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
+        raise SettingsError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
     return SupportKL(kl=others.get(config.form, TAILS[config.tail]), importance=config.importance)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,13 +18,15 @@ from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import PluginError, find
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError, changed
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.models import vocabulary_size
-from turngym.trainers.run_config import ConfigError, DistillConfig, RunConfig
+from turngym.trainers.run_config import DistillConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer, ModelWeights, load_scorer
 from turngym.trainers.several_envs import FurtherEnv
 from turngym.trainers.targets import StudentTopK, TeacherTopK
+from turngym.trainers.train_config import Learns
 
 if TYPE_CHECKING:
     from turngym.agents.servers.policy import ServerScorer
@@ -52,7 +52,7 @@ class Translation(Protocol):
     ) -> Algorithm:
         """`algorithm`, whose target function asks a teacher of other ids about the student's text.
 
-        Raises ConfigError where such a teacher cannot teach it.
+        Raises SettingsError where such a teacher cannot teach it.
 
         Args:
             algorithm: made for a teacher of the student's ids.
@@ -88,26 +88,14 @@ def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None
         raise TurngymError(f"{name} distills from a teacher: name its folder with --teacher (in Python teacher=...)")
 
 
-def open_teacher(
+def _open_teacher(
     algorithm: Algorithm,
     asked: AnyTeacher | None,
     student: tuple[Any, Any],
     *,
-    other: bool = False,
+    other: bool,
     **scoring: Any,
 ) -> tuple[Scorer | None, int | None]:
-    """Returns the teacher as a scorer, and the number of ids that it shares with the student.
-
-    Returns (None, None) for an algorithm that needs no teacher, and where none is named. A teacher that may have
-    `other` ids than the student, and has, comes with None.
-
-    Args:
-        algorithm: whether it needs a teacher, and what it asks one for.
-        asked: the teacher's folder, or servers that have it; with both the servers must have its weights.
-        student: the model and its tokenizer.
-        other: whether the teacher may have other ids.
-        scoring: `scoring_of` the run.
-    """
     if not algorithm.needs_teacher or asked is None:
         return None, None
     if isinstance(asked, TeacherServed):
@@ -115,7 +103,8 @@ def open_teacher(
 
         size = vocabulary_size(student[0])
         # of several processes one compares
-        load = partial(_weights_of, dtype=scoring["dtype"]) if os.environ.get("RANK", "0") == "0" else None
+        alone, dtype = os.environ.get("RANK", "0") == "0", scoring["dtype"]
+        load = (lambda folder: ModelWeights(load_model(folder, dtype=dtype))) if alone else None
         served, shared = teacher_scorer(asked, asked.teacher, student[1], size, algorithm.distill_temperature, load)
         # what will be asked for is asked for once now, and not after the first rollout
         row, place, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
@@ -124,7 +113,8 @@ def open_teacher(
         if isinstance(target, StudentTopK):
             served.gather([row], [place], [np.arange(target.k)[None]])
         return served, shared
-    scorer = open_scorer(algorithm, asked.teacher, student=student, other=other, **scoring)
+    temperature = algorithm.distill_temperature
+    scorer = load_scorer(asked.teacher, temperature=temperature, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
 
 
@@ -155,7 +145,7 @@ def teachers_length(
 def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> ChatSettings:
     """Returns `settings` with the limit of ids that the teachers have, and says so where it is less than the student's.
 
-    Raises ConfigError for settings that go beyond the student's positions.
+    Raises SettingsError for settings that go beyond the student's positions.
 
     Args:
         longest: most ids that every teacher can read (`teachers_length`).
@@ -164,14 +154,14 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
     """
     known, wanted = position_limit(model.config), settings.max_context
     if known is not None and wanted is not None and wanted > known:
-        raise ConfigError(
+        raise SettingsError(
             f"--max-context is {wanted}; valid: 1 to {known}, the positions that {type(model).__name__} knows"
         )
     own = wanted or known
     if longest is None or (own is not None and own <= longest):
         return settings
     print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
-    return replace(settings, max_context=longest)
+    return changed(settings, max_context=longest)
 
 
 def further_teachers(
@@ -179,24 +169,17 @@ def further_teachers(
 ) -> dict[str, Scorer]:
     """Returns the teachers of those environments of `--also` that name one, by the environment's name.
 
-    Raises ConfigError for one without a run's teacher beside it, or that shares other ids with the student.
-
-    Args:
-        algorithm: must need a teacher where an environment names one.
-        further: the environments of `--also`.
-        student: the model and its tokenizer.
-        vocab_size: number of ids that the run's own teacher shares with the student.
-        scoring: `scoring_of` the run.
+    Raises SettingsError for one without a run's teacher beside it, or that shares other ids with the student.
     """
     found: dict[str, Scorer] = {}
     for item in further:
         if item.teacher is None:
             continue
         if not algorithm.needs_teacher:
-            raise ConfigError(f"--also {item.env}: {algorithm.name} has no teacher; leave teacher={item.teacher} out")
-        scorer = open_scorer(algorithm, item.teacher, student=student, **scoring)
+            raise SettingsError(f"--also {item.env}: {algorithm.name} has no teacher; leave teacher={item.teacher} out")
+        scorer = load_scorer(item.teacher, temperature=algorithm.distill_temperature, student=student, **scoring)
         if scorer.vocab_size != vocab_size:
-            raise ConfigError(
+            raise SettingsError(
                 f"--also {item.env}: {item.teacher} shares {scorer.vocab_size} ids with the student, --teacher "
                 f"{vocab_size}; teachers of one run share the same"
             )
@@ -204,47 +187,37 @@ def further_teachers(
     return found
 
 
-def open_scorer(algorithm: Algorithm, folder: Path, **scoring: Any) -> LocalScorer:
-    """Loads a frozen model that scores ids as `algorithm` wants it; `scoring` is `scoring_of` the run."""
-    return load_scorer(folder, temperature=algorithm.distill_temperature, **scoring)
-
-
-def is_the_base(*, adapters: bool, renewed: bool, student: str, frozen: str) -> bool:
+def is_the_base(config: Learns, dtype: str) -> bool:
     """Whether the initial policy is the student without its adapters, so that no second model is loaded.
 
-    One that is renewed, or in another precision than the student's, has weights of its own.
+    One that is renewed, or in another precision than `dtype`, the student's, has weights of its own.
     """
-    return adapters and not renewed and student == frozen
+    return config.lora is not None and config.part("reference") is None and dtype == config.part("frozen").teacher_dtype
 
 
-def open_reference(
-    algorithm: Algorithm, student: Any, folder: Path, *, own_dtype: str, adapters: bool, renewed: bool, **scoring: Any
-) -> LocalScorer | None:
-    """The initial policy as a scorer; None for an algorithm that needs none.
+def open_frozen(
+    config: Learns,
+    folder: Path,
+    dtype: str,
+    algorithm: Algorithm,
+    student: tuple[Any, Any],
+    other: bool,
+    /,
+    **scoring: Any,
+) -> tuple[Scorer | None, LocalScorer | None, int | None]:
+    """Returns the teacher and the initial policy as scorers, and the number of ids that teacher and student share.
 
-    Args:
-        algorithm: whether it needs one.
-        student: the model that is trained.
-        folder: the student's folder.
-        own_dtype: precision of the student's weights.
-        adapters: whether they are trained in place of the weights.
-        renewed: whether the reference changes in the run (--reference-every).
-        scoring: `scoring_of` the run, and the number of ids that count.
+    Each of them is None for an algorithm that needs none. The number is None, too, for a teacher that may have `other`
+    ids than the student, and has. The student's own weights serve as initial policy where nothing but adapters has
+    changed (`is_the_base`). `folder` and `dtype` are those of the `student`, a model with its tokenizer; `scoring` is
+    `scoring_of` the run.
     """
+    teacher, vocab_size = _open_teacher(algorithm, config.part("teacher"), student, other=other, **scoring)
     if not algorithm.needs_reference:
-        return None
-    if not is_the_base(adapters=adapters, renewed=renewed, student=own_dtype, frozen=scoring["dtype"]):
-        return open_scorer(algorithm, folder, **scoring)
-    return LocalScorer(
-        model=student,
-        bare=True,
-        temperature=algorithm.distill_temperature,
-        vocab_size=scoring["vocab_size"],
-        max_tokens=scoring["max_tokens"],
-        chunk=scoring["chunk"],
-        packing=packing_for(scoring["packing"], student),
-    )
-
-
-def _weights_of(folder: Path, dtype: str) -> ModelWeights:
-    return ModelWeights(load_model(folder, dtype=dtype))
+        return teacher, None, vocab_size
+    scoring |= {"temperature": algorithm.distill_temperature, "vocab_size": vocab_size}
+    if not is_the_base(config, dtype):
+        return teacher, load_scorer(folder, **scoring), vocab_size
+    own = {name: value for name, value in scoring.items() if name not in ("dtype", "device")}
+    own["packing"] = packing_for(own["packing"], student[0])
+    return teacher, LocalScorer(model=student[0], bare=True, **own), vocab_size

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.losses import (
     SEQUENCE,
@@ -27,9 +28,7 @@ from turngym.trainers.losses import (
     raw_reverse_kl,
     sequence_logp,
     topk_entropy,
-    topk_reverse_kl,
 )
-from turngym.trainers.run_config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class SupportKL:
         if student is None or teacher is None:
             raise ValueError("the support KL needs targets with topk_ids_NK and topk_logp_NK; use a top-K target")
         tails = tokens.tail_n, tokens.teacher_tail_n
-        loss_n = topk_reverse_kl(student, teacher, self.kl, student_tail_N=tails[0], teacher_tail_N=tails[1])
+        loss_n = self.kl(student, teacher, *tails)
         # logged only: no graph is kept for the two other forms
         with torch.no_grad():
             diagnostics = {
@@ -82,32 +81,6 @@ class SupportKL:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClippedAdvantage:
-    """The clipped surrogate on `advantage_N`; diagnostics: `clipped`, and `kl_bin` = `kl_raw` = -advantage.
-
-    -A_i = log p - log q at the sampled id is an unbiased estimate of the reverse KL at the position.
-    Source: [minillm] eq. 2; docs/algorithms.md#sampled-token-distillation.
-    """
-
-    eps_low: float = 0.2
-    eps_high: float = 0.28
-    dual_clip: float | None = None
-    """Greatest ratio that counts where the advantage is negative; None for no bound."""
-
-    def __post_init__(self) -> None:
-        check_clip(self.eps_low, self.eps_high)
-
-    def __call__(self, tokens: Tokens) -> TokenLosses:
-        result, advantage_n = _surrogate_of(tokens, self)
-        # the sampled estimate stands in for both forms, so that depth control and tables work with it too
-        kl_n = -advantage_n
-        return TokenLosses(
-            loss_n=result.loss_N,
-            diagnostics={"kl_bin": kl_n, "kl_raw": kl_n, "clipped": result.clipped_N.float()},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGradient:
     """l_i = clipped surrogate(A_i) + kl_coef KL_i(policy, reference) - entropy_coef H_i, nats.
 
@@ -119,8 +92,8 @@ class PolicyGradient:
 
     surrogate: Callable[..., Surrogate] = clipped_surrogate
     """Loss of a token from ratio and advantage: `clipped_surrogate` or `clipped_weight`."""
-    eps_low: float = 0.2
-    eps_high: float = 0.2
+    clip: tuple[float, float] = (0.2, 0.2)
+    """How far below and above 1 the ratio counts."""
     kl_coef: float = 0.0
     kl: KLEstimator = kl_k3
     entropy_coef: float = 0.0
@@ -128,13 +101,39 @@ class PolicyGradient:
     """Greatest ratio that counts where the advantage is negative; None for no bound."""
 
     def __post_init__(self) -> None:
-        check_clip(self.eps_low, self.eps_high)
+        check_clip(*self.clip)
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        result, _ = _surrogate_of(tokens, self, self.surrogate)
+        if tokens.advantage_n is None:
+            raise ValueError("a clipped surrogate needs targets with advantage_N")
+        logp_n, behavior_n = tokens.sampled_logp_n, known_behavior(tokens)
+        if SEQUENCE in tokens.extra:
+            logp_n = sequence_logp(logp_n, behavior_n, tokens.extra[SEQUENCE])
+        low, high = self.clip
+        result = self.surrogate(
+            logp_n, behavior_n, tokens.advantage_n, eps_low=low, eps_high=high, dual_clip=self.dual_clip
+        )
         more_n, diagnostics = regularized(tokens, self.kl_coef, self.kl, self.entropy_coef)
         diagnostics["clipped"] = result.clipped_N.float()
         return TokenLosses(loss_n=result.loss_N + more_n, diagnostics=diagnostics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedAdvantage:
+    """The clipped surrogate on `advantage_N` as a distillation: adds `kl_bin` = `kl_raw` = -advantage.
+
+    -A_i = log p - log q at the sampled id is an unbiased estimate of the reverse KL at the position; it stands in for
+    both forms, so that depth control and tables work with it too.
+    Source: [minillm] eq. 2; docs/algorithms.md#sampled-token-distillation.
+    """
+
+    loss: PolicyGradient = PolicyGradient(clip=(0.2, 0.28))
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        inner = self.loss(tokens)
+        assert tokens.advantage_n is not None  # the surrogate needs it
+        kl = dict.fromkeys(("kl_bin", "kl_raw"), -tokens.advantage_n)
+        return TokenLosses(loss_n=inner.loss_n, diagnostics={**inner.diagnostics, **kl})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,26 +151,6 @@ class Regularized:
         return TokenLosses(loss_n=inner.loss_n + more_n, diagnostics={**inner.diagnostics, **diagnostics})
 
 
-def _surrogate_of(
-    tokens: Tokens, clip: ClippedAdvantage | PolicyGradient, surrogate: Callable[..., Surrogate] = clipped_surrogate
-) -> tuple[Surrogate, Tensor]:
-    """The surrogate of `tokens` within the bounds of `clip`, and the advantages [n] that it is of."""
-    if tokens.advantage_n is None:
-        raise ValueError("a clipped surrogate needs targets with advantage_N")
-    logp_n, behavior_n = tokens.sampled_logp_n, known_behavior(tokens)
-    if SEQUENCE in tokens.extra:
-        logp_n = sequence_logp(logp_n, behavior_n, tokens.extra[SEQUENCE])
-    found = surrogate(
-        logp_n,
-        behavior_n,
-        tokens.advantage_n,
-        eps_low=clip.eps_low,
-        eps_high=clip.eps_high,
-        dual_clip=clip.dual_clip,
-    )
-    return found, tokens.advantage_n
-
-
 def known_behavior(tokens: Tokens) -> Tensor:
     """Behavior log-probabilities [n]; where they are unknown, the present ones, detached (a ratio of 1)."""
     known_n = tokens.behavior_logp_n.isfinite()
@@ -182,14 +161,7 @@ def known_behavior(tokens: Tokens) -> Tensor:
 def regularized(
     tokens: Tokens, kl_coef: float, kl: KLEstimator, entropy_coef: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one.
-
-    Args:
-        tokens: the tokens of a microbatch.
-        kl_coef: weight of the KL to the initial policy.
-        kl: the estimator of that KL from one sampled id.
-        entropy_coef: weight of the entropy bonus; 0 for none.
-    """
+    """kl_coef KL_i(policy, reference) - entropy_coef H_i: [n], and the diagnostic `kl_reference` where there is one."""
     more_n, diagnostics = torch.zeros_like(tokens.logp_n), {}
     if tokens.reference_logp_n is not None:
         kl_n = kl(tokens.logp_n, tokens.reference_logp_n)
@@ -211,14 +183,14 @@ def bounded(algorithm: Algorithm, setting: float | None, *, stale: bool) -> Algo
     """`algorithm` with the dual clip that the `setting` names: 0 none, None 3 where episodes may be `stale`.
 
     Fresh episodes have ratios of 1, so nothing is bounded there. By default losses that have no dual clip stay as they
-    are; a bound that is asked for raises ConfigError there.
+    are; a bound that is asked for raises SettingsError there.
     Source: [dual-clip]; docs/algorithms.md#clipped-surrogate.
     """
     name = algorithm.name
     if setting and not setting > 1:
-        raise ConfigError(f"dual_clip is {setting}; valid: above 1, or 0 for no bound")
+        raise SettingsError(f"dual_clip is {setting}; valid: above 1, or 0 for no bound")
     if setting and not _has_ratio(algorithm.token_loss):
-        raise ConfigError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
+        raise SettingsError(f"dual_clip is {setting}; {name} as it is set has no probability ratio: leave it out")
     bound = (DUAL_CLIP if stale else None) if setting is None else setting or None
     return algorithm if bound is None else replace(algorithm, token_loss=with_dual_clip(algorithm.token_loss, bound))
 

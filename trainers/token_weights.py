@@ -74,7 +74,6 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
 
     alpha = clip((step / total - start) / (end - start), 0, 1); with end == start, 0 before it and 1 from it on.
     Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#blended-weights.
-    Errors: ValueError if `total` < 1 or `end` < `start`.
 
     Args:
         step: the training step, 1-based.
@@ -82,12 +81,6 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
         start: share of training at which alpha leaves 0.
         end: share of training at which alpha reaches 1.
     """
-    if total < 1:
-        raise ValueError(f"total steps is {total}; blending needs at least 1")
-    if end < start:
-        raise ValueError(
-            f"blend end {end} lies before its start {start}; valid is start <= end, both shares of training"
-        )
     progress = step / total
     if end == start:
         return 1.0 if progress >= start else 0.0
@@ -99,16 +92,8 @@ def blend_weights(batch: RolloutBatch, alpha: float, *, n_min: int = 8, min_shar
 
     w = (1 - alpha) w_traj + alpha w_turn. A token of an unreliable turn has w_turn = 0, so it keeps
     (1 - alpha) w_traj: its trajectory share fades with alpha and is gone at alpha = 1. Both terms sum to 1.
-    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights. Errors: ValueError if `alpha` is outside [0, 1].
-
-    Args:
-        batch: the batch, with N supervised tokens.
-        alpha: share of the turn weights, in [0, 1].
-        n_min: episodes from which on a turn is reliable.
-        min_share: share of the episodes from which on it is; the greater of both counts.
+    Source: [turnopd] Algorithm 1; docs/algorithms.md#blended-weights.
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha is {alpha}; valid is 0 (trajectory weights) to 1 (turn weights)")
     turn_N = turn_weights(batch, n_min=n_min, min_share=min_share)
     return (1.0 - alpha) * trajectory_weights(batch) + alpha * turn_N
 

@@ -13,7 +13,7 @@ What an algorithm does not read is no part of its `TrainConfig`: `config_class` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -48,7 +48,6 @@ from turngym.trainers.algorithm import BUILT_IN, PLAYS, AlgorithmSpec, find_algo
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (
     Ahead,
-    ConfigError,
     DistillConfig,
     DivergenceConfig,
     LmLossConfig,
@@ -222,7 +221,7 @@ class Method(Spec):
     frozen: FrozenConfig = FrozenConfig()
     reference: Renewed | None = None
     """The reference of the KL; none: it stays the initial policy."""
-    distill: DistillConfig = field(default_factory=DistillConfig)
+    distill: DistillConfig = DistillConfig()
     judge: AnyJudge = Auto()
     """Who judges. `rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks
     --expert, which by default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its
@@ -242,7 +241,7 @@ class Method(Spec):
     """Bound of the ratio under an advantage < 0. Policy gradients: where the advantage is negative, a token's ratio new
     / old counts for at most this, above 1 (a dual clip). By default 3 where episodes may be stale (--staleness,
     --traces, the proxy), else none; 0: never one."""
-    lm_loss: LmLossConfig = field(default_factory=LmLossConfig)
+    lm_loss: LmLossConfig = LmLossConfig()
 
 
 USES: Mapping[str, frozenset[str]] = {
@@ -271,6 +270,7 @@ class Learns:
     __slots__ = ()
     algorithm: str
     method: Method
+    lora: LoraConfig | None
 
     @property
     def own(self) -> Any:
@@ -301,7 +301,7 @@ class Learns:
     @property
     def distill(self) -> DistillConfig:
         """The loss between student and teacher, with all that some algorithms do not choose."""
-        return DistillConfig(**asdict(self.part("distill")))
+        return DistillConfig(**msgspec.structs.asdict(self.part("distill")))
 
 
 class TrainConfig(Spec, Learns):
@@ -311,12 +311,12 @@ class TrainConfig(Spec, Learns):
     """Which algorithm trains: a name (`turnopd`), `package.module:NAME`, or an entry point."""
     models: ModelConfig
     method: Method = Method()
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     """Adapters of this rank learn in place of the weights; they want about ten times the learning rate."""
     play: PlayConfig = PlayConfig()
     evaluation: EvaluationConfig | None = None
-    run: LoopConfig = field(default_factory=LoopConfig)
+    run: LoopConfig = LoopConfig()
     chat: ChatConfig = ChatConfig()
     examples: ExampleFile | SkillTexts | None = None
     """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
@@ -325,7 +325,7 @@ class TrainConfig(Spec, Learns):
     engine: AnyEngine = Here()
     """What plays. This process (`local`), `servers` (--policy-server), or a server (`sglang`, `vllm`) that the run
     starts beside itself, on the same GPU."""
-    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    workers: WorkerOptions = WorkerOptions()
 
     @property
     def stale(self) -> Ahead | None:
@@ -337,7 +337,7 @@ class TrainConfig(Spec, Learns):
     def loop(self) -> RunConfig:
         """All that the loop reads."""
         temperature, reference = self.part("temperature"), self.part("reference")
-        return RunConfig(**asdict(self.run), temperature=temperature, reference=reference)
+        return RunConfig(**msgspec.structs.asdict(self.run), temperature=temperature, reference=reference)
 
     def unread(self) -> Unread:
         """What depends on settings of another table."""
@@ -419,19 +419,17 @@ def with_method(base: type[L], algorithm: str, parts: frozenset[str]) -> type[L]
     spec = find_algorithm(algorithm)
     taken = {*Method.__struct_fields__, *base.__struct_fields__}
     if spec.table in taken or not spec.table.isidentifier():
-        raise ConfigError(
+        raise SettingsError(
             f"algorithm {spec.name!r}: its settings cannot be called {spec.table!r}; valid: a name other than "
             f"{', '.join(sorted(taken))} (AlgorithmSpec.section)"
         )
-    own: dict[str, tuple[Any, Any]] = {spec.table: (spec.config, field(default_factory=spec.config))}
+    own: dict[str, tuple[Any, Any]] = {spec.table: (spec.config, spec.config())}
     for one in msgspec.structs.fields(Method):
         if one.name in parts and USES[one.name] & spec.reads:
             kind = _narrow(spec.reads) if one.name == "distill" else one.type
-            made = kind if one.name == "distill" else one.default_factory
-            usual = field(default_factory=made) if one.default is msgspec.NODEFAULT else one.default
-            own[one.name] = kind, usual
+            own[one.name] = kind, kind() if one.name == "distill" else one.default
     method = _made("Method", Spec, own, documented_by=Method)
-    whole: type[L] = _made(base.__name__, base, {"method": (method, field(default_factory=method))})
+    whole: type[L] = _made(base.__name__, base, {"method": (method, method())})
     return whole
 
 

@@ -25,6 +25,7 @@ from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.spec import changed
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import (
     Algorithm,
@@ -33,7 +34,6 @@ from turngym.trainers.algorithm import (
     calling,
     checked_targets,
     selected,
-    selection_row,
     with_own_numbers,
 )
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
@@ -47,7 +47,7 @@ from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, ru
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
-from turngym.trainers.run_config import OptimizerConfig, RunConfig, checked_table
+from turngym.trainers.run_config import OptimizerConfig, RunConfig, tables_of
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
 from turngym.trainers.step_metrics import played_row
@@ -178,7 +178,7 @@ class Trainer:
 
     def _train(self, resume: bool) -> RunResult:
         # what is left open is filled in, for the loop and for those who go on with the run
-        run = replace(
+        run = changed(
             self.run,
             packing=packing_for(self.run.packing, self.model),
             max_turns=self.run.full_depth,
@@ -275,7 +275,7 @@ class Trainer:
     def _spec(self, run: RunConfig) -> dict[str, Any]:
         """The settings of the run, with those of the loop as they are in `run`."""
         algorithm = {"name": self.algorithm.name, **self.algorithm.settings}
-        loop, optimizer = checked_table(run, self.optimizer).values()
+        loop, optimizer = tables_of(run, self.optimizer).values()
         spec = dict(self.spec or {"algorithm": algorithm, "run": loop, "optimizer": optimizer})
         spec["run"] = {name: loop[name] for name in spec["run"]}
         # as a checkpoint gives it back
@@ -368,7 +368,7 @@ class TrainLoop:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
         algorithm, groups = self.trainer.algorithm, request.episodes // request.group
         for later in range(1, algorithm.refill + 1):
-            kept = selected(algorithm.select, episodes, algorithm.name)
+            kept = selected(algorithm, episodes)
             if algorithm.select is None or len({episode.group for episode in kept}) >= groups:
                 break
             more = replace(request, plan=replace(request.plan, round=later))
@@ -381,7 +381,7 @@ class TrainLoop:
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
-        kept = selected(algorithm.select, episodes, algorithm.name)
+        kept = selected(algorithm, episodes)
         if not kept:
             self._skip((start, collected), plan, episodes)
             return
@@ -424,8 +424,7 @@ class TrainLoop:
             "time/step_s": end.wall - start.wall,
             "time/train_s": spent,
         }
-        chosen = selection_row(algorithm.select, episodes, algorithm.name)
-        self._write(with_own_numbers(row, algorithm.name, chosen=chosen, log=targets.log))
+        self._write(with_own_numbers(row, algorithm, episodes, targets.log))
 
     def _skip(self, moments: tuple[ClockReading, ClockReading], plan: DepthPlan, episodes: list[Episode]) -> None:
         """A step whose episodes all teach nothing: it counts, what it cost is written, and nothing is updated.
@@ -450,7 +449,7 @@ class TrainLoop:
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)
         row |= played_row(episodes) | judge_row(episodes, None)
-        row |= selection_row(self.trainer.algorithm.select, episodes, self.trainer.algorithm.name)
+        row = with_own_numbers(row, self.trainer.algorithm, episodes, {})
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 
     def _updated(self, step: int) -> None:

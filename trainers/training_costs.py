@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from turngym.agents.rendering.conversation import require_memory
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import BelowOne, Count, Million, NotNegative, Number, Portion
+from turngym.core.spec import Spec, changed
 from turngym.core.task import MAX_TURNS
 from turngym.trainers.model_shapes import BYTES, ModelShape
 from turngym.trainers.run_config import PASS_TOKENS, PASS_TOKENS_CPU
@@ -76,8 +77,7 @@ def chip_named(name: str) -> Chip:
     return CHIPS[name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWorkload:
+class StepWorkload(Spec):
     """What one training step does."""
 
     episodes: Million = 64
@@ -277,13 +277,6 @@ def activation_bytes(
 
     With recomputation every layer keeps its float32 input, and what its attention gives and the sums behind it; one
     layer at a time keeps everything.
-
-    Args:
-        shape: sizes of the model.
-        tokens: in one pass.
-        checkpointing: whether layers are recomputed in the backward pass.
-        precision: in which the layers compute.
-        lora_rank: rank of adapters; 0: all weights are trained.
     """
     layer = saved_bytes(shape, precision, lora_rank)
     attended = (2 if precision == "autocast" else 4) * shape.query_width + 4 * shape.heads
@@ -297,12 +290,6 @@ def logits_bytes(shape: ModelShape, rows: int) -> float:
     Its gradient is the one that the student's states count: chunks and micro-batches add to that.
     """
     return 8.0 * rows * shape.vocab
-
-
-def embedding_bytes(shape: ModelShape) -> float:
-    """Bytes at the end of a backward pass: torch makes the embedding's gradient anew, and adds it to the one that it
-    has."""
-    return 4.0 * shape.vocab * shape.width
 
 
 def gathered_bytes(shape: ModelShape, *, frozen: bool = False) -> float:
@@ -328,18 +315,16 @@ def estimate(
         work: what a step plays and trains on.
 
     Raises:
-        TurngymError: `gpus` below 1.
+        TurngymError: a server of the run's own with several GPUs.
     """
-    if gpus < 1:
-        raise TurngymError(f"gpus is {gpus}; valid: at least 1")
     served = work.engine != "local"
     if served and gpus > 1:
         raise TurngymError(f"gpus is {gpus} with engine {work.engine}: a run's own server stands beside one process")
     if served:
         # servers record a token's operations once and start them together (CUDA graphs)
-        work = replace(work, start_us=0.0)
+        work = changed(work, start_us=0.0)
     if work.micro_tokens is None and chip.name.startswith("CPU"):
-        work = replace(work, micro_tokens=PASS_TOKENS_CPU)
+        work = changed(work, micro_tokens=PASS_TOKENS_CPU)
     adapters, size = student.adapter_parameters(work.lora_rank), float(BYTES[work.dtype])
     # four numbers a parameter: weight, gradient and AdamW's two moments; frozen weights are one, adapters float32
     states = (size * student.parameters + 16.0 * adapters if adapters else 4 * size * student.parameters) / gpus
@@ -412,7 +397,8 @@ def _update_bytes(student: ModelShape, gpus: int, work: StepWorkload) -> float:
     alone = 2.0 * copied if work.precision == "autocast" and work.dtype == "float32" else 0.0
     gathered = alone if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
     pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
-    embedding = 0.0 if adapters else embedding_bytes(student) * size / 4
+    # torch makes the embedding's gradient anew at the end, and adds it to the one that it has
+    embedding = 0.0 if adapters else size * student.vocab * student.width
     # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
     return max(max(pass_, embedding) + gathered, (4.0 * adapters or size * student.parameters) / gpus)
 
@@ -517,13 +503,6 @@ def traffic(
     With N processes each holds 1/N of the P parameters and receives the rest: 4 P (1 - 1/N) bytes a gathering. A
     micro-batch gathers twice (forward, backward) and reduces its gradient once, which moves as much again (with LoRA
     the adapters' share alone).
-
-    Args:
-        student: sizes of the model that learns.
-        teacher: sizes of its teacher; None: there is none.
-        gpus: number of training processes, one GPU each.
-        work: what a step plays and trains on.
-        top_k: ids of a support, with their log-probabilities, that a teacher's answer has per token.
     """
     missing = 1 - 1 / gpus
     weights = float(BYTES[work.dtype]) * student.parameters * missing

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,72 +14,52 @@ Column = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStats:
-    """Columns over T turns; NaN where a turn has no tokens of that kind. KL and entropy in nats per token."""
+def turn_row(
+    batch: RolloutBatch, columns: Mapping[str, NDArray[np.float32]], weight_N: NDArray[np.float64], *, full_depth: bool
+) -> dict[str, list[Any]]:
+    """Statistics by turn, lists over the T turns of the deepest episode; the divergence only where there is a teacher.
 
-    tokens_T: Counts
-    """Supervised tokens."""
-    tokens_success_T: Counts
-    tokens_fail_T: Counts
-    survivors_T: Counts
-    """n_t: episodes that reached the turn."""
-    kl_T: Column
-    """K_t: mean KL pooled over tokens."""
-    kl_success_T: Column
-    kl_fail_T: Column
-    entropy_T: Column
-    """Mean entropy of the student by turn."""
-    teacher_entropy_T: Column
-    teacher_entropy_success_T: Column
-    teacher_entropy_fail_T: Column
-
-
-def turn_stats(
-    batch: RolloutBatch,
-    kl_N: NDArray[np.floating],
-    *,
-    entropy_N: NDArray[np.floating] | None = None,
-    teacher_entropy_N: NDArray[np.floating] | None = None,
-    full_depth: bool = False,
-) -> TurnStats:
-    """Statistics by turn over all episodes of a batch.
-
-    `kl_N` nats per supervised token (the paper's K_t is the raw form, which may be negative); entropies in nats. T is
-    the greatest depth. Episodes that the depth cap stopped count as neither success nor failure, unless they had
-    succeeded; with `full_depth`, where the cap is the run's full depth, those that were cut there have failed.
+    Divergences and entropies are means pooled over a turn's tokens, nats; NaN where it has no tokens of that kind.
+    Episodes that the depth cap stopped count as neither success nor failure, unless they had succeeded; with
+    `full_depth`, where the cap is the run's full depth, those that were cut there have failed.
     K_t = sum_{i in t} l_i / n_tok(t). Source: [turnopd]; docs/algorithms.md#turn-statistics (what the paper plots).
-    Errors: ValueError for a column whose length is not N.
 
     Args:
-        batch: the batch, with N supervised tokens.
-        kl_N: divergence [N] from the teacher, nats.
-        entropy_N: the student's entropy [N], nats; None where unknown.
-        teacher_entropy_N: the teacher's.
+        batch: whose tokens are pooled by turn.
+        columns: numbers per token [N] by name, as the forward pass measured them.
+        weight_N: how much each token counts [N]; the sum is 1.
         full_depth: whether the depth cap is the full depth of the run.
     """
-    _check_lengths(batch, kl=kl_N, entropy=entropy_N, teacher_entropy=teacher_entropy_N)
     turns = int(batch.depth_E.max())
-    all_N = np.ones(batch.tokens, np.bool_)
     unknown_E = batch.truncated_E & batch.short_E if full_depth else batch.truncated_E
-    success_N = batch.success_E[batch.episode_N]
-    fail_N = (~batch.success_E & ~unknown_E)[batch.episode_N]
-    kl_T, tokens_T = pooled_mean(kl_N, batch.turn_N, all_N, turns)
-    kl_success_T, tokens_success_T = pooled_mean(kl_N, batch.turn_N, success_N, turns)
-    kl_fail_T, tokens_fail_T = pooled_mean(kl_N, batch.turn_N, fail_N, turns)
-    return TurnStats(
-        tokens_T=tokens_T,
-        tokens_success_T=tokens_success_T,
-        tokens_fail_T=tokens_fail_T,
-        survivors_T=survivors(batch.depth_E, turns),
-        kl_T=kl_T,
-        kl_success_T=kl_success_T,
-        kl_fail_T=kl_fail_T,
-        entropy_T=_optional_mean(entropy_N, batch.turn_N, all_N, turns),
-        teacher_entropy_T=_optional_mean(teacher_entropy_N, batch.turn_N, all_N, turns),
-        teacher_entropy_success_T=_optional_mean(teacher_entropy_N, batch.turn_N, success_N, turns),
-        teacher_entropy_fail_T=_optional_mean(teacher_entropy_N, batch.turn_N, fail_N, turns),
-    )
+    groups = {
+        "": np.ones(batch.tokens, np.bool_),
+        "_success": batch.success_E[batch.episode_N],
+        "_failure": (~batch.success_E & ~unknown_E)[batch.episode_N],
+    }
+
+    def mean(name: str, group: str = "") -> Column:
+        if name not in columns:
+            return np.full(turns, np.nan)
+        return pooled_mean(columns[name], batch.turn_N, groups[group], turns)
+
+    row: dict[str, NDArray[Any]] = {
+        "turn/loss_share": loss_share(columns["loss"], weight_N, batch),
+        "turn/weight": sum_by_turn(weight_N, batch),
+        "turn/survivors": survivors(batch.depth_E, turns),
+        "turn/entropy": mean("entropy"),
+        **{f"turn/tokens{group}": np.bincount(batch.turn_N[keep], minlength=turns) for group, keep in groups.items()},
+        # with the survivors these are the last turns of all episodes: what a depth controller can be replayed from
+        "turn/ended_success": ended_by_turn(batch, batch.success_E),
+        "turn/ended_cut": ended_by_turn(batch, batch.truncated_E),
+    }
+    if {"kl_bin", "kl_raw"} <= columns.keys():
+        row |= {"turn/kl": mean("kl_bin"), "turn/kl_raw": mean("kl_raw")}
+        row |= {"turn/kl_share": kl_share(columns["kl_raw"], batch)}
+        row |= {f"turn/kl{group}": mean("kl_bin", group) for group in ("_success", "_failure")}
+        row |= {f"turn/kl_raw{group}": mean("kl_raw", group) for group in ("_success", "_failure")}
+        row |= {f"turn/teacher_entropy{group}": mean("teacher_entropy", group) for group in groups}
+    return {name: values.tolist() for name, values in row.items()}
 
 
 def sum_by_turn(value_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
@@ -126,30 +107,9 @@ def survivors(depth_E: Counts, turns: int) -> Counts:
     return (depth_E[:, None] > np.arange(turns)).sum(axis=0)
 
 
-def pooled_mean(
-    value_N: NDArray[np.floating], turn_N: Counts, keep_N: NDArray[np.bool_], turns: int
-) -> tuple[Column, Counts]:
-    """Mean of a per-token column over the kept tokens of each turn (NaN without any), and their number: [T] each.
-
-    Args:
-        value_N: a number per token [N].
-        turn_N: the turn [N] of each token, 0-based.
-        keep_N: whether [N] a token counts.
-        turns: T, the number of turns.
-    """
+def pooled_mean(value_N: NDArray[np.floating], turn_N: Counts, keep_N: NDArray[np.bool_], turns: int) -> Column:
+    """Mean of a per-token column over the kept tokens of each turn: float64 [T], NaN without any."""
     count_T = np.bincount(turn_N[keep_N], minlength=turns)
     total_T = np.bincount(turn_N[keep_N], weights=value_N[keep_N], minlength=turns)
     # where() computes both sides: an empty turn must not divide by 0
-    return np.where(count_T > 0, total_T / np.maximum(count_T, 1), np.nan), count_T
-
-
-def _optional_mean(
-    value_N: NDArray[np.floating] | None, turn_N: Counts, keep_N: NDArray[np.bool_], turns: int
-) -> Column:
-    return np.full(turns, np.nan) if value_N is None else pooled_mean(value_N, turn_N, keep_N, turns)[0]
-
-
-def _check_lengths(batch: RolloutBatch, **columns: NDArray[np.floating] | None) -> None:
-    for name, column in columns.items():
-        if column is not None and column.shape != (batch.tokens,):
-            raise ValueError(f"{name} has shape {column.shape}; need one value per supervised token, ({batch.tokens},)")
+    return np.where(count_T > 0, total_T / np.maximum(count_T, 1), np.nan)

@@ -23,6 +23,13 @@ FIELDS = {
     "category": "Kind of task, by which results have rows.",
 }
 """Columns of a manifest's rows, in their order."""
+
+
+def _own(names: str) -> dict[str, str]:
+    """Words of Croissant's own vocabulary."""
+    return {name: f"cr:{name}" for name in names.split()}
+
+
 CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -30,36 +37,14 @@ CONTEXT: dict[str, Any] = {
     "cr": "http://mlcommons.org/croissant/",
     "rai": "http://mlcommons.org/croissant/RAI/",
     "dct": "http://purl.org/dc/terms/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
+    **_own("citeAs column"),
     "conformsTo": "dct:conformsTo",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "equivalentProperty": "cr:equivalentProperty",
+    **_own("equivalentProperty"),
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileProperty": "cr:fileProperty",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
+    **_own("extract field fileObject fileProperty fileSet format includes isLiveDataset jsonPath key md5 parentField"),
+    **_own("path recordSet references regex repeated replace samplingRate separator source subField transform"),
 }
 
 
@@ -67,12 +52,7 @@ def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, 
     """Writes the manifests and `croissant.json` into the folder `out`, and returns the path of the latter.
 
     Args:
-        panels: what the data set holds; a record set each.
-        out: the folder.
-        name: of the data set.
-        url: address of its page.
         license: of the manifests, as an SPDX id.
-        creator: who made the panels.
 
     Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
     """

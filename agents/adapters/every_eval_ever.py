@@ -39,10 +39,8 @@ def write(
     """Writes both files below `out`, in the folders of their repository, and returns their paths.
 
     Args:
-        result: read from a packed file, or of an evaluation's folder.
         out: folder; `data/PANEL/DEVELOPER/MODEL` is made in it.
         model: its id on the Hub, ORGANIZATION/NAME.
-        organization: who evaluated.
         relationship: of who evaluated to who made the model.
 
     Raises EvaluationError for another id of a model, and for a result without episodes that ended well.

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath
 
-from msgspec.structs import replace
-
 from turngym.agents.evaluation.packed_file import PackedResult
 from turngym.agents.evaluation.rules import deviations
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import OnPanel
 from turngym.core.redaction import brief
+from turngym.core.spec import changed
 from turngym.core.tables import atomic_write
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -80,7 +79,7 @@ def panel_of_result(result: PackedResult) -> OnPanel:
         named = PurePath(named).stem
     if not _PANEL.fullmatch(name := f"{package}{colon}{named}"):
         raise EvaluationError(f"the result's panel is {brief(tasks.panel, 80)}; valid: a panel's name")
-    return replace(tasks, panel=name)
+    return changed(tasks, panel=name)
 
 
 def times_of(result: PackedResult) -> tuple[datetime, datetime] | None:

@@ -26,7 +26,6 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     """Writes both files below `out` and returns their paths.
 
     Args:
-        result: read from a packed file, or of an evaluation's folder.
         out: folder; `.eval_results` is of the model's repository, `eval.yaml` of the benchmark's data set.
         dataset: id of the benchmark's data set on the Hub, ORGANIZATION/NAME.
 

@@ -7,9 +7,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
-
-from msgspec.structs import replace as replaced
 
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.open_play import record_of
@@ -20,6 +17,7 @@ from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import make_arguments, resolve_play
 from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.spec import NONE, changed
 from turngym.core.tables import write_json
 from turngym.core.task import Task
 from turngym.core.trace import TraceWriter, iter_episodes
@@ -87,9 +85,9 @@ class PanelSessions:
         layers = [("evaluator", {**given, **player})]
         spec = resolve_play(layers, usual={"play": {"samples": samples}}, panel=panel).spec
         if pool is None:
-            settings = ChatSettings(channel=cast(Any, channel))
+            settings = ChatSettings(channel=channel or NONE)
             pool = SessionPool.of(require_env(panel.env_id), None, settings, **make_arguments(spec.play, data))
-        spec = replaced(spec, play=replaced(spec.play, scoring=pool.scoring))
+        spec = changed(spec, play=changed(spec.play, scoring=pool.scoring))
         path = None if trace is None else user_path(trace)
         assert isinstance(spec.play.tasks, OnPanel)
         sessions = cls(
@@ -152,11 +150,11 @@ class PanelSessions:
         episode = session.episode()
         session.close()
         meta = {**episode.meta, "agent": agent, "temperature": temperature}
-        player = replaced(self.spec.agent, name=agent, temperature=temperature)  # type: ignore[arg-type]
+        player = changed(self.spec.agent, name=agent, temperature=temperature)  # type: ignore[arg-type]
         timings = {**episode.timings, ELAPSED: time.perf_counter() - self._start}
         episode = replace(episode, meta=meta, timings=timings)
         if self.trace is not None:
-            with self._lock, TraceWriter(self.trace, record_of(replaced(self.spec, agent=player))) as writer:
+            with self._lock, TraceWriter(self.trace, record_of(changed(self.spec, agent=player))) as writer:
                 writer.write(episode)
         if episode.status.is_error:
             raise SessionFailed(f"{episode.task.task_id} sample {episode.sample}: {episode.meta.get('error')}")

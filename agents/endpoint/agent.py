@@ -26,19 +26,20 @@ from turngym.agents.endpoint.client import (
     EndpointTimeout,
     RequestRefused,
 )
-from turngym.agents.endpoint.handshake import LEAST_TOKENS, Hands, check_needs, shake_hands
+from turngym.agents.endpoint.handshake import LEAST_TOKENS, check_needs, shake_hands
 from turngym.agents.endpoint.logprob_check import SampledCheck, sampled_fields
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
-from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
+from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel
 from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
 from turngym.core.http_client import LoopThread
 from turngym.core.plugins import need
+from turngym.core.spec import changed
 from turngym.core.strict_json import json_object
 from turngym.core.task import content_hash
 from turngym.core.tools import Tools
@@ -118,18 +119,12 @@ class EndpointAgent:
     sampled ids are unknown; with `token_ids` they are the policy's own.
 
     Args:
-        model: the model's name at the endpoint.
-        options: the endpoint's address and key, deadlines, retries, prices, and how it is spoken to.
         channel: how the model writes actions; must be the environment's channel. With `tool` the environment's tool is
             offered and structured calls are read; with `text` actions are part of the text.
-        tool: the environment's tool.
-        temperature: at which the endpoint is asked to sample.
         thinking: `on` and `off` set `enable_thinking` of the chat template, which vLLM and SGLang read; `auto` says
             nothing.
         max_tokens: most tokens of an answer; None: `MAX_TOKENS`.
         max_context: most tokens of history and answer together, by the server's count; None: what the server takes.
-        memory: which part of the episode a request holds (`Memory`).
-        parallel: most requests in flight.
         examples: episodes that stand as earlier messages in front of every episode, or of those of their category.
 
     Nothing is sent before `respond`. Raises AgentError for invalid settings, and from `respond` if the endpoint
@@ -151,15 +146,6 @@ class EndpointAgent:
         parallel: int = 64,
         examples: Sequence[Example] = (),
     ) -> None:
-        limits = (
-            ("--request-deadline", options.request_deadline, 0.001),
-            ("--request-retries", options.request_retries, 0),
-            ("--slots", parallel, 1),
-            ("--max-new-tokens", MAX_TOKENS if max_tokens is None else max_tokens, 1),
-        )
-        for name, value, least in limits:
-            if value < least:
-                raise AgentError(f"{name} is {value:g}; it must be at least {least:g}")
         need("httpx", "an endpoint", "endpoint")
         self._thinking = thinking
         self.extra = json_object("--extra-body", options.extra_body)
@@ -227,12 +213,7 @@ class EndpointAgent:
         The first call shakes hands before it does.
         """
         for conversation in waiting:
-            theirs = None if conversation.channel is None else conversation.channel.name
-            if theirs != self.channel.name:
-                raise AgentError(
-                    f"agent {self.name!r} writes actions in channel {self.channel.name!r}, but the environment reads "
-                    f"{theirs!r}: make both with the same channel"
-                )
+            check_channel(self.name, self.channel, conversation)
             transcript_of(conversation, self.memory, self._examples)
         if waiting and self.options.handshake and self.profile is None:
             self.shake_hands()
@@ -252,26 +233,14 @@ class EndpointAgent:
         loop, client = self._open()
         rng = np.random.default_rng(HANDSHAKE_STREAM)
         context = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
-
-        async def ids(body: Mapping[str, Any], answer: ChatAnswer) -> str:
-            assert self._sampled is not None
-            await self._sampled(client, body, answer, rng, "handshake")
-            known = answer.ids is not None and answer.ids.logprobs is not None
-            return "with log-probabilities" if known else "without log-probabilities"
-
-        hands = Hands(
-            fields={**self._fields(rng), "max_tokens": context},
-            channel=self.channel,
-            tool=self.tool,
-            check=None if self._sampled is None else ids,
-        )
-        found = loop.run(shake_hands(client, hands, rng))
+        fields = {**self._fields(rng), "max_tokens": context}
+        profile, used, said = loop.run(shake_hands(client, fields, self.channel, self.tool, rng, self._sampled))
         wants = {"prices": self._prices is not None, "max_context": self.max_context is not None}
-        check_needs(found, name=self.name, token_ids=self.options.token_ids, **wants)
-        if found.said:
-            print(f"{self.name}: the server {'; '.join(found.said)}", file=sys.stderr)
-        used = found.used if self._prices is None else replace(found.used, cost=self._prices.cost(found.used))
-        self.profile = replace(found.profile, used=used.to_json())
+        check_needs(profile, used, name=self.name, token_ids=self.options.token_ids, **wants)
+        if said:
+            print(f"{self.name}: the server {'; '.join(said)}", file=sys.stderr)
+        used = used if self._prices is None else changed(used, cost=self._prices.cost(used))
+        self.profile = replace(profile, used=used.to_json())
         return self.profile
 
     def _open(self) -> tuple[LoopThread, EndpointClient]:
@@ -378,7 +347,7 @@ class EndpointAgent:
     def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
         used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
         counted: dict[str, Any] = {ends[answer.finish]: 1} if answer.finish in ends else {}
-        used = replace(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))
+        used = changed(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))
         if used.unreported and (self.max_context is not None or self._prices is not None):
             self._say(
                 "unreported",
@@ -390,7 +359,7 @@ class EndpointAgent:
         conversation.memory[TOKENS] = used.prompt_tokens + grown
         seen = conversation.memory.setdefault(SEEN, Seen())
         if seen.cut(used.prompt_tokens, conversation.memory[TRANSCRIPT].characters):
-            used = replace(used, stalled=1)
+            used = changed(used, stalled=1)
             self._say(
                 "stalled",
                 f"prompts seem to be cut by the server: those of {conversation.task.task_id} grew, and it counted no "
@@ -402,7 +371,7 @@ class EndpointAgent:
 
     def _count(self, conversation: Conversation, used: Usage) -> None:
         if self._prices is not None:
-            used = replace(used, cost=self._prices.cost(used))
+            used = changed(used, cost=self._prices.cost(used))
         total = conversation.memory.get(USED, Usage()) + used
         conversation.memory[USED] = total
         conversation.notes[NOTE] = total.to_json()
@@ -429,7 +398,7 @@ def transcript_of(
             conversation.statement, conversation.past, conversation.observation, conversation.admissible
         )
         if prompt is not None:
-            transcript.forget()
+            transcript.messages, transcript.open_calls = [], ()
         transcript.observe(conversation.system, conversation.observation if prompt is None else prompt)
     return transcript
 

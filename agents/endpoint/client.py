@@ -31,7 +31,6 @@ from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
 from turngym.agents.endpoint.failures import (
     SHOWN_LETTERS,
     RequestFailed,
-    RequestFeatures,
     advice,
     error_in,
     read_failure,
@@ -54,6 +53,7 @@ from turngym.core.http_client import (
 )
 from turngym.core.http_connection import connections
 from turngym.core.redaction import excerpt, redacted
+from turngym.core.spec import changed
 
 FEW_CHARACTERS, TOKEN_CHARACTERS = 1024, 256
 """Characters that any answer may have, and more for each of its tokens; runs of 128 spaces are the longest in use."""
@@ -119,8 +119,6 @@ class RequestRefused(EndpointError):
 
 
 BASE_URL = "OPENAI_BASE_URL"
-
-
 HOSTED = "https://api.openai.com/v1"
 COLD_TRIES = 3
 """Attempts before a server that has never answered is given up."""
@@ -217,7 +215,7 @@ class EndpointClient:
             sent += 1
             try:
                 answer = await self._once(body, end - time.monotonic())
-                return replace(answer, usage=replace(answer.usage, retries=sent - 1), lost=lost)
+                return replace(answer, usage=changed(answer.usage, retries=sent - 1), lost=lost)
             except TooLate:
                 raise self._late(where, sent, last) from None
             except RequestFailed as failed:
@@ -288,7 +286,8 @@ class EndpointClient:
             if failed.written is not None and self.expected.tools:
                 return ChatAnswer(content=failed.written)
             if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
-                failed.passing, failed.foreign = False, not _has_choices(value)
+                failed.passing = False
+                failed.foreign = not (isinstance(value, Mapping) and value.get("choices"))
             raise failed
 
         # A completion, which must be one that the request allows.
@@ -302,7 +301,7 @@ class EndpointClient:
                 foreign=error.foreign,
                 usage=error.usage,
             ) from None
-        paid = replace(answer.usage, answers=0, unreported=0)
+        paid = changed(answer.usage, answers=0, unreported=0)
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
             reason = f"the answer has {size} characters; at most {tokens} tokens were asked for"
             raise RequestFailed(reason, passing=False, usage=paid)
@@ -350,9 +349,7 @@ class EndpointClient:
     def advice(self, failed: RequestFailed) -> str:
         """A sentence on what may help; empty if nothing is known."""
         tools, reasoning = bool(self.expected.tools), self.profile.reasoning
-        return advice(
-            failed, RequestFeatures(model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning)
-        )
+        return advice(failed, model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning)
 
     async def _models(self) -> str:
         """A sentence that lists the endpoint's models, if the requested one is not among them."""
@@ -370,10 +367,6 @@ class EndpointClient:
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names
         )
-
-
-def _has_choices(body: Any) -> bool:
-    return isinstance(body, Mapping) and bool(body.get("choices"))
 
 
 def _no_json(reply: HttpReply) -> str:

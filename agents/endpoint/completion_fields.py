@@ -31,7 +31,6 @@ class UnreadableAnswer(Exception):
     Args:
         full: whether the context had no room for an answer.
         foreign: whether the body is no chat completion at all; else the server broke off before the model had ended.
-        usage: what was paid for it.
     """
 
     def __init__(self, reason: str, *, full: bool = False, foreign: bool = False, usage: Usage | None = None) -> None:
@@ -39,55 +38,53 @@ class UnreadableAnswer(Exception):
         self.full, self.foreign, self.usage = full, foreign, usage or Usage()
 
 
-class Noticed:
-    """What is noticed in an answer, in the words with which results count it."""
+class Notice(str):
+    """The words with which results count what is noticed, and what becomes of it."""
 
-    UNKNOWN = "unknown field {}"
-    OTHER_TYPE = "{} of another type"
-    CHOICES = "several choices"
-    OTHER_CHOICE = "call in another choice than the first"
-    OLD_CALL = "call in function_call"
-    WRITTEN = "call left in the text ({})"
-    NO_CALL = "finish_reason of a call without a call"
-    NO_NAME = "call without a name"
-    UNASKED = "call though no tool was offered"
-    ONLY_THOUGHT = "reasoning and nothing else"
-    TOO_DEEP = "field {} that is nested too deep"
-    HIDDEN = "text beside a call that would hide it"
-    USAGE_PART = "usage in part"
-    USAGE_SUM = "usage that does not add up"
-    MODEL = "another model: {}"
-    THOUGHTS = "thoughts though switched off"
-    NO_LOGPROBS = "ids without their log-probabilities"
-    ENDING = "unknown finish_reason {}"
+    effect: str
+
+    def __new__(cls, words: str, effect: str = "it is left out") -> Notice:
+        one = super().__new__(cls, words)
+        one.effect = effect
+        return one
+
+
+class Noticed:
+    """What is noticed in an answer."""
+
+    UNKNOWN = Notice("unknown field {}", "messages and calls take it back as it came")
+    OTHER_TYPE = Notice("{} of another type")
+    CHOICES = Notice("several choices", "one was asked for; the first counts")
+    OTHER_CHOICE = Notice("call in another choice than the first", "it is played")
+    OLD_CALL = Notice("call in function_call", "it is played; the server speaks the API before `tools`")
+    WRITTEN = Notice("call left in the text ({})", "it is played; the server has no parser for the model's calls")
+    NO_CALL = Notice(
+        "finish_reason of a call without a call",
+        "the server says that the model called, and passes no call on: does it have the model's tool parser? "
+        "--channel text needs none",
+    )
+    NO_NAME = Notice("call without a name", "it is malformed; the server's parser may have lost the name")
+    UNASKED = Notice("call though no tool was offered", "it is malformed; the server took a text for a call")
+    ONLY_THOUGHT = Notice(
+        "reasoning and nothing else",
+        "the turn is malformed; does the server have another model's reasoning parser?",
+    )
+    TOO_DEEP = Notice("field {} that is nested too deep", "it does not go back with the conversation")
+    HIDDEN = Notice("text beside a call that would hide it", "the call counts")
+    USAGE_PART = Notice("usage in part", "tokens and cost are too low")
+    USAGE_SUM = Notice("usage that does not add up", "they are taken as they are")
+    MODEL = Notice("another model: {}", "another one than was asked for plays")
+    THOUGHTS = Notice("thoughts though switched off", "--thinking off has no effect")
+    NO_LOGPROBS = Notice("ids without their log-probabilities", "they cannot be trained on as they were sampled")
+    ENDING = Notice("unknown finish_reason {}", "it is taken as whole")
 
     @classmethod
     def said(cls, words: str) -> str:
         """A clause that says what was noticed, and what becomes of it."""
-        heads = {form.partition("{}")[0].rstrip(" ("): effect for form, effect in cls._EFFECTS.items()}
+        notices = [one for one in vars(cls).values() if isinstance(one, Notice)]
+        heads = {one.partition("{}")[0].rstrip(" ("): one.effect for one in notices}
         effect = next((effect for head, effect in heads.items() if head and words.startswith(head)), "it is left out")
         return f"answers have: {words} ({effect})"
-
-    _EFFECTS: ClassVar[Mapping[str, str]] = {
-        UNKNOWN: "messages and calls take it back as it came",
-        CHOICES: "one was asked for; the first counts",
-        OTHER_CHOICE: "it is played",
-        OLD_CALL: "it is played; the server speaks the API before `tools`",
-        WRITTEN: "it is played; the server has no parser for the model's calls",
-        NO_CALL: "the server says that the model called, and passes no call on: does it have the model's tool parser? "
-        "--channel text needs none",
-        NO_NAME: "it is malformed; the server's parser may have lost the name",
-        UNASKED: "it is malformed; the server took a text for a call",
-        ONLY_THOUGHT: "the turn is malformed; does the server have another model's reasoning parser?",
-        TOO_DEEP: "it does not go back with the conversation",
-        HIDDEN: "the call counts",
-        USAGE_PART: "tokens and cost are too low",
-        USAGE_SUM: "they are taken as they are",
-        MODEL: "another one than was asked for plays",
-        THOUGHTS: "--thinking off has no effect",
-        NO_LOGPROBS: "they cannot be trained on as they were sampled",
-        ENDING: "it is taken as whole",
-    }
 
 
 class AnswerTable(msgspec.Struct, kw_only=True):
@@ -179,25 +176,10 @@ class Counts(AnswerTable):
     cache_creation_input_tokens: int | None = None
     reasoning_tokens: int | None = None
     known = frozenset(
-        {
-            "prompt_cache_miss_tokens",
-            "cache_creation",
-            "cost",
-            "cost_details",
-            "is_byok",
-            "num_sources_used",
-            "iterations",
-        }
-        | {
-            "queue_time",
-            "prompt_time",
-            "completion_time",
-            "total_time",
-            "prompt_audio_seconds",
-            "service_tier",
-            "speed",
-        }
+        {"prompt_cache_miss_tokens", "cache_creation", "cost", "cost_details", "is_byok", "num_sources_used", "speed"}
+        | {"queue_time", "prompt_time", "completion_time", "total_time", "prompt_audio_seconds", "service_tier"}
         | {"server_tool_use", "inference_geo", "num_search_queries", "search_context_size", "cost_in_usd_ticks"}
+        | {"iterations"}
     )
 
 
@@ -209,19 +191,11 @@ class Completion(AnswerTable):
     essential = frozenset({"choices"})
     known = frozenset(
         {"id", "object", "created", "system_fingerprint", "service_tier", "provider", "error", "metadata", "message"}
-        | {
-            "prompt_filter_results",
-            "prompt_logprobs",
-            "kv_transfer_params",
-            "timings",
-            "stats",
-            "runtime",
-            "model_info",
-        }
+        | {"prompt_filter_results", "prompt_logprobs", "kv_transfer_params", "timings", "stats", "runtime"}
         | {"x_groq", "citations", "search_results", "prompt", "request_id", "warnings", "base_resp", "input_sensitive"}
         | {"output_sensitive", "input_sensitive_type", "output_sensitive_type", "input_sensitive_int", "safety_ratings"}
         | {"usage_breakdown", "prompt_text", "output_sensitive_int", "success", "detail", "errors", "mcp_list_tools"}
-        | {"__verbose", "generation_settings", "extra_fields", "status"}
+        | {"__verbose", "generation_settings", "extra_fields", "status", "model_info"}
     )
 
 
@@ -233,7 +207,7 @@ class Reading:
     """What was noticed, in its order."""
 
     def note(self, words: str, name: str = "") -> None:
-        self.noticed[words.format(name)] = None
+        self.noticed[str(words.format(name))] = None
 
     def take(self, kind: type[T], given: Any, where: str) -> T:
         """The table `given`. Fields of another type count as absent. Raises UnreadableAnswer for an essential one."""
@@ -276,3 +250,81 @@ def rest_of(kind: type[AnswerTable], table: Mapping[str, Any]) -> dict[str, Any]
 def deeper(value: Any, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels < 0 or any(deeper(item, levels - 1) for item in inner)
+
+
+# The usage of an answer, whatever a server calls its numbers.
+
+MOST_TOKENS = 1 << 32
+"""Most tokens that a server may report for one answer; larger reports are ignored."""
+MOST_NAMES = 40
+"""Most names of fields that are kept."""
+
+
+def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tuple[str, ...]]:
+    """(the usage of one answer, names of its fields); it is `unreported` if a number is missing.
+
+    OpenAI counts cached tokens in the prompt and reasoning in the completion. Others count them beside those (xAI, and
+    gateways to Gemini and Claude), which their total shows. They are added here.
+    """
+    reading = reading or Reading()
+    counts = reading.take(Counts, reported, "usage.")
+    given = [_count(counts.prompt_tokens, counts.input_tokens), _count(counts.completion_tokens, counts.output_tokens)]
+    total = _count(counts.total_tokens)
+    of_prompt, of_completion = (
+        [reading.take(Details, getattr(counts, name), f"usage.{name}.") for name in names]
+        for names in (
+            ("prompt_tokens_details", "input_tokens_details"),
+            ("completion_tokens_details", "output_tokens_details"),
+        )
+    )
+    cached = most(
+        *(table.cached_tokens for table in of_prompt),
+        *(counts.cached_tokens, counts.prompt_cache_hit_tokens, counts.cache_read_input_tokens),
+    )
+    # SGLang reports it beside the other counts
+    reasoning = most(*(table.reasoning_tokens for table in of_completion), counts.reasoning_tokens)
+    names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
+    named = tuple(sorted(names)[:MOST_NAMES])
+    prompt, completion = (number or 0 for number in given)
+    created = most(counts.cache_creation_input_tokens)
+    if total is not None and total < prompt + completion:
+        reading.note(Noticed.USAGE_SUM)
+    # the total tells the number that is missing
+    if total and given[0] is None and completion:
+        prompt = max(total - completion, 0)
+    part = given[1] is None and not total
+    # a part that is larger than its whole was counted beside it
+    prompt += cached if cached > prompt else 0
+    completion += reasoning if reasoning > completion else 0
+    if not prompt or part:
+        if named:
+            reading.note(Noticed.USAGE_PART)
+        return Usage(answers=1, unreported=1, prompt_tokens=prompt, completion_tokens=completion), named
+    beside = (total or 0) - prompt - completion
+    # Claude: what was written into the cache is counted beside the prompt, too
+    if created and beside in (created, created + cached):
+        prompt, beside = prompt + created, beside - created
+    if beside in (cached, cached + reasoning) and beside != reasoning:
+        prompt, beside = prompt + cached, beside - cached
+    # the rest is reasoning, whether it is reported or not
+    completion += max(beside, 0)
+    return (
+        Usage(
+            answers=1,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            reasoning_tokens=reasoning,
+        ),
+        named,
+    )
+
+
+def _count(*given: Any) -> int | None:
+    """The first of `given` that is a number of tokens; None if none is."""
+    return next((value for value in given if type(value) is int and 0 <= value <= MOST_TOKENS), None)
+
+
+def most(*given: Any) -> int:
+    """The largest number of tokens in `given`; 0 if there is none: the names of one number differ, not its value."""
+    return max((number for value in given if (number := _count(value)) is not None), default=0)

@@ -149,10 +149,7 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
     """The failure of an answer that is an error: one with status 400 or more, or the `error_in` one with 200.
 
     Args:
-        status: of HTTP.
         message: text of the answer, which the failure quotes if the JSON has no message.
-        body: the JSON that was read; None without any.
-        headers: of the answer; they may say when to ask again.
     """
     said = _Said([], [], [])
     said.read(body)
@@ -288,17 +285,6 @@ _ORDER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFeatures:
-    """What a request had that a server may refuse."""
-
-    model: str
-    key_env: str
-    tools: bool = False
-    reasoning: bool = False
-    """Whether earlier reasoning was sent back."""
-
-
 def blames(failed: RequestFailed, name: str) -> bool:
     """Whether the server says that the field `name` of a request is at fault."""
     unsupported = re.search(rf"(not |un)support\w*.*\b{name}\b|\b{name}\b.*(not |un)support", failed.reason.lower())
@@ -306,8 +292,9 @@ def blames(failed: RequestFailed, name: str) -> bool:
     return failed.param == name or quoted is not None or unsupported is not None
 
 
-def advice(failed: RequestFailed, asked: RequestFeatures) -> str:
-    """A sentence on what may help; empty if nothing is known."""
+def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool = False, reasoning: bool = False) -> str:
+    """A sentence on what may help; empty if nothing is known. `tools` and `reasoning`: whether the request had tools,
+    and earlier reasoning in it."""
     text = failed.reason
     low = text.lower()
     if failed.cause in ("certificate", "scheme", "proxy", "files", "network"):
@@ -315,15 +302,15 @@ def advice(failed: RequestFailed, asked: RequestFeatures) -> str:
     if not failed.reached:
         return "Is the server running, and is --base-url its address with the version (http://HOST:PORT/v1)?"
     if failed.code in (401, 403):
-        return f"The key is read from ${asked.key_env}; --key-env names another variable."
+        return f"The key is read from ${key_env}; --key-env names another variable."
     # a router has the model, and nobody who takes tools for it
-    no_tools = asked.tools and "tool" in low
-    if failed.foreign or failed.code == 405 or (failed.code == 404 and asked.model not in text and not no_tools):
+    no_tools = tools and "tool" in low
+    if failed.foreign or failed.code == 405 or (failed.code == 404 and model not in text and not no_tools):
         return "--base-url is the address with the version, for example http://HOST:PORT/v1."
     if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", low) and "reasoning_effort" not in low:
-        if asked.reasoning and _REFUSED.search(low):
+        if reasoning and _REFUSED.search(low):
             return "--reasoning-back drop leaves the reasoning of earlier turns out."
-        if not asked.reasoning:
+        if not reasoning:
             return "--reasoning-back send sends the reasoning of earlier turns back, as some models demand with tools."
     for name, help_text in (
         ("stop", "--no-send-stop leaves it out."),

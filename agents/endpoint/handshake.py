@@ -34,6 +34,7 @@ from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.redaction import redacted
+from turngym.core.spec import changed
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
 
@@ -150,45 +151,6 @@ Form = tuple[Any, ...]
 """The values of all traits."""
 MOST_FORMS = 40
 """Requests that may be refused before a server is given up."""
-Check = Callable[[Mapping[str, Any], ChatAnswer], Awaitable[str]]
-"""Looks at the first answer, to a body; what it finds out about token ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hands:
-    """The client's side of a handshake."""
-
-    fields: Mapping[str, Any]
-    """Fields of a request beside its messages, as an episode's have them, its `max_tokens` included."""
-    channel: Channel
-    """How actions are written."""
-    tool: Tools
-    """What the environment offers."""
-    check: Check | None = None
-
-    def words(self) -> tuple[str, str, str]:
-        """(system, first message, second message)."""
-        system = f"This is a short test of the connection.\n{self.channel.instructions(self.tool)}"
-        action = self.tool.sample(ACTION)
-        if "tools" in self.fields:
-            name, arguments = self.tool.call(action)
-            given = " and ".join(f'"{key}" set to {json.dumps(value)}' for key, value in arguments.items())
-            ask = f"Call the tool {name} with {given or 'no arguments'}."
-        else:
-            tag = self.tool.tags[0]
-            ask = f"Answer with exactly this: <{tag}>{action}</{tag}>"
-        return system, f"Test 1 of 2. {ask}", f"Test 2 of 2. {ask}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A finished handshake."""
-
-    profile: EndpointProfile
-    used: Usage
-    """What it cost."""
-    said: tuple[str, ...] = ()
-    """How the server differs from most, one clause each."""
 
 
 async def fit(
@@ -206,9 +168,6 @@ async def fit(
 
     Args:
         client: asks, and learns. Others may ask it at the same time.
-        body: the request.
-        rng: draws pauses.
-        where: names the request in errors.
         turn: which traits matter, those of a first or of a second turn.
         guess: whether every trait is tried if those that a refusal names are no help.
     """
@@ -223,7 +182,8 @@ async def fit(
             answer = await client.attempts(body, rng, where)
             return await _with_less(client, body, rng, where, answer, together, begun) if together else answer
         except RequestFailed as failed:
-            if not refuses_form(failed):
+            # another form of a request is tried where the form is refused; templates that refuse one end in a 500, too
+            if not failed.rejected and failed.code != 500:
                 raise await client.given_up(failed, where) from None
             if client.profile is not sent:
                 # another request has learned something meanwhile
@@ -268,7 +228,7 @@ async def _with_less(
             except RequestFailed:
                 client.profile = kept
                 continue
-            answer = replace(again, lost=again.lost + answer.lost + replace(answer.usage, answers=0, unreported=0))
+            answer = replace(again, lost=again.lost + answer.lost + changed(answer.usage, answers=0, unreported=0))
             break
     return answer
 
@@ -301,25 +261,36 @@ def _changes(
             yield {trait.name: trait.values[place] for trait in matter if trait.guessed}
 
 
-def refuses_form(failed: RequestFailed) -> bool:
-    """Whether another form of the same request may be taken. Templates that refuse a conversation end in a 500, too."""
-    return failed.rejected or failed.code == 500
-
-
-async def shake_hands(client: EndpointClient, hands: Hands, rng: np.random.Generator) -> Found:
+async def shake_hands(
+    client: EndpointClient,
+    fields: Mapping[str, Any],
+    channel: Channel,
+    tool: Tools,
+    rng: np.random.Generator,
+    sampled: Callable[..., Awaitable[None]] | None,
+) -> tuple[EndpointProfile, Usage, list[str]]:
     """Find out what the server of `client` takes and answers; the client keeps to it.
+
+    Returns its profile, what the handshake used, and how the server differs from most, a clause each. `fields` are
+    those of a request beside its messages, as an episode's have them, its `max_tokens` included; `sampled` looks at the
+    first answer where ids are asked for.
 
     Raises EndpointError, in one line with what would help, for a server that cannot be played.
     """
-    begun, used, answers, transcript = client.profile, Usage(), [], Transcript()
-    system, ask, again = hands.words()
+    begun, used, answers, transcript = client.profile, Usage(), list[ChatAnswer](), Transcript()
+    action = tool.sample(ACTION)
+    ask = f"Answer with exactly this: <{tool.tags[0]}>{action}</{tool.tags[0]}>"
+    if "tools" in fields:
+        name, arguments = tool.call(action)
+        given = " and ".join(f'"{key}" set to {json.dumps(value)}' for key, value in arguments.items())
+        ask = f"Call the tool {name} with {given or 'no arguments'}."
 
     async def request(number: int) -> None:
         """Adds the answer to the transcript so far, asked for with fewer tokens if both do not fit the context."""
         nonlocal used
-        tokens = hands.fields["max_tokens"]
+        tokens = fields["max_tokens"]
         while True:
-            body = {**hands.fields, "messages": transcript.messages, "max_tokens": tokens}
+            body = {**fields, "messages": transcript.messages, "max_tokens": tokens}
             try:
                 answer = await fit(client, body, rng, f"handshake, request {number} of 2", turn=number, guess=True)
             except ContextOverflow:
@@ -333,33 +304,36 @@ async def shake_hands(client: EndpointClient, hands: Hands, rng: np.random.Gener
 
     client.headers = ASIDE
     try:
-        transcript.observe(system, ask)
+        rules = f"This is a short test of the connection.\n{channel.instructions(tool)}"
+        transcript.observe(rules, f"Test 1 of 2. {ask}")
         await request(1)
         ids = "not asked for"
-        if hands.check is not None:
-            ids = await hands.check({**hands.fields, "messages": transcript.messages}, answers[0])
-        transcript.answer(answers[0], content_of(answers[0], hands.channel))
+        if sampled is not None:
+            await sampled(client, {**fields, "messages": transcript.messages}, answers[0], rng, "handshake")
+            known = answers[0].ids is not None and answers[0].ids.logprobs is not None
+            ids = "with log-probabilities" if known else "without log-probabilities"
+        transcript.answer(answers[0], content_of(answers[0], channel))
         transcript.observe("", "Test 1 is done.")
         transcript.answer(ChatAnswer(content=""), "")
-        transcript.observe("", again)
+        transcript.observe("", f"Test 2 of 2. {ask}")
         # a context of a few hundred tokens may be full: then what one answer tells is known
         with suppress(ContextOverflow):
             await request(2)
     finally:
         client.headers = {}
-    profile = client.profile = replace(client.profile, **_answered(answers, hands), ids=ids)
+    profile = client.profile = replace(client.profile, **_answered(answers, "tools" in fields), ids=ids)
     said = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
-    if "tools" in hands.fields and profile.calls == "none came":
+    if "tools" in fields and profile.calls == "none came":
         said.append("passed no call on in the handshake, which asked for one")
-    return Found(profile=profile, used=used, said=tuple(said))
+    return profile, used, said
 
 
-def _answered(answers: list[ChatAnswer], hands: Hands) -> dict[str, Any]:
-    """What the answers tell of the server, as fields of its profile."""
+def _answered(answers: list[ChatAnswer], offered: bool) -> dict[str, Any]:
+    """What the answers tell of the server, as fields of its profile; `offered`: whether a tool was."""
     noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
     calls = "not asked for"
-    if "tools" in hands.fields:
-        ways = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
+    if offered:
+        ways: dict[str, str] = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
         calls = next((ways[words] for words in noticed if words in ways), "")
         written = next((answer.written for answer in answers if answer.written is not None), None)
         if written is not None:
@@ -377,17 +351,12 @@ def _answered(answers: list[ChatAnswer], hands: Hands) -> dict[str, Any]:
     }
 
 
-def check_needs(found: Found, *, name: str, prices: bool, max_context: bool, token_ids: bool) -> None:
-    """Raises EndpointError for what an option needs and the server does not give.
-
-    Args:
-        found: by the handshake.
-        name: of the agent, for the error.
-        prices: whether the cost is wanted.
-        max_context: whether the context is limited by the server's counts.
-        token_ids: whether ids and log-probabilities are wanted.
-    """
-    profile, reported = found.profile, not found.used.unreported
+def check_needs(
+    profile: EndpointProfile, used: Usage, *, name: str, prices: bool, max_context: bool, token_ids: bool
+) -> None:
+    """Raises EndpointError, which names the agent, for what an option needs and the server does not give: counts for
+    prices and for a limit of the context, log-probabilities for token ids."""
+    reported = not used.unreported
     usage = "reports only a part of its usage" if profile.usage else "reports no usage"
     for wanted, given, option, lacks, instead in (
         (prices, reported, "--price-in", usage, "leave the prices out"),

@@ -61,10 +61,6 @@ class Transcript:
         """Counts the characters of the texts of all messages."""
         return sum(len(content) for m in self.messages if isinstance(content := m["content"], str))
 
-    def forget(self) -> None:
-        """Remove all messages."""
-        self.messages, self.open_calls = [], ()
-
     def answer(self, answer: ChatAnswer, text: str) -> None:
         """Add an answer with the content `text`, its reasoning and the fields that are not known here."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else answer.blank}
@@ -79,13 +75,7 @@ class Transcript:
 
 
 def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools) -> tuple[dict[str, Any], ...]:
-    """Episodes as messages of the API; in the tool channel actions are calls, each with its result.
-
-    Args:
-        examples: episodes to show, in order.
-        channel: how their actions are written.
-        tool: what the environment offers, which calls name in the tool channel.
-    """
+    """Episodes as messages of the API; in the tool channel actions are calls, each with its result."""
     shown = Transcript()
     for number, example in enumerate(examples):
         for turn, (observation, response) in enumerate(example.turns):

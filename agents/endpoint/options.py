@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import NotNegative, Number, Positive
+from turngym.core.spec import Spec
 
 KEY = "OPENAI_API_KEY"
 """Environment variable with the key, where no other is named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointOptions:
+class EndpointOptions(Spec):
     """An OpenAI-compatible endpoint (`openai:MODEL`)."""
 
     base_url: str = ""

@@ -28,12 +28,13 @@ from turngym.agents.endpoint.completion_fields import (
     Reading,
     UnreadableAnswer,
     deeper,
+    read_usage,
     rest_of,
 )
-from turngym.agents.endpoint.read_usage import read_usage
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.episode import without_rounding, wrong_numbers
 from turngym.core.redaction import excerpt
+from turngym.core.spec import changed
 from turngym.envs.spaces import printable
 from turngym.envs.tool_calls import THINK
 
@@ -119,9 +120,11 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
     completion = reading.take(Completion, body, "")
     usage, counted = read_usage(completion.usage, reading)
     try:
-        answer = _read_choices(completion, expected, reading, no_tokens=_drew_none(completion, usage))
+        # thoughts that are not shown may have used up the limit
+        no_tokens = completion.usage.get("completion_tokens") == 0 and not usage.completion_tokens
+        answer = _read_choices(completion, expected, reading, no_tokens=no_tokens)
     except UnreadableAnswer as error:
-        error.usage = replace(usage, answers=0, unreported=0)
+        error.usage = changed(usage, answers=0, unreported=0)
         raise
     named = excerpt(printable(completion.model), MODEL_SHOWN)
     if expected.model and named and not same_model(expected.model, named):
@@ -161,7 +164,7 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
     reasoning = next((text for text in back.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
-        parts = [part for part in message.content if isinstance(part, Mapping) and _kind(part) == "thinking"]
+        parts = [part for part in message.content if isinstance(part, Mapping) and part.get("type") == "thinking"]
         if deeper(parts, DEEPEST):
             reading.note(Noticed.TOO_DEEP, "message.content")
         else:
@@ -209,7 +212,7 @@ def _parts(content: Any) -> tuple[str, str]:
         return content or "", ""
     text, thoughts = [], []
     for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, Mapping) and _kind(part) == "thinking":
+        if isinstance(part, Mapping) and part.get("type") == "thinking":
             inner = part.get("thinking")
             thoughts.append(_parts(inner if isinstance(inner, str | list) else None)[0])
         elif isinstance(part, str):
@@ -219,10 +222,6 @@ def _parts(content: Any) -> tuple[str, str]:
         else:
             raise UnreadableAnswer(f"a part of the answer's content is no text: {excerpt(part, 200)!r}", foreign=True)
     return "".join(text), "".join(thoughts)
-
-
-def _kind(part: Mapping[str, Any]) -> Any:
-    return part.get("type")
 
 
 def _size(fields: Mapping[str, Any]) -> int:
@@ -254,11 +253,6 @@ def _ending(given: str, empty: bool, drew_none: bool) -> tuple[str, str]:
     """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `given`.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
-
-    Args:
-        given: the server's word; empty for none.
-        empty: whether the answer has nothing in it.
-        drew_none: whether the server says that the model drew no token.
     """
     # Gemini: `content_filter: SAFETY`
     word = given.partition(":")[0].strip().lower()
@@ -278,11 +272,6 @@ def _ending(given: str, empty: bool, drew_none: bool) -> tuple[str, str]:
 
 
 # Tokens.
-
-
-def _drew_none(completion: Completion, usage: Usage) -> bool:
-    """Whether the server says that no token was drawn. Thoughts that are not shown may have used up the limit."""
-    return completion.usage.get("completion_tokens") == 0 and not usage.completion_tokens
 
 
 def _ids(completion: Completion, choice: Choice) -> TokenIds | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
 from turngym.core.plugin_values import LARGEST_VALUE
-from turngym.core.spec import read
+from turngym.core.spec import Spec, fields_of, read, to_table
 from turngym.core.tables import Table
 
 NOTE = "usage"
@@ -24,8 +25,7 @@ Counted = Annotated[int, Meta(ge=0, le=1 << 53)]
 Spent = Annotated[float, Meta(ge=0, le=LARGEST_VALUE)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Spec):
     """What some answers used. Tokens are counted by the server. Answers that broke off were paid for, too: their tokens
     are included."""
 
@@ -51,11 +51,11 @@ class Usage:
     """Answers to prompts that the server seems to have cut."""
     cost: Spent | None = None
     """Cost in the currency of the prices; None without prices."""
-    noticed: Mapping[str, Counted] = field(default_factory=dict)
+    noticed: Mapping[str, Counted] = msgspec.field(default_factory=dict)
     """Answers by what nobody here knows in them, and by what contradicts itself (`wire.Noticed`)."""
 
     def __add__(self, other: Usage) -> Usage:
-        names = [field.name for field in fields(Usage) if field.name not in ("cost", "noticed")]
+        names = [field.name for field in fields_of(Usage) if field.name not in ("cost", "noticed")]
         costs = [one.cost for one in (self, other) if one.cost is not None]
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         noticed = dict(self.noticed)
@@ -66,7 +66,7 @@ class Usage:
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are known."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, {})}
+        return {name: value for name, value in to_table(self).items() if value not in (None, {})}
 
     @classmethod
     def noted(cls, episode: Episode) -> Usage | None:
@@ -74,7 +74,7 @@ class Usage:
 
         Raises SettingsError for a number that no server can have counted: anybody may have written the record.
         """
-        note, names = episode.meta.get(NOTE), {field.name for field in fields(cls)}
+        note, names = episode.meta.get(NOTE), {field.name for field in fields_of(cls)}
         if not isinstance(note, Mapping):
             return None
         known = {name: value for name, value in note.items() if name in names}
@@ -97,9 +97,6 @@ class Prices:
         if prompt is None or completion is None:
             missing = "--price-in" if prompt is None else "--price-out"
             raise AgentError(f"a cost needs both --price-in and --price-out; {missing} is missing")
-        for name, value in (("--price-in", prompt), ("--price-cached", cached), ("--price-out", completion)):
-            if value is not None and value < 0:
-                raise AgentError(f"{name} is {value:g}; a price is at least 0")
         return cls(prompt=prompt, cached=prompt if cached is None else cached, completion=completion)
 
     def cost(self, usage: Usage) -> float:

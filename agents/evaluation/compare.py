@@ -6,39 +6,36 @@ change the game and not the player (`decisive`). `rescore` makes the whole resul
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.endpoint.usage import PROFILE, Usage
+from turngym.agents.endpoint.usage import PROFILE
 from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
-from turngym.agents.evaluation.play_panel import EvalResult, seconds_played
+from turngym.agents.evaluation.play_panel import EvalResult, RecordedEpisodes
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.evaluation.scores import (
-    APPROXIMATE,
     EpisodeOutcome,
     EvaluationError,
     as_outcomes,
     category_rank,
     check_hashes,
-    latest,
     score,
     score_means,
     task_means,
     units_of,
 )
-from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered, p_value, paired_difference
+from turngym.agents.evaluation.seeds import Difference, rise
+from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered
 from turngym.agents.meaning import meaning
-from turngym.agents.play_spec import EvalSpec, Model, OpenAI, episodes_of
+from turngym.agents.play_spec import EvalSpec, Model, OpenAI
 from turngym.core.episode import Episode
 from turngym.core.spec import diff, differing, read, settings_of, short_name
-from turngym.core.tables import Table, table_text
-from turngym.core.task import Task
-from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places, read_specs
+from turngym.core.tables import Table, table_of, table_text
+from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
 
 ALL, SCORE = "all", "score"
@@ -117,38 +114,10 @@ def rescore(path: str | Path) -> EvalResult:
     Raises EvaluationError if there is no trace, or it has no episodes or those of more than one evaluation.
     """
     trace = trace_of(path)
-    spec = spec_of(trace)
-    every, places, elapsed, problems, agent = list[EpisodeOutcome](), array("q"), 0.0, list[TraceProblem](), ""
-    tasks: dict[Task, Task] = {}
-    used: Usage | None = None
-    profile: Mapping[str, Any] | None = None
-    for place, item in iter_places(trace):
-        if isinstance(item, TraceProblem):
-            problems.append(item)
-            continue
-        every.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
-        places.append(place)
-        elapsed, agent = max(elapsed, seconds_played(item)), agent or str(item.meta.get("agent", ""))
-        if (theirs := Usage.noted(item)) is not None:
-            used = theirs + (used or Usage())
-        profile = item.meta.get(PROFILE, profile)
-    if not every:
+    spec, recorded = spec_of(trace), RecordedEpisodes.of(trace)
+    if not recorded:
         raise EvaluationError(f"{trace} holds no episodes to score")
-    chosen = latest(every)
-    outcomes = [every[number] for number in chosen]
-    return EvalResult(
-        spec=spec,
-        agent=agent,
-        episodes=TraceEpisodes(trace, (places[number] for number in chosen)),
-        outcomes=outcomes,
-        scores=score(outcomes, spec.play),
-        seconds=elapsed,
-        resumed=len(outcomes),
-        problems=tuple(problems),
-        twice=sum(not one.status.is_error for one in every) - sum(not one.status.is_error for one in outcomes),
-        used=used,
-        profile=profile,
-    )
+    return recorded.result(spec, recorded.agent, seconds=recorded.seconds, resumed=len(recorded))
 
 
 def spec_of(trace: Path) -> EvalSpec:
@@ -177,69 +146,14 @@ def trace_of(path: str | Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedEvaluation:
-    """An evaluation read from its trace or its results file."""
-
-    path: str
-    spec: EvalSpec
-    outcomes: Sequence[EpisodeOutcome]
-    profile: Mapping[str, Any] | None = None
-    """What a handshake found out about the endpoint that played; None for other agents, and in packed results."""
-    said: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
-    """(task id, sample) to a hash of all token ids and responses; empty for a results file, which has none."""
-
-    @property
-    def units(self) -> list[EpisodeOutcome]:
-        """What is averaged: the outcomes without errors, by task, or by draw."""
-        return units_of(self.outcomes, self.spec.play)
-
-    @property
-    def approximate(self) -> str | None:
-        """Why success only approximates the benchmark's; None where it is exact."""
-        return self.spec.play.scoring.get(APPROXIMATE)
-
-    @property
-    def errors(self) -> int:
-        """Episodes that ended in an error."""
-        return sum(one.status.is_error for one in self.outcomes)
-
-    @property
-    def missing(self) -> int:
-        """Episodes that were asked for and not played."""
-        return max(0, episodes_of(self.spec.play) - len(self.outcomes))
-
-    @property
-    def lost(self) -> str:
-        """What its numbers leave out, in a line; "" if nothing."""
-        errors, missing = self.errors, self.missing
-        said = [f"{errors} ended in errors"] if errors else []
-        said += [f"{missing} are missing"] if missing else []
-        if not said:
-            return ""
-        bounds = score(self.outcomes, self.spec.play).bounds
-        shown = (
-            ""
-            if bounds is None
-            else " (success {:.1f} to {:.1f} % with those lost or won)".format(*(100 * bound for bound in bounds))
-        )
-        return f"of {episodes_of(self.spec.play)} episodes {' and '.join(said)}, which no number counts{shown}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
     """Avg@n of both evaluations on the tasks of one category, or on all."""
 
     name: str
     first: Interval
     second: Interval
-    difference: Interval
+    difference: Difference
     """The second minus the first, paired by task."""
-    p: float
-    """Smallest level at which the difference is clear of zero."""
-
-    @property
-    def tasks(self) -> int:
-        return self.difference.tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,12 +168,12 @@ class Comparison:
     """Episodes that are the same in both to the token (of agents without token ids: to the letter)."""
     shared: int = 0
     """Episodes of the same task and sample in both; 0 if one of them is a results file, which holds no episodes."""
-    approximate: tuple[str | None, str | None] = (None, None)
-    """Why success of the first, and of the second, only approximates the benchmark's; None where it is exact."""
-    lost: tuple[str, str] = ("", "")
-    """What the numbers of the first, and of the second, leave out; "" if nothing."""
-    most_lost: int = 0
-    """The larger number of episodes that one of them leaves out."""
+    both: tuple[EvalResult, EvalResult]
+
+    @property
+    def most_lost(self) -> int:
+        """The larger number of episodes that one of them leaves out."""
+        return max(run.scores.errors + run.missing for run in self.both)
 
     def worse_by(self, points: float) -> bool:
         """Whether the second is clearly worse by more than so many points of success, or of the graded score: the whole
@@ -273,21 +187,25 @@ class Comparison:
 
     def table(self) -> Table:
         """One row per category, then one for all tasks."""
-        header = ["", "first %", "second %", "second minus first [95 %]", "p", "tasks"]
-        marks = self.approximate
-        return header, [
-            [
-                row.name,
-                *(_percent(side, mark) for side, mark in zip((row.first, row.second), marks, strict=True)),
-                *(str(row.difference), f"{row.p:.2g}", str(row.tasks)),
-            ]
+        first, second = (run.scores.mark for run in self.both)
+        return table_of(
+            {
+                "": row.name,
+                "first %": f"{first}{100 * row.first.mean:.1f}",
+                "second %": f"{second}{100 * row.second.mean:.1f}",
+                "second minus first [95 %]": str(row.difference),
+                "p": f"{row.difference.p or 0:.2g}",
+                "tasks": str(row.difference.tasks),
+            }
             for row in self.rows
-        ]
+        )
 
     def notes(self) -> list[str]:
         """A line for every setting that differs, and one if they changed nothing, or not everything."""
-        lines = [f"~ is approximate: {why}" for why in dict.fromkeys(self.approximate) if why]
-        lines += [f"{which}: {what}" for which, what in zip(("first", "second"), self.lost, strict=True) if what]
+        lines = [
+            f"~ is approximate: {why}" for why in dict.fromkeys(run.scores.approximate for run in self.both) if why
+        ]
+        lines += [f"{which}: {run.lost}" for which, run in zip(("first", "second"), self.both, strict=True) if run.lost]
         lines += [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
         if self.differ and self.alike:
             lines.append(f"yet all {self.shared} episodes are the same to the token: what differs changed nothing")
@@ -299,35 +217,32 @@ class Comparison:
         return table_text(self.table()) + "".join(f"{line}\n" for line in self.notes())
 
 
-def read_evaluation(path: str | Path) -> RecordedEvaluation:
-    """Read a trace, a results file (`*.json`), a packed result (`*.result.xz`), or the folder of an evaluation (its
-    trace, else its results file).
+def read_evaluation(path: str | Path) -> EvalResult:
+    """Read a trace, a results file (`*.json`, which holds no episodes), a packed result (`*.result.xz`), or the folder
+    of an evaluation (its trace, else its results file).
 
     Raises EvaluationError if there is none of these.
     """
     path = user_path(path)
     if path.name.endswith(SUFFIX):
         packed = read_sealed(path)
-        return _recorded(path, packed.spec, as_outcomes(packed.episodes), packed.episodes, None)
+        outcomes, episodes, seconds = as_outcomes(packed.episodes), packed.episodes, packed.seconds
+        return _read(packed.spec, outcomes, episodes=episodes, agent=packed.agent, seconds=seconds)
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"
-    if path.suffix == ".json":
-        spec, outcomes = read_results(path)
-        return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes)
-    result = rescore(path)
-    return _recorded(path, result.spec, result.outcomes, result.episodes, result.profile)
+    return _read(*read_results(path)) if path.suffix == ".json" else rescore(path)
 
 
-def _recorded(
-    path: Path,
+def _read(
     spec: EvalSpec,
     outcomes: Sequence[EpisodeOutcome],
-    episodes: Iterable[Episode],
-    profile: Mapping[str, Any] | None,
-) -> RecordedEvaluation:
-    # a packed result has no token ids: it is compared with another one to the letter
-    said = {(one.task.task_id, one.sample): _said(one) for one in episodes if not one.status.is_error}
-    return RecordedEvaluation(path=str(path), spec=spec, outcomes=outcomes, profile=profile, said=said)
+    *,
+    episodes: Sequence[Episode] = (),
+    agent: str = "",
+    seconds: float = 0.0,
+) -> EvalResult:
+    scores = score(outcomes, spec.play)
+    return EvalResult(spec=spec, agent=agent, episodes=episodes, outcomes=outcomes, scores=scores, seconds=seconds)
 
 
 def responses_of(episodes: Iterable[Episode]) -> Responses:
@@ -359,55 +274,52 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         EvaluationError: there is no evaluation at one of the paths.
     """
     one, other = read_evaluation(first), read_evaluation(second)
+    # a packed result has no token ids: it is compared with another one to the letter
+    mine, theirs = (
+        {(e.task.task_id, e.sample): _said(e) for e in run.episodes if not e.status.is_error} for run in (one, other)
+    )
     differ = differences_of(one.spec, other.spec)
     if one.profile is not None and other.profile is not None:
         # what a handshake itself used differs each time
         answers = [{name: value for name, value in run.profile.items() if name != "used"} for run in (one, other)]  # type: ignore[union-attr]
         differ |= differing({PROFILE: answers[0]}, {PROFILE: answers[1]})
-    shared = one.said.keys() & other.said.keys()
+    shared = mine.keys() & theirs.keys()
     comparison = Comparison(
         rows=(),
         differ=differ,
-        same=sum(one.said[key] == other.said[key] for key in shared),
+        same=sum(mine[key] == theirs[key] for key in shared),
         shared=len(shared),
-        approximate=(one.approximate, other.approximate),
-        lost=(one.lost, other.lost),
-        most_lost=max(run.errors + run.missing for run in (one, other)),
+        both=(one, other),
     )
-    units = one.units, other.units
+    units = [units_of(run.outcomes, run.spec.play) for run in (one, other)]
     try:
         check_hashes(*units)
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
-        rows = [_compared(name, *(task_means(_of(run, name)) for run in units)) for name in (*categories, ALL)]
+        rows = []
+        for name in (*categories, ALL):
+            rows.append(
+                _compared(name, *(task_means(u for u in run if name in (ALL, u.task.category)) for run in units))
+            )
         scores = [score_means(run) for run in units]
         if any(scores):
             graded = [means or task_means(run) for means, run in zip(scores, units, strict=True)]
             rows.append(_compared(SCORE, *graded))
     except ScoreError as error:
         said = "; ".join(comparison.notes()) or "none of their settings differs"
-        raise ScoreError(f"{one.path} and {other.path} cannot be compared: {error} ({said})") from error
-    if not different_settings and (theirs := decisive(differ)):
+        raise ScoreError(f"{first} and {second} cannot be compared: {error} ({said})") from error
+    if not different_settings and (game := decisive(differ)):
         nothing = f"; {comparison.notes()[-1]}" if comparison.alike else ""
         raise ScoreError(
-            f"{one.path} and {other.path} were played otherwise ({describe(theirs)}): their difference would be one of "
+            f"{first} and {second} were played otherwise ({describe(game)}): their difference would be one of "
             f"settings, too; compare them anyway with --different-settings (different_settings=True){nothing}"
         )
     return replace(comparison, rows=tuple(rows))
 
 
-def _of(units: Sequence[EpisodeOutcome], category: str) -> list[EpisodeOutcome]:
-    return [unit for unit in units if category in (ALL, unit.task.category)]
-
-
 def _compared(name: str, first: Mapping[str, float], second: Mapping[str, float]) -> ComparedRow:
     return ComparedRow(
         name=name,
-        difference=paired_difference(first, second),
-        p=p_value(lambda tail: paired_difference(first, second, tail=tail)),
+        difference=rise([first], [second], p=True),
         first=clustered(list(first.values())),
         second=clustered(list(second.values())),
     )
-
-
-def _percent(interval: Interval, approximate: str | None) -> str:
-    return f"{'~' if approximate else ''}{100 * interval.mean:.1f}"

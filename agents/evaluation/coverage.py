@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 from typing import Annotated
 
@@ -17,14 +18,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
-from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, paired_difference, t_quantile
+from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, t_quantile
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Group, Million, NotNegative, Number, Share
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, changed, needing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStudy:
+class SimulatedStudy(Spec):
     """Two methods and what they vary by. All deviations are standard deviations in shares of success, of one method."""
 
     seeds: Million = 3
@@ -114,7 +114,7 @@ class SimulatedStudy:
             return self.rate, self.difference - COLLAPSE * self.collapse
         rng = np.random.default_rng(0)
         # one task by itself has the same distribution, and seeds enough make the mean exact to 0.1 points
-        many = replace(self, seeds=200, second_seeds=None, tasks=2000, clusters=0, family=1)
+        many = changed(self, seeds=200, second_seeds=None, tasks=2000, clusters=0, family=1)
         means = np.mean([[rates.mean() for rates in many.rates(rng)] for _ in range(10)], 0)
         alike = not (self.difference or self.collapse) and self.second_spread in (None, self.seed_spread)
         return float(means[0]), 0.0 if alike else float(means[1] - means[0])
@@ -156,35 +156,23 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     named = None if clusters is None else {str(task): cluster for task, cluster in enumerate(clusters)}
     kinds: dict[str, tuple[Callable[[list[list[TaskMeans]]], Interval], float, SimulatedStudy]] = {}
     # one run, and two, are asked about themselves: other seeds are no part of the question
-    alone = replace(
+    alone = changed(
         study, seeds=1, second_seeds=None, seed_spread=0.0, second_spread=None, both=0.0, collapse=0.0, family=1
     )
     family, rate_alone = study.family, alone.truth()[0]
     kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate_alone, alone)
-    kinds["two runs, by task"] = (lambda runs: paired_difference(runs[0][0], runs[1][0]), difference, alone)
+    kinds["two runs, by task"] = (lambda runs: rise(*runs[:2]), difference, alone)
     if clusters is not None:
-        kinds["one evaluation, new clusters"] = (
-            lambda runs: clustered([*runs[0][0].values()], clusters=clusters),
-            rate_alone,
-            alone,
-        )
-        kinds["two runs, new clusters"] = (
-            lambda runs: paired_difference(runs[0][0], runs[1][0], clusters=named),
-            difference,
-            alone,
-        )
+        single = partial(clustered, clusters=clusters)
+        kinds["one evaluation, new clusters"] = (lambda runs: single([*runs[0][0].values()]), rate_alone, alone)
+        kinds["two runs, new clusters"] = (lambda runs: rise(*runs[:2], clusters=named), difference, alone)
     if study.seeds > 1:
         kinds["a method over its seeds"] = (lambda runs: over_seeds(runs[0], clusters=named), rate, study)
         kinds["two methods over their seeds"] = (lambda runs: rise(*runs[:2], clusters=named), difference, study)
         if study.second_seeds in (None, study.seeds):
             kinds[REFERENCE] = (_t_over_seeds, difference, study)
         if family > 1:
-            # the least of m p-values is told by Holm at 0.05 / m
-            kinds[f"the clearest of {family}, by Holm"] = (
-                lambda runs: _clearest(runs, TAIL_PROBABILITY / family),
-                difference,
-                study,
-            )
+            kinds[f"the clearest of {family}, by Holm"] = _clearest, difference, study
     for place, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
         rng = np.random.default_rng([seed, place])
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
@@ -202,16 +190,17 @@ def counted(name: str, found: Sequence[Interval], truth: float) -> IntervalCover
     )
 
 
-def _clearest(runs: list[list[TaskMeans]], tail: float) -> Interval:
+def _clearest(runs: list[list[TaskMeans]]) -> Interval:
     """Of all methods minus the first, the interval that is farthest from zero."""
-    found = [rise(runs[0], other, tail=tail) for other in runs[1:]]
+    # the least of m p-values is told by Holm at 0.05 / m
+    found = [rise(runs[0], other, tail=TAIL_PROBABILITY / (len(runs) - 1)) for other in runs[1:]]
     return max(found, key=lambda one: max(one.low, -one.high))
 
 
 def shown_apart(study: SimulatedStudy, repetitions: int, seed: int = 0) -> float:
     """In what share of the studies a seed of one of two methods lies apart (`seed_apart`)."""
     rng = np.random.default_rng([seed, 99])
-    drawn = (replace(study, family=1).draw(rng) for _ in range(repetitions))
+    drawn = (changed(study, family=1).draw(rng) for _ in range(repetitions))
     return fmean(any(seed_apart(runs) is not None for runs in both) for both in drawn)
 
 

@@ -84,7 +84,8 @@ def departures(spec: EvalSpec) -> Departures | None:
     except TurngymError:
         return None
     original, played = _original(spec, preset), to_table(spec)
-    rules = [*_rules(original, played), *_depth(spec.play)]
+    rules = [*_rules(original, played)]
+    rules += [] if spec.play.depth is None else [f"episodes end after {spec.play.depth} turns"]
     others = [*_tasks(spec.play, env_id), *(_retrieval(spec.play.env_kwargs) if env_id == SEARCH else ())]
     if why := spec.play.scoring.get("approximate"):
         others.append(f"scores approximate ({why})")
@@ -131,11 +132,6 @@ def _rules(original: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[s
             if name in JUDGED_APART or name == "id":
                 continue
             yield f"{name} {excerpt(given, 40)}" + ("" if wanted is None else f" ({wanted})")
-
-
-def _depth(play: PlaySpec) -> Iterator[str]:
-    if play.depth is not None:
-        yield f"episodes end after {play.depth} turns"
 
 
 def _tasks(play: PlaySpec, env_id: str) -> Iterator[str]:

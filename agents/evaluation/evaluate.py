@@ -88,17 +88,7 @@ def play_evaluation(
     progress: bool = True,
     command: str | Sequence[str] = "",
 ) -> EvalResult:
-    """Plays what was asked for; see `evaluate`.
-
-    Args:
-        found: the settings, with the origin of every value.
-        agent: who plays, where that is an object.
-        panel: the panel, where it is an object.
-        out: folder of the evaluation; None: nothing is written.
-        verify: as for `evaluate`.
-        progress: as for `evaluate`.
-        command: as for `evaluate`.
-    """
+    """Plays what was asked for; `evaluate` explains the arguments. Agent and panel are given where they are objects."""
     tasks = found.spec.play.tasks
     if not isinstance(tasks, OnPanel):
         raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
@@ -135,12 +125,9 @@ def play_evaluation(
 
 
 def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
-    """The tasks that are played, after a comparison of all with the panel's; drawn ones as often as they are drawn.
+    """The tasks that are played, drawn ones as often as they are drawn; `verify` compares all hashes with the panel's.
 
     Raises TurngymError for tasks that are not the panel's.
-
-    Args:
-        verify: whether every hash is compared.
     """
     play = ready.spec.play
     assert isinstance(play.tasks, OnPanel)

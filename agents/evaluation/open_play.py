@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.named_agent import OpenedAgent, open_agent, opened_object
 from turngym.agents.play_spec import EvalSpec, Own
@@ -21,7 +19,7 @@ from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
 from turngym.core.resolve import Resolved
 from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
-from turngym.core.spec import differing, to_table
+from turngym.core.spec import changed, differing, to_table
 
 SPEC_FILE = "spec.toml"
 """The settings of an evaluation in its folder."""
@@ -55,9 +53,6 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     """Opens what `spec` says.
 
     Raises TurngymError for an environment or agent that cannot be opened, or that is not as `spec` has recorded it.
-
-    Args:
-        agent: who plays, where that is an object; None: whom `spec` names.
     """
     env_id, made = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
     env = probe(env_id, made)
@@ -69,8 +64,8 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     scoring = env.scoring
     if spec.play.scoring not in ({}, scoring):
         raise TurngymError(f"{env_id} scores with {scoring}; the settings say {spec.play.scoring}: other data or tools")
-    play = msgspec.structs.replace(spec.play, scoring=scoring)
-    return OpenPlay(spec=msgspec.structs.replace(spec, play=play, agent=opened.spec), opened=opened)
+    play = changed(spec.play, scoring=scoring)
+    return OpenPlay(spec=changed(spec, play=play, agent=opened.spec), opened=opened)
 
 
 def record_of(spec: EvalSpec) -> dict[str, Any]:
@@ -80,12 +75,8 @@ def record_of(spec: EvalSpec) -> dict[str, Any]:
 
 
 def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: str | Sequence[str]) -> None:
-    """Writes the settings of an evaluation or rollout in the form that `--config` reads.
-
-    Args:
-        found: what was asked for, with the origin of every value.
-        spec: the same with what opening has found out.
-    """
+    """Writes the settings of an evaluation or rollout in the form that `--config` reads: what was asked for (`found`),
+    and in `spec` what opening has found out."""
     about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
     record = record_of(spec)
     origins = {**found.origins, **dict.fromkeys(differing(record, record_of(found.spec)), "found")}

@@ -17,14 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace as replaced
-
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.evaluation.compare import rescore, trace_of
 from turngym.agents.evaluation.departures import panel_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
-from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import EACH, token_counts
 from turngym.agents.evaluation.rules import played_with, stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
@@ -50,7 +47,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.provenance import CONFIG_FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
-from turngym.core.spec import differing
+from turngym.core.spec import changed, differing
 from turngym.core.task import Verdict, plain_id
 from turngym.core.user_files import json_file
 from turngym.envs.guard import guard_of
@@ -58,6 +55,8 @@ from turngym.envs.panels import Panel, load_panel, shipped_panel
 
 MOST_NAMED = 1000
 """So many missing episodes are named; more, as in a file that asks for 10^9 samples, are counted."""
+PLAYED = ("index", "observation", "response", "action", "verdict", "reward", "finish", "origin", "progress", "excluded")
+"""What is packed of a turn."""
 BROKEN_OFF = "broken off"
 """`Turn.excluded` of a last response that the environment never saw."""
 
@@ -92,7 +91,7 @@ def packed(run: str | Path) -> PackedResult:
         raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
-        spec = replaced(spec, agent=replaced(spec.agent, weights=weights))
+        spec = changed(spec, agent=changed(spec.agent, weights=weights))
     return PackedResult(
         spec=spec,
         agent=result.agent,
@@ -110,19 +109,19 @@ def shared(spec: EvalSpec) -> EvalSpec:
     by their hashes."""
     agent: Any = spec.agent
     if isinstance(agent, Model):
-        local = agent.engine if isinstance(agent.engine, Servers) else replaced(agent.engine, device="auto", threads=0)
-        engine = replaced(local, policy_server=local.server) if isinstance(local, Servers) else local
+        local = agent.engine if isinstance(agent.engine, Servers) else changed(agent.engine, device="auto", threads=0)
+        engine = changed(local, policy_server=local.server) if isinstance(local, Servers) else local
         folder = agent.folder if "@" in agent.folder else Path(agent.folder).name
-        agent = replaced(agent, folder=folder, engine=engine)
+        agent = changed(agent, folder=folder, engine=engine)
     elif isinstance(agent, OpenAI):
-        agent = replaced(agent, endpoint=replace(agent.endpoint, base_url="", key_env=KEY))
+        agent = changed(agent, endpoint=changed(agent.endpoint, base_url="", key_env=KEY))
     elif isinstance(agent, RecordedAgent):
-        agent = replaced(agent, trace=Path(agent.trace).name)
+        agent = changed(agent, trace=Path(agent.trace).name)
     examples = getattr(agent.chat, "examples", None)
     if isinstance(examples, ExampleFile):
-        named = replaced(examples, file=Path(examples.file).name)
-        agent = replaced(agent, chat=replaced(agent.chat, examples=named))
-    return replaced(spec, agent=agent, compute=Compute())
+        named = changed(examples, file=Path(examples.file).name)
+        agent = changed(agent, chat=changed(agent.chat, examples=named))
+    return changed(spec, agent=agent, compute=Compute())
 
 
 def _of_training(trace: Path) -> dict[str, Any]:
@@ -146,19 +145,14 @@ def pack_result(
     data: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> PackedResult:
-    """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed.
+    """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed
+    (`check_result` explains the other arguments).
 
     Raises EvaluationError as `packed` does, and if the check fails. An evaluation whose plain settings change what
     scores is packed, too, though it is no result of its panel: a check and tables say so.
-
-    Args:
-        run: folder of an evaluation, or its trace.
-        panel: as for `check_result`.
-        data: as for `check_result`.
-        env_kwargs: as for `check_result`.
     """
     result = packed(run)
-    if problems := differences(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
+    if problems := check_result(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
         raise EvaluationError(f"{run} does not come out the same when it is played again: {problems[0]}")
     result.write(out)
     return result
@@ -166,63 +160,36 @@ def pack_result(
 
 def _stripped(episode: Episode) -> Episode:
     """What the environment needs to play the episode again, and what a reader wants to see of it."""
-    played = (
-        "index",
-        "observation",
-        "response",
-        "action",
-        "verdict",
-        "reward",
-        "finish",
-        "origin",
-        "progress",
-        "excluded",
-    )
-    turns = tuple(Turn(admissible=None, **{name: getattr(turn, name) for name in played}) for turn in episode.turns)
+    turns = tuple(Turn(admissible=None, **{name: getattr(turn, name) for name in PLAYED}) for turn in episode.turns)
     own = {name: value for name, value in episode.meta.items() if name in EACH}
     return replace(episode, segments=(), turns=turns, timings={}, meta=own, spec="")
 
 
 def check_result(
-    path: str | Path,
-    *,
-    panel: str | None = None,
-    data: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
-
-    Args:
-        panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
-            not believed where its panel is.
-        data: folder of the environment's data; by default where the environment looks for it.
-        env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
-
-    Raises:
-        EvaluationError: the file is damaged.
-        TurngymError: the panel or the environment's data are not there.
-    """
-    return differences(read_result(path), panel=panel, data=data, env_kwargs=env_kwargs)
-
-
-def differences(
-    result: PackedResult,
+    result: str | Path | PackedResult,
     *,
     panel: str | None = None,
     data: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     other_rules: bool = False,
 ) -> list[str]:
-    """Check a result in memory as `check_result` does. With `other_rules` its scoring may differ from its panel's.
+    """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
 
     Args:
-        panel: the panel's name or the path of its manifest; None: the shipped panel that the result names.
-        data: folder of the data; None: where the environment looks.
-        env_kwargs: arguments of gym.make that replace the result's and are not compared with the panel's.
+        result: the file, or what was read of it.
+        panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
+            not believed where its panel is.
+        data: folder of the environment's data; by default where the environment looks for it.
+        env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
         other_rules: whether settings that change what scores may differ from the panel's.
+
+    Raises:
+        EvaluationError: the file is damaged.
+        TurngymError: the panel or the environment's data are not there.
     """
+    result = result if isinstance(result, PackedResult) else read_result(result)
     found = list(result.broken)
-    known = load_panel(panel) if panel is not None else shipped_panel(_named(result))
+    known = _panel(result, panel)
     found += _tasks(result, known)
     given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
     deviating = stated(result.spec.play, known, given)
@@ -232,7 +199,8 @@ def differences(
         return [*found, *barred, *_table(result)]
     env = env_maker(known.env_id, **played_with(result.spec, known, given))()
     try:
-        found += _scoring(result, guard_of(env).base.scoring)
+        scoring = differing(result.spec.play.scoring, guard_of(env).base.scoring)
+        found += [f"settings: {_said(name, *both)}" for name, both in scoring.items()]
         for episode in result.episodes:
             where = f"{episode.task.task_id} sample {episode.sample}"
             found += [f"{where}, {line}" for line in _replayed(episode, env)]
@@ -247,10 +215,10 @@ def inconsistencies(result: PackedResult) -> list[str]:
     return [*result.broken, *(() if known is None else _tasks(result, known)), *_table(result)]
 
 
-def _named(result: PackedResult) -> str:
-    """The panel that a result names; "" where it names none."""
+def _panel(result: PackedResult, given: str | None) -> Panel:
+    """The `given` panel, else the shipped one that a result names."""
     tasks = result.spec.play.tasks
-    return tasks.panel if isinstance(tasks, OnPanel) else ""
+    return load_panel(given) if given is not None else shipped_panel(tasks.panel if isinstance(tasks, OnPanel) else "")
 
 
 def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
@@ -259,14 +227,10 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     if not isinstance(tasks, OnPanel) or isinstance(tasks.sampling, Published):
         yield "settings: its tasks are not a panel's"
         return
-    own: dict[str, tuple[Any, Any]] = {
-        "sha256": (tasks.sha256, panel.sha256),
-        "env.id": (plain_id(play.env.id), plain_id(panel.env_id)),
-    }
-    own["size"] = (tasks.size, len(panel.tasks))
-    for name, (said, known) in own.items():
-        if said != known:
-            yield f"settings: {name} is {said!r}, the panel {panel.full_name} has {known!r}"
+    own = {"sha256": tasks.sha256, "env.id": plain_id(play.env.id), "size": tasks.size}
+    theirs = {"sha256": panel.sha256, "env.id": plain_id(panel.env_id), "size": len(panel.tasks)}
+    for name, (said, known) in differing(own, theirs).items():
+        yield f"settings: {name} is {said!r}, the panel {panel.full_name} has {known!r}"
     chosen = {task.task_id: task for task in part_of(panel.tasks, tasks.sampling)}
     samples = play.samples
     played = Counter((episode.task.task_id, episode.sample) for episode in result.episodes)
@@ -287,12 +251,6 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
             yield f"{where}: its task has sha256 {episode.task.sha256[:12]}, the panel says {task.sha256[:12]}"
         if episode.seed != play.seed:
             yield f"{where}: played with seed {episode.seed}, the settings say {play.seed}"
-
-
-def _scoring(result: PackedResult, here: Mapping[str, str]) -> Iterator[str]:
-    """Differences in what the scores depend on besides the tasks."""
-    for name, (said, now) in differing(result.spec.play.scoring, here).items():
-        yield f"settings: {_said(name, said, now)}"
 
 
 def _replayed(episode: Episode, env: Any) -> Iterator[str]:
@@ -337,10 +295,17 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         success, final, total = bool(info["success"]), float(info["score"]), total + float(reward)
         lenient, f1 = lenient + (info.get("reading") == "lenient"), info.get("answer_f1")
         progress = final if goals is None else goals
-        before = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
-        after = {"action": info["action"], "verdict": str(info["verdict"]), "reward": float(reward)}
-        before["progress"], after["progress"] = turn.progress, progress
-        if wrong := [_said(name, before[name], after[name]) for name in after if not alike(before[name], after[name])]:
+        wrong = [
+            _said(name, recorded, now)
+            for name, recorded, now in (
+                ("action", turn.action, info["action"]),
+                ("verdict", turn.verdict.value, str(info["verdict"])),
+                ("reward", turn.reward, float(reward)),
+                ("progress", turn.progress, progress),
+            )
+            if not alike(recorded, now)
+        ]
+        if wrong:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
             return
         end = Status.COMPLETED if terminated else Status.TRUNCATED_TURNS if truncated else None
@@ -396,23 +361,41 @@ def play_again(
 ) -> list[str]:
     """Lets `agent` play the first `tasks` tasks (default: all) and names where it answers otherwise than recorded.
 
-    The same model with the same seed gives the same episodes, up to the rounding of another machine.
+    It plays with the recorded preset, samples, seed and temperature. The same model with the same seed gives the same
+    episodes, up to the rounding of another machine.
 
     Args:
         agent: a name as on the command line.
-        tasks: number of tasks, from the first; None: all.
         panel: as for `check_result`.
         env_kwargs: as for `check_result`.
         settings: those of `evaluate` that the file does not say, such as the device.
     """
-    given = env_kwargs or {}
-    played = load_panel(panel) if panel is not None else shipped_panel(_named(result))
-    make = {**stated(result.spec.play, played, given).playable, **given}
-    again = evaluate_as(result.spec, agent, played, make, tasks=tasks, verify=False, **settings)
+    given, play, spec = env_kwargs or {}, result.spec.play, result.spec
+    known = _panel(result, panel)
+    sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
+    limits = [tasks]
+    if isinstance(sampling, PartOfPanel):
+        # a recorded choice is made again
+        limits.append(sampling.limit)
+        settings["spread"] = sampling.spread
+    if counts := [count for count in limits if count is not None]:
+        settings["limit"] = min(counts)
+    if (temperature := getattr(spec.agent, "temperature", None)) is not None:
+        settings["temperature"] = temperature
+    again = evaluate(
+        known,
+        agent,
+        preset=spec.preset,
+        samples=play.samples,
+        seed=play.seed,
+        env_kwargs={**stated(play, known, given).playable, **given},
+        verify=False,
+        **settings,
+    )
     found = []
-    known, now = (getattr(spec.agent, "weights", "") for spec in (result.spec, again.spec))
-    if known and known != now:
-        found.append(f"model: its weights are {now}, the file names {known}")
+    was, now = (getattr(one.agent, "weights", "") for one in (spec, again.spec))
+    if was and was != now:
+        found.append(f"model: its weights are {now}, the file names {was}")
     recorded = {(one.task.task_id, one.sample): one for one in result.episodes}
     for episode in again.episodes:
         key = episode.task.task_id, episode.sample
@@ -421,43 +404,6 @@ def play_again(
         elif (line := first_difference(recorded[key].turns, episode.turns)) is not None:
             found.append(f"{key[0]} sample {key[1]}, {line}")
     return found
-
-
-def evaluate_as(
-    recorded: EvalSpec,
-    agent: str,
-    panel: Panel,
-    make: Mapping[str, Any],
-    *,
-    tasks: int | None = None,
-    **settings: Any,
-) -> EvalResult:
-    """Lets `agent` play `panel` as another evaluation was played: with its preset, samples, seed and temperature.
-
-    Args:
-        agent: a name as on the command line.
-        tasks: number of tasks, from the first; None: as many as were recorded.
-        settings: further ones of `evaluate`.
-    """
-    play = recorded.play
-    sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
-    limits = [tasks, sampling.limit if isinstance(sampling, PartOfPanel) else None]
-    counts = [count for count in limits if count is not None]
-    temperature = getattr(recorded.agent, "temperature", None)
-    more: dict[str, Any] = {"limit": min(counts)} if counts else {}
-    # a recorded choice is made again
-    more |= {"spread": sampling.spread} if isinstance(sampling, PartOfPanel) else {}
-    more |= {} if temperature is None else {"temperature": temperature}
-    return evaluate(
-        panel,
-        agent,
-        preset=recorded.preset,
-        samples=play.samples,
-        seed=play.seed,
-        env_kwargs=dict(make),
-        **more,
-        **settings,
-    )
 
 
 def first_difference(recorded: Sequence[Turn], now: Sequence[Turn]) -> str | None:

@@ -136,16 +136,7 @@ def play_rollout(
     progress: bool = True,
     command: str | Sequence[str] = "",
 ) -> PlayedEpisodes:
-    """Plays what was asked for; see `play_episodes`.
-
-    Args:
-        found: the settings, with the origin of every value.
-        agent: who plays, where that is an object.
-        out: as for `play_episodes`.
-        append: as for `play_episodes`.
-        progress: as for `play_episodes`.
-        command: as for `play_episodes`.
-    """
+    """Plays what was asked for; `play_episodes` explains the arguments. An agent is given where it is an object."""
     out = None if out is None else Path(out)
     with locked_file(out):
         done = _recorded(out, append)

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.endpoint.usage import PROFILE, Usage, usage_table
 from turngym.agents.evaluation.departures import Departures, departures
 from turngym.agents.evaluation.open_play import record_of
-from turngym.agents.evaluation.results import episode_row, results_json, write_results
+from turngym.agents.evaluation.results import FORMAT, VERSION, episode_row, token_counts, write_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
     EvaluationError,
@@ -35,6 +36,7 @@ from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs,
 from turngym.core.episode import Episode
 from turngym.core.files import locked_file
 from turngym.core.progress import progress_bar
+from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
@@ -49,27 +51,49 @@ ELAPSED = "elapsed"
 class RecordedEpisodes:
     """The episodes of an evaluation so far: how each ended, and the episode itself or its place in the trace."""
 
-    tasks: Mapping[str, tuple[int, Task]]
-    """Number and task by id."""
     trace: Path | None = None
     """The trace from which episodes can be read again; without one they are kept in memory."""
+    agent: str = ""
+    """Who played them, for people."""
     seconds: float = 0.0
     """Wall clock up to the last episode."""
-    problems: tuple[TraceProblem, ...] = ()
+    problems: list[TraceProblem] = field(default_factory=list)
+    """Lines of the trace that could not be read."""
+    twice: int = 0
+    """Episodes that were added although there was one that had not ended in an error."""
     used: Usage | None = None
     """What all episodes used at an endpoint, those that were played again included; None for other agents."""
     profile: Mapping[str, Any] | None = None
     """The profile of the endpoint that played last."""
-    _rows: dict[tuple[int, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
-    """Rows by sample and number of the task."""
+    _tasks: dict[Task, Task] = field(default_factory=dict)
+    """Equal tasks are one object in memory."""
+    _rows: dict[tuple[str, int], tuple[EpisodeOutcome, Episode | int]] = field(default_factory=dict)
+    """Rows by task id and sample."""
+
+    @classmethod
+    def of(cls, trace: Path) -> RecordedEpisodes:
+        """All episodes of a trace."""
+        found = cls(trace)
+        for place, item in iter_places(trace):
+            if isinstance(item, TraceProblem):
+                found.problems.append(item)
+            else:
+                found.seconds = max(found.seconds, seconds_played(item))
+                found.agent = found.agent or str(item.meta.get("agent", ""))
+                found.add(item, place)
+        return found
 
     def add(self, episode: Episode, place: int | None) -> None:
-        """Add `episode`, replacing an earlier one of the same task and sample; `place` is its offset in the trace."""
-        number, task = self.tasks[episode.task.task_id]
-        # an episode that failed before its first observation knows only the id of its task
-        outcome = EpisodeOutcome.of(episode, task if task == episode.task else None)
+        """Add `episode`, whose offset in the trace is `place`. Of one task and sample the last without an error counts,
+        or the last."""
         self.pay(episode)
-        self._rows[episode.sample, number] = outcome, episode if place is None else place
+        key = episode.task.task_id, episode.sample
+        if key in self._rows and not self._rows[key][0].status.is_error:
+            if episode.status.is_error:
+                return
+            self.twice += 1
+        outcome = EpisodeOutcome.of(episode, self._tasks.setdefault(episode.task, episode.task))
+        self._rows[key] = outcome, episode if place is None else place
 
     def pay(self, episode: Episode) -> None:
         """Count what `episode` used, and note the endpoint's profile."""
@@ -77,34 +101,46 @@ class RecordedEpisodes:
             self.used = used + (self.used or Usage())
         profile = episode.meta.get(PROFILE, self.profile)
         if self.profile is not None and profile != self.profile:
-            self._warn_of(profile)
+            from turngym.agents.endpoint.profile import changed
+
+            if other := changed(self.profile, profile):
+                warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=3)
         self.profile = profile
 
-    def _warn_of(self, profile: Mapping[str, Any]) -> None:
-        """Says what of another profile of the endpoint decides what is played."""
-        from turngym.agents.endpoint.profile import changed
-
-        assert self.profile is not None
-        if other := changed(self.profile, profile):
-            warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=3)
-
     def has(self, task_id: str, sample: int) -> bool:
-        return (sample, self.tasks[task_id][0]) in self._rows
+        return (task_id, sample) in self._rows
 
     def __len__(self) -> int:
         """Number of tasks and samples that are not missing."""
         return len(self._rows)
 
-    def outcomes(self) -> list[EpisodeOutcome]:
-        """How the episodes ended, sample by sample, tasks in their order."""
-        return [self._rows[key][0] for key in sorted(self._rows)]
+    def _sorted(self) -> list[tuple[EpisodeOutcome, Episode | int]]:
+        """Sample by sample, tasks in the order in which they were asked for."""
+        return sorted(self._rows.values(), key=lambda row: (row[0].sample, row[0].group))
 
-    def episodes(self) -> Sequence[Episode]:
-        """The episodes in the same order."""
-        kept = [self._rows[key][1] for key in sorted(self._rows)]
-        if self.trace is None:
-            return tuple(one for one in kept if isinstance(one, Episode))
-        return TraceEpisodes(self.trace, (one for one in kept if isinstance(one, int)))
+    def outcomes(self) -> list[EpisodeOutcome]:
+        """How the episodes ended, in order."""
+        return [outcome for outcome, _ in self._sorted()]
+
+    def result(self, spec: EvalSpec, agent: str, *, seconds: float, resumed: int, chat: str = "") -> EvalResult:
+        """What these episodes say. Raises ScoreError where none of them counts."""
+        outcomes, kept = self.outcomes(), [one for _, one in self._sorted()]
+        in_memory = tuple(one for one in kept if isinstance(one, Episode))
+        places = (one for one in kept if isinstance(one, int))
+        return EvalResult(
+            spec=spec,
+            agent=agent,
+            episodes=in_memory if self.trace is None else TraceEpisodes(self.trace, places),
+            outcomes=outcomes,
+            scores=score(outcomes, spec.play),
+            seconds=seconds,
+            resumed=resumed,
+            chat=chat,
+            problems=tuple(self.problems),
+            twice=self.twice,
+            used=self.used,
+            profile=self.profile,
+        )
 
 
 def read_recorded(
@@ -118,7 +154,7 @@ def read_recorded(
         spec: settings of this evaluation, which the trace must share.
         errors_again: whether episodes that ended in an error are played again.
     """
-    recorded = RecordedEpisodes({task.task_id: (number, task) for number, task in enumerate(tasks)}, trace)
+    recorded, hashes = RecordedEpisodes(trace), {task.task_id: task.sha256 for task in tasks}
     if trace is None or not trace.exists():
         return recorded
     mine, specs = record_of(spec), read_specs(trace)
@@ -129,31 +165,25 @@ def read_recorded(
                     f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(now, 60)}; continue "
                     "with the old setting or write to another folder"
                 )
-    problems = list[TraceProblem]()
     for number, (place, episode) in enumerate(iter_places(trace)):
         if isinstance(episode, TraceProblem):
-            problems.append(episode)
+            recorded.problems.append(episode)
             continue
-        where = f"{trace}, episode {number - len(problems)} ({episode.task.task_id} sample {episode.sample})"
-        known = recorded.tasks.get(episode.task.task_id)
-        if episode.spec not in specs or known is None or episode.sample >= samples[episode.task.task_id]:
+        task_id, sample, failed = episode.task.task_id, episode.sample, episode.status.is_error
+        where = f"{trace}, episode {number - len(recorded.problems)} ({task_id} sample {sample})"
+        if episode.spec not in specs or task_id not in hashes or sample >= samples[task_id]:
             raise EvaluationError(f"{where}: it is no episode of this evaluation; write to another folder")
-        recorded.seconds = max(recorded.seconds, seconds_played(episode))
-        failed = episode.status.is_error
-        if failed and errors_again:
-            recorded.pay(episode)
-            continue
         # an episode that failed before its first observation has no hash of its task
-        if not failed and episode.task.sha256 != known[1].sha256:
+        if not failed and episode.task.sha256 != hashes[task_id]:
             raise EvaluationError(
-                f"{where}: sha256 {episode.task.sha256}, the panel says {known[1].sha256}; "
+                f"{where}: sha256 {episode.task.sha256}, the panel says {hashes[task_id]}; "
                 "the trace was played on other data: write to another folder"
             )
-        if not failed or not recorded.has(episode.task.task_id, episode.sample):
-            recorded.add(episode, place)
-        else:
+        recorded.seconds = max(recorded.seconds, seconds_played(episode))
+        if failed and errors_again:
             recorded.pay(episode)
-    recorded.problems = tuple(problems)
+        else:
+            recorded.add(episode, place)
     return recorded
 
 
@@ -231,6 +261,16 @@ class EvalResult:
         # evaluators of other packages may ask for more
         return max(0, self.asked - len(self.outcomes))
 
+    @property
+    def lost(self) -> str:
+        """What its numbers leave out, in a line; "" if nothing."""
+        errors, missing, bounds = self.scores.errors, self.missing, self.scores.bounds
+        said = [f"{errors} ended in errors"] if errors else []
+        said += [f"{missing} are missing"] if missing else []
+        ends = "" if bounds is None else " (success {:.1f} to {:.1f} % with those lost or won)"
+        ends = ends.format(*(100 * bound for bound in bounds or ()))
+        return f"of {self.asked} episodes {' and '.join(said)}, which no number counts{ends}" if said else ""
+
     def table(self) -> Table:
         """Success by category and behavior, one column."""
         runs = {self.agent: self.scores}
@@ -267,15 +307,26 @@ class EvalResult:
             what += f", temperature {temperature:g}" if taken else ", the server's own temperature"
         return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
-    def hints(self) -> list[str]:
-        """What may help where answers were cut or could not be read."""
+    def notes(self) -> list[str]:
+        """What is said below the table: how it was played, what may help where answers were cut or could not be read,
+        and what the numbers leave out."""
         ended = (item for item in self.episodes if not item.status.is_error)
-        return hints(self.scores, ended, self.spec)
+        departs, errors = self.departs, self.scores.errors
+        said = [*([] if departs is None else [departs.line]), *([self.chat] if self.chat else [])]
+        said += hints(self.scores, ended, self.spec)
+        if errors:
+            said.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
+        if self.twice:
+            said.append(
+                f"{self.twice} episodes are in the trace more than once, none of them after an error: the last ones "
+                "count"
+            )
+        if self.missing:
+            said.append(f"{self.missing} of {self.asked} episodes are missing: the evaluation was interrupted")
+        return said
 
     def __str__(self) -> str:
-        departs = self.departs
-        said = [*([] if departs is None else [departs.line]), *self.hints()]
-        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in said)
+        return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.notes())
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, as docs/results.schema.json describes it."""
@@ -286,9 +337,20 @@ class EvalResult:
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
-        head = results_json(record_of(self.spec), self.agent, self.scores, self.seconds, self.outcomes)
-        head |= {} if self.profile is None else {PROFILE: dict(self.profile)}
-        return head if self.used is None else {**head, "usage": self.used.to_json()}
+        """All of it but the rows of the episodes."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "agent": self.agent,
+            "spec": record_of(self.spec),
+            "versions": loaded_versions(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(self.seconds, 3),
+            "tokens": token_counts(self.outcomes),
+            "scores": self.scores.to_json(),
+            **({} if self.profile is None else {PROFILE: dict(self.profile)}),
+            **({} if self.used is None else {"usage": self.used.to_json()}),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,20 +399,7 @@ class TaskEvaluation:
             gather_shares(self.trace)
             recorded = self._recorded(errors_again)
             resumed, seconds = len(recorded), self._play(self._jobs(recorded), recorded, self.trace)
-        outcomes = recorded.outcomes()
-        return EvalResult(
-            spec=self.spec,
-            agent=self.agent.name,
-            episodes=recorded.episodes(),
-            outcomes=outcomes,
-            scores=score(outcomes, self.spec.play),
-            seconds=seconds,
-            resumed=resumed,
-            chat=self.chat,
-            problems=recorded.problems,
-            used=recorded.used,
-            profile=recorded.profile,
-        )
+        return recorded.result(self.spec, self.agent.name, seconds=seconds, resumed=resumed, chat=self.chat)
 
     def run_share(self, share: tuple[int, int]) -> None:
         """Play the episodes of process number `share[0]` of `share[1]` into a trace of its own beside the trace.

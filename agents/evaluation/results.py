@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError, Scores
+from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
 from turngym.core.plugin_values import LARGEST_VALUE
-from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, Verdict, plain_id
@@ -28,10 +26,13 @@ EACH = ("error", "goal_rate", "answer_f1", "usage", SHORT, LENIENT)
 """Names in `Episode.meta` whose values differ from episode to episode."""
 
 
+ALIKE = ("sample", "seed", "success", "score", "episode_return")
+"""What a row has of an outcome, by the same names."""
+
+
 def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     """One episode in a results file: enough to score and compare it, without its text."""
     task = outcome.task
-    alike = ("sample", "seed", "success", "score", "episode_return", "turns", "invalid")
     return {
         "task_id": task.task_id,
         "sha256": task.sha256,
@@ -40,7 +41,7 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
         "status": outcome.status.value,
         "prompt_tokens": outcome.prompt_tokens,
         "response_tokens": outcome.response_tokens,
-        **{name: getattr(outcome, name) for name in alike},
+        **{name: getattr(outcome, name) for name in (*ALIKE, "turns", "invalid")},
     }
 
 
@@ -93,35 +94,21 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
         if times > 1:
             raise EvaluationError(f"{path} lists {brief(task_id, 80)} sample {sample} twice; valid: once")
     env_id = plain_id(results.spec.play.env.id)
-    outcomes = [
-        EpisodeOutcome(
-            task=Task(
-                env_id=env_id,
-                task_id=row.task_id,
-                sha256=row.sha256,
-                split="",
-                category=row.category,
-                cluster=row.cluster,
-            ),
-            seed=row.seed,
-            sample=row.sample,
-            group=0,
-            status=row.status,
-            success=row.success,
-            score=row.score,
-            episode_return=row.episode_return,
-            # which invalid ones they were is not in the file
-            verdicts=tuple(
-                {Verdict.OK: row.turns - row.invalid, Verdict.INADMISSIBLE: row.invalid}.get(verdict, 0)
-                for verdict in Verdict
-            ),
-            goal_rate=None,
-            prompt_tokens=row.prompt_tokens,
-            response_tokens=row.response_tokens,
-            cut=0,
+    outcomes = []
+    for row in results.episodes:
+        task = {name: getattr(row, name) for name in ("task_id", "sha256", "category", "cluster")}
+        # which invalid ones they were is not in the file
+        counts = {Verdict.OK: row.turns - row.invalid, Verdict.INADMISSIBLE: row.invalid}
+        outcomes.append(
+            EpisodeOutcome(
+                task=Task(env_id=env_id, split="", **task),
+                group=0,
+                verdicts=tuple(counts.get(verdict, 0) for verdict in Verdict),
+                goal_rate=None,
+                cut=0,
+                **{name: getattr(row, name) for name in (*ALIKE, "status", "prompt_tokens", "response_tokens")},
+            )
         )
-        for row in results.episodes
-    ]
     return results.spec, outcomes
 
 
@@ -129,27 +116,6 @@ def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:
     """Number of `prompt` and `response` ids of all episodes; None if no episode has ids."""
     known = [(one.prompt_tokens, one.response_tokens or 0) for one in outcomes if one.prompt_tokens is not None]
     return {"prompt": sum(p for p, _ in known), "response": sum(r for _, r in known)} if known else None
-
-
-def results_json(
-    spec: Mapping[str, Any], agent: str, scores: Scores, seconds: float, outcomes: Sequence[EpisodeOutcome]
-) -> dict[str, Any]:
-    """The content of a results file without the rows of its episodes.
-
-    Args:
-        outcomes: of the episodes, whose tokens are counted.
-    """
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "agent": agent,
-        "spec": spec,
-        "versions": loaded_versions(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 3),
-        "tokens": token_counts(outcomes),
-        "scores": scores.to_json(),
-    }
 
 
 def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Sequence[EpisodeOutcome]) -> None:

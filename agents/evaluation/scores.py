@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -88,19 +89,6 @@ class EpisodeOutcome:
 APPROXIMATE = "approximate"
 """Key of `PlaySpec.scoring`: see `TextEnv.scoring`."""
 Played = Iterable[Episode | EpisodeOutcome]
-
-
-def latest(every: Sequence[EpisodeOutcome]) -> list[int]:
-    """Places of one episode of each (task, sample): the last without an error, if there is one.
-
-    In the order of evaluations: sample by sample, tasks in the panel's order.
-    """
-    chosen: dict[tuple[str, int], int] = {}
-    for place, one in enumerate(every):
-        before = chosen.setdefault((one.task.task_id, one.sample), place)
-        if every[before].status.is_error or not one.status.is_error:
-            chosen[one.task.task_id, one.sample] = place
-    return sorted(chosen.values(), key=lambda place: (every[place].sample, every[place].group, place))
 
 
 FEW_GROUPS = 10
@@ -200,8 +188,8 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
     together = not apart and 1 < len(set(clusters)) < len(clusters)
     tasks = {unit.task.task_id: outcome.task.task_id for unit, outcome in zip(units, counted, strict=True)}
     return Scores(
-        overall=_row("all", counted, apart),
-        categories=tuple(_row(name, rows[name], apart) for name in sorted(rows, key=category_rank)),
+        overall=_row("all", [counted], apart),
+        categories=tuple(_row(name, [rows[name]], apart) for name in sorted(rows, key=category_rank)),
         errors=len(every) - len(counted),
         score=fmean(outcome.score for outcome in counted),
         turns=fmean(outcome.turns for outcome in counted),
@@ -259,9 +247,9 @@ def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
     shared = {one.task.task_id: one.task.cluster or one.task.task_id for run in counted for one in run}
     return replace(
         whole,
-        overall=_row_of_seeds("all", counted),
+        overall=_row("all", counted),
         categories=tuple(
-            _row_of_seeds(row.name, [[one for one in run if one.task.category == row.name] for run in counted])
+            _row(row.name, [[one for one in run if one.task.category == row.name] for run in counted])
             for row in whole.categories
         ),
         answer_f1=over_seeds(answered) if all(answered) else None,
@@ -272,50 +260,23 @@ def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
     )
 
 
-def _row_of_seeds(name: str, runs: Sequence[Sequence[EpisodeOutcome]]) -> ScoreRow:
-    own, tasks = [_row(name, run) for run in runs], [_by_task(run) for run in runs]
-    best = {
-        k: over_seeds([{task: pass_at_k(samples, wins, k) for task, (wins, samples) in run.items()} for run in tasks])
-        for k in min((row.pass_at for row in own), key=len)
-    }
-    return ScoreRow(
-        name=name,
-        samples=min(row.samples for row in own),
-        episodes=sum(row.episodes for row in own),
-        avg=over_seeds([task_means(run) for run in runs]),
-        pass_at={k: interval.mean for k, interval in best.items()},
-        pass_intervals=best,
-        pass_all={
-            k: over_seeds([{task: pass_all_k(n, wins, k) for task, (wins, n) in run.items()} for run in tasks])
-            for k in best
-            if k > 1
-        },
-    )
-
-
 def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
     """Task id to its mean score; {} where the score is success."""
-    return graded_means((one.task.task_id, one.success, one.score) for one in counted)
+    return _means((one, one.score) for one in counted) if any(one.score != one.success for one in counted) else {}
 
 
 def f1_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
     """Task id to the mean F1 of its answers; {} where no episode has one. One that came to no turn has no answer: 0."""
-    if all(one.answer_f1 is None for one in counted):
-        return {}
+    return (
+        {} if all(one.answer_f1 is None for one in counted) else _means((one, one.answer_f1 or 0.0) for one in counted)
+    )
+
+
+def _means(values: Iterable[tuple[EpisodeOutcome, float]]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    for one in counted:
-        found.setdefault(one.task.task_id, []).append(one.answer_f1 or 0.0)
+    for one, value in values:
+        found.setdefault(one.task.task_id, []).append(value)
     return {task_id: fmean(found[task_id]) for task_id in sorted(found)}
-
-
-def graded_means(rows: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
-    """Does what `score_means` does, from task id, success and score of every episode."""
-    found: dict[str, list[float]] = {}
-    graded = False
-    for task_id, success, value in rows:
-        graded |= value != success
-        found.setdefault(task_id, []).append(value)
-    return {task_id: fmean(found[task_id]) for task_id in sorted(found)} if graded else {}
 
 
 def _bounds(every: Sequence[EpisodeOutcome], apart: bool) -> tuple[float, float]:
@@ -360,24 +321,31 @@ def check_hashes(first: Played, second: Played) -> None:
             )
 
 
-def _row(name: str, counted: Sequence[EpisodeOutcome], apart: bool = False) -> ScoreRow:
-    tasks = list(_by_task(counted).values())
-    least = min(samples for _, samples in tasks)
+def _row(name: str, runs: Sequence[Sequence[EpisodeOutcome]], apart: bool = False) -> ScoreRow:
+    """Of one run over its tasks, of several over seeds and tasks; of draws (`apart`) of one run each draw counts."""
+    episodes = sum(map(len, runs))
     if apart:
+        (counted,) = runs
         draws = _of_draws([float(one.success) for one in counted], [one.task.task_id for one in counted])
         return ScoreRow(
-            name=name, samples=1, episodes=len(counted), avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
+            name=name, samples=1, episodes=episodes, avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
         )
+    tasks = [_by_task(run) for run in runs]
+    least = min(samples for run in tasks for _, samples in run.values())
+
+    def over(value: Callable[[int, int], float]) -> Interval:
+        return over_seeds([{task: value(n, wins) for task, (wins, n) in run.items()} for run in tasks])
+
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= least]
-    best = {k: clustered([pass_at_k(samples, wins, k) for wins, samples in tasks]) for k in ks}
+    best = {k: over(partial(pass_at_k, k=k)) for k in ks}
     return ScoreRow(
         name=name,
         samples=least,
-        episodes=len(counted),
-        avg=clustered([wins / samples for wins, samples in tasks]),
+        episodes=episodes,
+        avg=over(lambda n, wins: wins / n),
         pass_at={k: interval.mean for k, interval in best.items()},
         pass_intervals=best,
-        pass_all={k: clustered([pass_all_k(samples, wins, k) for wins, samples in tasks]) for k in ks if k > 1},
+        pass_all={k: over(partial(pass_all_k, k=k)) for k in ks if k > 1},
     )
 
 
@@ -468,12 +436,7 @@ EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} a
 
 
 def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[str]:
-    """Paragraphs about the answers of these episodes; [] where there is nothing to say.
-
-    Args:
-        episodes: those that were scored; an answer of theirs may be quoted.
-        spec: with which they were played; what it has already is not recommended.
-    """
+    """Paragraphs about the answers of these episodes; [] where there is nothing to say."""
     channel, env = spec.agent.chat.channel, spec.play.env
     said = []
     if scores.cut_rate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean
@@ -216,6 +216,23 @@ class Difference(Interval):
     def told(self) -> str:
         """`yes`, `no`, or `one run each`."""
         return "one run each" if self.one_run_each else "yes" if self.clear else "no"
+
+
+NEW_CLUSTERS = "for new scenes, worlds, products"
+"""Column of a difference whose interval is for new clusters."""
+
+
+def signed(value: Difference | None) -> str:
+    """A difference in points with its interval, and whether it is clear of zero (`*`) or of one run each."""
+    if value is None:
+        return "-"
+    said = f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+    return said + (" *" if value.clear else ", one run each" if value.one_run_each else "")
+
+
+def points(error: float | None) -> str:
+    """A standard error in points; `-` where it is not known."""
+    return "-" if error is None else f"{100 * error:.1f}"
 
 
 def rise(
@@ -482,16 +499,13 @@ _LUCKS = 24
 """Equally likely sizes of a variance that a prediction averages over, for each method."""
 
 
+@lru_cache(1 << 8)
 def _lucks(degrees: float) -> NDArray[np.float64]:
     """Sizes of an estimated variance, as shares of the true one."""
-    return np.array([_luck((place + 0.5) / _LUCKS, degrees) for place in range(_LUCKS)])
+    return np.array([chi_squared((place + 0.5) / _LUCKS, degrees) for place in range(_LUCKS)])
 
 
 @lru_cache(1 << 12)
-def _luck(p: float, degrees: float) -> float:
-    return chi_squared(p, degrees)
-
-
 def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
     """Half widths of the interval of `rise` as they may come out, equally likely: `crossed_half`, or `half_of_arms`, of
     expected variances, those between seeds times their luck."""
@@ -539,13 +553,9 @@ def power(spread: Spread, design: Design, difference: float) -> float:
     The observed difference is taken as normal with variance seed / S + task / M + (both + sample / K) / (S M), and the
     variance between seeds that the study finds as chi-squared.
     """
-    return _power(spread, design, difference, _halves(spread, design))
-
-
-def _power(spread: Spread, design: Design, difference: float, halves: NDArray[np.float64]) -> float:
     s, m = design.seeds, design.tasks
     deviation = math.sqrt(spread.seed / s + spread.task / m + (spread.both + spread.sample / design.samples) / (s * m))
-    reach = np.maximum(halves, _floor(spread, design, difference))
+    reach = np.maximum(_halves(spread, design), _floor(spread, design, difference))
     if not deviation:
         return fmean((reach < difference).tolist())
     return fmean(NormalDist().cdf(value) for value in ((difference - reach) / deviation).tolist())
@@ -553,40 +563,25 @@ def _power(spread: Spread, design: Design, difference: float, halves: NDArray[np
 
 def detectable(spread: Spread, design: Design, wanted: float = 0.8) -> float:
     """The smallest true difference that is told from zero with probability `wanted`; above 1 there is none: inf."""
-    low, high, halves = 0.0, 1.0, _halves(spread, design)
-    if _power(spread, design, high, halves) < wanted:
+    low, high = 0.0, 1.0
+    if power(spread, design, high) < wanted:
         return math.inf
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if _power(spread, design, middle, halves) >= wanted else (middle, high)
+        low, high = (low, middle) if power(spread, design, middle) >= wanted else (middle, high)
     return high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """What a design costs, in hours of one machine."""
-
-    training: float
-    """Hours of one training run."""
-    episode: float
-    """Hours of one episode of an evaluation."""
-
-    def hours(self, design: Design) -> float:
-        return design.runs * self.training + design.episodes * self.episode
-
-
 def cheapest(
-    spread: Spread, difference: float, price: Price, designs: Iterable[Design], wanted: float = 0.8
+    spread: Spread,
+    difference: float,
+    hours: Callable[[Design], float],
+    designs: Iterable[Design],
+    wanted: float = 0.8,
 ) -> Design | None:
     """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
 
     Of two designs that take as many hours it is the one of fewer episodes.
-
-    Args:
-        spread: variances of the difference, as a pilot shows them (`spread_of`).
-        difference: the true difference of the two methods, a share above 0.
-        price: hours of a training run and of an episode.
-        wanted: least probability of an interval above zero (`power`).
     """
     by_size: dict[tuple[int, int], list[Design]] = {}
     for design in sorted(designs, key=lambda one: one.seeds):
@@ -596,4 +591,4 @@ def cheapest(
         # more seeds never tell less, so that few of a size have to be looked at
         place = bisect_left(sized, True, key=lambda one: power(spread, one, difference) >= wanted)
         enough += sized[place : place + 1]
-    return min(enough, key=lambda one: (price.hours(one), one.episodes), default=None)
+    return min(enough, key=lambda one: (hours(one), one.episodes), default=None)

@@ -2,7 +2,7 @@
 
 - one evaluation, for new tasks of the kind: Gaffke's bounds of the tasks' means (`clustered`)
 - the same where tasks share a scene, a world or a product: also t over the clusters' means (`clustered`, `clusters`)
-- two runs on the same tasks: t over the tasks' differences and two more at -1 and 1 (`paired_difference`)
+- two runs on the same tasks: t over the tasks' differences and two more at -1 and 1 (`difference_bounds`)
 - several training seeds: seeds and tasks crossed (`turngym.agents.evaluation.seeds`)
 - many comparisons with one baseline: Holm's p-values (`holm`)
 - a method at a cost: its curve interpolated at that cost (`cost_weights`)
@@ -142,13 +142,7 @@ def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[
 def mean_bounds(
     values: Sequence[float], low: float, high: float, tail: float = TAIL_PROBABILITY
 ) -> tuple[float, float]:
-    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side.
-
-    Args:
-        values: independent draws, each from `low` to `high`.
-        low: least possible value.
-        high: greatest possible value.
-    """
+    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side."""
     width = high - low
     above = upper_bound([(value - low) / width for value in values], tail)
     below = upper_bound([(high - value) / width for value in values], tail)
@@ -222,30 +216,6 @@ def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: f
 
 
 # --- Differences of two runs
-
-
-def paired_difference(
-    first: Mapping[str, float],
-    second: Mapping[str, float],
-    *,
-    clusters: Mapping[str, Hashable] | None = None,
-    tail: float = TAIL_PROBABILITY,
-) -> Interval:
-    """Mean over tasks of second minus first, within [-1, 1], with the interval of `difference_bounds`.
-
-    It holds for these two runs and new tasks, with `clusters` (task -> cluster) for new clusters.
-    Raises ScoreError if the tasks differ; the difference of two panels is not a paired one.
-
-    Args:
-        first: task -> mean over its samples, of one run.
-        second: of the other run, for the same tasks.
-        clusters: task -> cluster; None: tasks are independent.
-    """
-    check_same_tasks([first, second])
-    tasks = sorted(first)
-    values = [second[task] - first[task] for task in tasks]
-    low, high = difference_bounds(values, None if clusters is None else [clusters[task] for task in tasks], tail)
-    return Interval(mean=fmean(values), low=low, high=high, tasks=len(values))
 
 
 def check_same_tasks(runs: Sequence[Mapping[str, float]]) -> None:
@@ -398,16 +368,6 @@ def _check_counts(samples: int, successes: int, k: int) -> None:
 # --- Training curves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """One evaluation during training."""
-
-    step: int
-    seconds: float
-    """Wall clock of training up to this point, evaluations excluded."""
-    value: float
-
-
 def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np.float64]:
     """How much each evaluation of a curve counts in the curve's mean between the costs `start` and `end`.
 
@@ -422,30 +382,3 @@ def cost_weights(costs: Sequence[float], start: float, end: float) -> NDArray[np
     values = np.array([np.interp(knots, costs, hat) for hat in hats])
     areas = (values[:, 1:] + values[:, :-1]) / 2 * np.diff(knots)
     return np.array([math.fsum(row) / (end - start) for row in areas.tolist()])
-
-
-def last_points(points: Sequence[CurvePoint], count: int = 4) -> float:
-    """Mean of the last `count` evaluations, without that of the untrained model as long as there is another."""
-    if not points:
-        raise ScoreError("there is no evaluation to average")
-    trained = [point for point in points if point.step > 0] or points
-    return fmean(point.value for point in sorted(trained, key=lambda point: point.step)[-count:])
-
-
-def same_step(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:
-    """Each method's `last_points` up to the largest step that every method reached."""
-    step = min(max(point.step for point in points) for points in curves.values())
-    return {name: last_points([p for p in points if p.step <= step]) for name, points in curves.items()}
-
-
-def least_time(curves: Mapping[str, Sequence[CurvePoint]]) -> dict[str, float]:
-    """Each method's value at the smallest wall clock that any of them needed for all its steps, interpolated."""
-    budget = min(max(point.seconds for point in points) for points in curves.values())
-    return {name: at_seconds(points, budget) for name, points in curves.items()}
-
-
-def at_seconds(points: Sequence[CurvePoint], budget: float) -> float:
-    """The value of a curve at this wall clock, on straight lines between its evaluations."""
-    ordered = sorted(points, key=lambda point: point.step)
-    weights = cost_weights([point.seconds for point in ordered], budget, budget)
-    return math.fsum(weight * point.value for weight, point in zip(weights.tolist(), ordered, strict=True))

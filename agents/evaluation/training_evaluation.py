@@ -62,12 +62,6 @@ def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) ->
 
     Another environment with the same action is a test of transfer, and one line says so. Raises TurngymError if its
     action differs, since the student has never been told of that one.
-
-    Args:
-        panel: what the run is to be evaluated on.
-        made: arguments of gym.make with which it is played.
-        env: id of the environment that is trained on.
-        tool: the action that the student has been told of.
     """
     trained = env.rpartition(":")[2]
     if panel.env_id == trained:

@@ -133,9 +133,7 @@ def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]
 
     Args:
         pipe: this process's end of it; both ends send pairs (kind, value).
-        payload: `skeleton` of the model.
         path: the parameters that `share_parameters` wrote; the file is removed at the end.
-        settings: further arguments of `LocalEngine`.
     """
     try:
         engine = LocalEngine(mapped_model(payload, path), **settings)
@@ -199,11 +197,6 @@ class EngineProcess:
     The parameters of `model` move into memory that both processes map: write to them while nothing is generated, then
     call `weights_changed`. If the process dies, the requests it was serving fail, and the next request starts it again.
     One call of `stream` at a time.
-
-    Args:
-        model: on the CPU; changed in place, as above.
-        threads: number of torch's threads in the child.
-        settings: further arguments of `LocalEngine`.
 
     Raises EngineError for a model on an accelerator, or one that cannot be pickled.
     """

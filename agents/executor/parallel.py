@@ -228,13 +228,6 @@ class ParallelRollout:
     One run at a time; a second thread waits. Weights are read when a run begins: do not train during a run. Do not pass
     `workers` to anything else: after a run, one of them may still owe an answer that only this object waits for.
 
-    Args:
-        workers: processes that play; nobody else may use them.
-        retries: how often an episode is restarted after its worker died or did not answer.
-        patience: seconds that a worker may take to answer.
-        step_timeout: seconds for a step or reset of an environment.
-        fixed_shares: whether every worker has a fixed part of the jobs.
-
     Raises:
         ExecutorError: something that cannot be pickled, workers that die before they are ready, or a cancelled run.
         Exception: of a worker other than a failed environment or engine; all workers are stopped then.

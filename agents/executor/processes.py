@@ -227,7 +227,6 @@ class LocalWorkers:
     They end with this process, however it ends. Payloads are shared as files in a temporary folder.
 
     Args:
-        count: number of processes, at least 1.
         threads: threads of each worker's libraries; None: its share of the cores, at most OMP_NUM_THREADS.
     """
 

@@ -24,10 +24,7 @@ class RayWorkers:
     Raises MissingExtra if Ray is not installed, ExecutorError if there is no cluster at `address`.
 
     Args:
-        count: number of actors, at least 1.
         address: of the cluster; None: `$RAY_ADDRESS`, else Ray is started on this machine.
-        cpus: processors that each actor reserves.
-        gpus: GPUs that each actor reserves; a fraction is allowed.
     """
 
     def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Number, Patience, Processes
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
@@ -73,8 +73,7 @@ def choose_workers(workload: PlayWorkload, cores: int | None = None) -> WorkerCo
     return WorkerCount(workers=min(cores, WORKERS), reason=f"{cores} cores, {workload.episodes} episodes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(Spec):
     """Which processes play. The episodes are the same for any number of workers."""
 
     workers: Processes | Literal["auto"] = "auto"
@@ -103,11 +102,6 @@ class WorkerOptions:
             yield from needing("--executor ray", "ray_address", "worker_cpus", "worker_gpus")
         if self.workers == 0:
             yield from needing("--workers of 1 or more, or auto", "retries", "worker_timeout")
-
-    @classmethod
-    def of(cls, workers: int | Literal["auto"] | WorkerOptions) -> WorkerOptions:
-        """`workers` itself, or the options of that number of processes on this machine."""
-        return workers if isinstance(workers, WorkerOptions) else cls(workers=workers)
 
     def __post_init__(self) -> None:
         # all steps of a round may hang, which takes a worker two limits

@@ -273,18 +273,17 @@ class EpisodeJudge:
         """What `turn` is told; None: nothing."""
         if episode.success:
             valid = [step for step in episode.turns if step.verdict is Verdict.OK and step.action is not None]
-            steps = [step.action for step in valid if _gained(episode, step)] or [step.action for step in valid]
-            return f"In tasks like this one these steps lead to success: {', then '.join(map(str, steps))}."
+            gained = []
+            for step in valid:
+                before = episode.turns[step.index - 1].progress if step.index else 0.0
+                gained += [step] if step.reward > 0 or (step.progress or 0.0) > (before or 0.0) else []
+            steps = ", then ".join(str(step.action) for step in gained or valid)
+            return f"In tasks like this one these steps lead to success: {steps}."
         wrong = next((step for step in episode.turns if RuleJudge().score(episode, step)[0] < 0), None)
         if wrong is None or wrong.index != turn.index:
             return None
         what = "This answer" if wrong.action is None else f"The action '{wrong.action}'"
         return f"{what} was a mistake here: {RuleJudge().score(episode, wrong)[1]} Choose another one."
-
-
-def _gained(episode: Episode, turn: Turn) -> bool:
-    before = episode.turns[turn.index - 1].progress if turn.index else 0.0
-    return turn.reward > 0 or (turn.progress or 0.0) > (before or 0.0)
 
 
 def _repeated(episode: Episode, turn: Turn) -> bool:

@@ -48,7 +48,8 @@ class HintPrompts:
     def enhance(self, episode: Episode) -> Episode:
         """`episode` with `hint_prompt_ids`. Raises AgentError if another template or tokenizer made its ids."""
         hinted = [turn for turn in episode.turns if turn.hint is not None and turn.response_length]
-        hinted = [turn for turn in hinted if turn.hint_prompt_ids is None and self.accepts(turn.hint or "")]
+        encoder = self.renderer.template.encoder
+        hinted = [turn for turn in hinted if turn.hint_prompt_ids is None and is_plain(turn.hint or "", encoder)]
         if not hinted:
             return episode
         if self.renderer.memory.name != "all":
@@ -63,10 +64,6 @@ class HintPrompts:
             fits = ids is not None and (limit is None or len(ids) + turn.response_length <= limit)
             turns.append(replace(turn, hint_prompt_ids=ids) if fits else turn)
         return replace(episode, turns=tuple(turns))
-
-    def accepts(self, hint: str) -> bool:
-        """Whether the tokenizer reads `hint` as plain text."""
-        return is_plain(hint, self.renderer.template.encoder)
 
     def _late(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
         """Hints at the end of each turn's own observation: one pass over the episode, forked at every hint."""
@@ -123,15 +120,15 @@ HINT_STREAM = 4
 
 
 @dataclass(frozen=True, slots=True)
-class HintedEnv:
-    """Makes hinted environments; can be sent to other processes."""
+class WrappedEnv:
+    """Makes environments inside a wrapper; can be sent to other processes."""
 
     make_env: Callable[[], Any]
-    share: float
-    expert: MakeExpert = PrivilegedExpert
+    wrapper: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
-    def __call__(self) -> HintedObservations:
-        return HintedObservations(self.make_env(), self.share, self.expert)
+    def __call__(self) -> Any:
+        return self.wrapper(self.make_env(), *self.arguments)
 
 
 class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
@@ -182,17 +179,6 @@ class HintedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs)
 TOLD_STREAM = 5
 """Random stream that decides which episodes are told something, and what."""
 TOLD_SHARE = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class PrivilegedEnv:
-    """Makes environments whose episodes may be told a text; can be sent to other processes."""
-
-    make_env: Callable[[], Any]
-    texts: tuple[str, ...]
-
-    def __call__(self) -> PrivilegedObservations:
-        return PrivilegedObservations(self.make_env(), self.texts)
 
 
 class PrivilegedObservations(gym.Wrapper[str, str, str, str], RecordConstructorArgs):

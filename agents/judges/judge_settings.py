@@ -9,7 +9,7 @@ from msgspec import Meta
 from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share
-from turngym.core.spec import KIND, Spec, read
+from turngym.core.spec import KIND, Spec
 
 
 class JudgeSettings(Spec, tag_field=KIND):
@@ -149,12 +149,3 @@ AnyJudge = (
 )
 WITHOUT_MODEL = ("auto", "rules", "expert", "words", "attempts", "episode", "nothing")
 """Judges without a value."""
-
-
-class _Alone(Spec):
-    judge: AnyJudge
-
-
-def judge_of(text: str, **settings: Any) -> AnyJudge:
-    """The judge that a text names, with settings of its kind. Raises SettingsError for one that its kind lacks."""
-    return read(_Alone, {"judge": {**JudgeSettings.table_of(text), **settings}}, f"judge {text}").judge

@@ -176,13 +176,7 @@ def make_judge(
     Raises TurngymError where there is none of that name.
 
     Args:
-        options: the judge's name, and how it is asked.
-        kind: what it is asked: for scores, hints, or both.
         built_in: judges that need no model: `WORDS`, or `env_judges.ENV_JUDGES`.
-        make_env: makes the environment, in which some judges play episodes again.
-        expert: name of the player whom judge `expert` asks (`named_player`).
-        seed: of a model's votes.
-        device: where a model that judges computes.
     """
     context = JudgeContext(kind=kind, options=options, make_env=make_env, expert=expert, seed=seed, device=device)
     named = SKILLS if options.name.startswith(SKILLS_PREFIX) else options.name

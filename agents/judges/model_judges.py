@@ -12,10 +12,12 @@ import numpy as np
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
 from turngym.agents.endpoint.handshake import fit
 from turngym.agents.judges.judge_settings import UrlJudge
+from turngym.agents.model_agent import generate_apart
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.clean_keys import clean_address
 from turngym.core.errors import AgentError
 from turngym.core.http_client import LoopThread
+from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest, Judgment, Policy, Sampling
 from turngym.core.redaction import without_keys
 from turngym.core.task import task_number
@@ -74,7 +76,7 @@ class HttpJudge:
     request's name and the vote's number fix its `seed`; whether that repeats a vote is up to the server. Safe to call
     from several threads.
 
-    Raises AgentError if httpx is not installed.
+    Raises MissingExtra if httpx is not installed.
     """
 
     options: UrlJudge
@@ -83,10 +85,7 @@ class HttpJudge:
     _client: EndpointClient = field(init=False)
 
     def __post_init__(self) -> None:
-        try:
-            import httpx  # noqa: F401
-        except ImportError as error:
-            raise AgentError("a judge behind a url needs httpx: pip install 'turngym[serve]'") from error
+        need("httpx", "a judge behind a url", "serve")
         address = Address(base_url=clean_address("--judge", self.options.url, AgentError), key_env=KEY)
         self._client = EndpointClient(
             address=address,
@@ -181,7 +180,7 @@ class PolicyJudge:
                         stream=(JUDGE_STREAM, self.seed, task_number(f"{request.kind} {request.name}"), vote),
                     )
                 )
-        found = self._generate(asked)
+        found = generate_apart(self.policy, asked)
         for item in asked:
             self.policy.release(item.session)
         rows = [found[start : start + self.votes] for start in range(0, len(found), self.votes)]
@@ -202,19 +201,3 @@ class PolicyJudge:
             errors.append(f"{request.name}: {why}")
         cut = sum(isinstance(item, Generation) and item.finish == "length" for item in row)
         return Judgment(votes=tuple(votes), error=errors[0] if errors else "", cut=cut)
-
-    def _generate(self, asked: list[GenerateRequest]) -> list[Generation | Exception]:
-        if not asked:
-            return []
-        try:
-            found = self.policy.generate(asked)
-        except (RuntimeError, OSError) as error:
-            if isinstance(error, (NotImplementedError, RecursionError)):
-                raise
-            if len(asked) == 1:
-                return [error]
-            half = len(asked) // 2
-            return [*self._generate(asked[:half]), *self._generate(asked[half:])]
-        if len(found) != len(asked):
-            raise AgentError(f"the judge's policy answered {len(found)} of {len(asked)} requests")
-        return list(found)

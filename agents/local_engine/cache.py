@@ -301,15 +301,7 @@ class RaggedCache(Cache):
     def write(
         self, layer: int, rows: Tensor, positions: Tensor, new_keys: Tensor, new_values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [..., heads, dim] at int64 `rows` and `positions` [...]; return the batch's.
-
-        Args:
-            layer: number of the layer, from 0.
-            rows: row of the cache for each new id, int64 [...].
-            positions: position of each new id in its row, int64 [...].
-            new_keys: [..., heads, dim].
-            new_values: [..., heads, dim].
-        """
+        """Write new keys and values [..., heads, dim] at int64 `rows` and `positions` [...]; return the batch's."""
         step = self.step
         assert step is not None
         if layer >= len(self._keys):
@@ -388,11 +380,6 @@ class HybridCache(RaggedCache):
 
     transformers hands each such layer its state through the four methods that end in `_state`. Padding would enter a
     state for good, so a pass holds no padding: `prefill` feeds such a model rows of equal width.
-
-    Args:
-        max_slots: most rows.
-        max_capacity: most positions of a row.
-        layer_types: one name per layer, as the model's configuration has them.
     """
 
     def __init__(self, max_slots: int, max_capacity: int, layer_types: Sequence[str]) -> None:

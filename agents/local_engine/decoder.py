@@ -182,7 +182,7 @@ def hooked(model: Any) -> bool:
 def read_weights(model: Any, old: Weights | None = None, given: frozenset[int] = frozenset()) -> Weights:
     """The current weights. Those of a small model are copied and fused, those of a large model used in place.
 
-    Copies are written where those of `old` lie. Storages in `given` are the model's own (`storages_of`).
+    Copies are written where those of `old` lie. Storages in `given` are the model's own.
     """
     core, config = model.model, model.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(core.layers)
@@ -207,11 +207,6 @@ def read_weights(model: Any, old: Weights | None = None, given: frozenset[int] =
         rotary=core.rotary_emb,
     )
     return _settled(new, old, given)
-
-
-def storages_of(model: Any) -> frozenset[int]:
-    """Addresses of the memory of the model's parameters."""
-    return frozenset(_storage(parameter) for parameter in model.parameters())
 
 
 def _settled(new: Any, old: Any, given: frozenset[int]) -> Any:
@@ -369,7 +364,7 @@ class DenseDecoder:
         old, places = self._weights if self._still else None, self._places()
         self._stale, self._weights = False, None
         if dense_problem(self._model) is None:
-            given = storages_of(self._model)
+            given = frozenset(map(_storage, self._model.parameters()))
             # a tensor of the last reading is ours if it was not the model's then
             self._weights = read_weights(self._model, old, given | self._given)
             self._given = given
@@ -387,9 +382,7 @@ class DenseDecoder:
         """Logits of the last column of `ids`, as `CausalModel.forward` returns them.
 
         Args:
-            cache: holds the keys and values of earlier ids, and gets those of `ids`.
             ids: int64 [B, Q], padding included.
-            step: which rows and positions of the cache are written and read.
             masks: added to the scores of attention, [B, 1, Q, step.length]; by layer type if they differ.
         """
         weights = self._weights
@@ -399,7 +392,8 @@ class DenseDecoder:
         positions = grid.real(step.write_positions)
         place = (grid.real(step.write_rows), positions)
         self.reserve(step.length)
-        cos, sin = self._rotation(positions)
+        # cosines and sines [T, 1, D]; the sines' first half is negative
+        cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
         cache.step = step
         for number, layer in enumerate(weights.layers):
             queries, keys, values = _project(weights, layer, hidden, cos, sin)
@@ -407,12 +401,10 @@ class DenseDecoder:
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
             mixed = attention(grid.spread(queries), *cached, mask, weights.scale, step.key_groups)
             hidden = layer.out.onto(hidden, grid.real(mixed).flatten(1))
-            hidden = _feed_forward(layer, hidden)
+            inner = layer.gate_up(layer.before_feed_forward(hidden))
+            half = inner.shape[-1] // 2
+            hidden = layer.down.onto(hidden, functional.silu(inner[:, :half]).mul_(inner[:, half:]))
         return weights.head(weights.norm(grid.last(hidden)))
-
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, D] of `positions` [T]; the sines' first half is negative."""
-        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
     def _make_table(self, weights: Weights, count: int) -> None:
         """Cosines and sines of positions 0..count-1."""
@@ -438,12 +430,6 @@ def _project(
     return both[:, : weights.heads], both[:, weights.heads :], values
 
 
-def _feed_forward(layer: DecoderLayer, hidden: Tensor) -> Tensor:
-    inner = layer.gate_up(layer.before_feed_forward(hidden))
-    width = inner.shape[-1] // 2
-    return layer.down.onto(hidden, functional.silu(inner[:, :width]).mul_(inner[:, width:]))
-
-
 def attention(
     queries: Tensor,
     keys: Tensor,
@@ -457,11 +443,7 @@ def attention(
     The query heads that share a key head are put into one matrix, so that no key is copied for them.
 
     Args:
-        queries: [B, Q, heads, D].
-        keys: [B, key heads, L, D].
-        values: [B, key heads, L, D].
         mask: added to the scores, [B, 1, Q, L]; None: everything is seen.
-        scale: the scores are multiplied by it.
         key_groups: how many keys the rows of each group read, if Q is 1 (else they are not looked at). The results of
             rows in no group are zero. Empty: all rows read all keys.
     """

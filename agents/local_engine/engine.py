@@ -79,10 +79,6 @@ class RequestRow:
         """Number of ids so far, prompt included."""
         return len(self.prompt) + len(self.tokens)
 
-    def cached_ids(self) -> NDArray[np.int32]:
-        """The ids whose keys and values are in the cache. The last token was drawn but never fed."""
-        return np.concatenate((self.prompt, np.array(self.tokens[:-1], np.int32)))
-
     def generation(self, policy_version: int) -> Generation:
         ids, logprobs = np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32)
         return Generation(ids=ids, logprobs=logprobs, finish=self.finish, policy_version=policy_version)
@@ -266,7 +262,9 @@ class LocalEngine:
             else:
                 self._decode(batch, captured)
             for row in batch.mark_finished():
-                self._table.held[row.session].ids = row.cached_ids()
+                # the last token was drawn but never fed
+                fed = np.array(row.tokens[:-1], np.int32)
+                self._table.held[row.session].ids = np.concatenate((row.prompt, fed))
             # A recurrent state would absorb the ids that an idle row is fed, and a sliding window would move past the
             # row's own ids: such models compact at once.
             skips_idle_rows = self._model.native and not captured

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from turngym.agents.local_engine.cache import RECURRENT_LAYERS, HybridCache, Ids, RaggedCache, Rows, Step
 from turngym.agents.local_engine.decoder import DenseDecoder, Grid, is_lora, merged_weight
+from turngym.agents.local_engine.lora_weights import shared_weights
 from turngym.agents.local_engine.positions import position_limit, rope_types, sliding_window
 from turngym.core.errors import TurngymError
 from turngym.retrieval.precision import parameter_dtypes
@@ -71,9 +71,8 @@ def follow(copied: Any, source: Any) -> None:
 
 def _adapters(model: Any) -> dict[str, Any]:
     """Layers with LoRA whose weight no other module uses, as the embedding uses that of a tied head."""
-    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    lora = {name: module for name, module in model.named_modules() if is_lora(module)}
-    return {name: module for name, module in lora.items() if uses[id(module.base_layer.weight)] == 1}
+    shared, lora = shared_weights(model), {name: part for name, part in model.named_modules() if is_lora(part)}
+    return {name: module for name, module in lora.items() if id(module.base_layer.weight) not in shared}
 
 
 class EngineError(TurngymError):
@@ -142,12 +141,6 @@ class CausalModel:
         """Logits [B, V] of the last column of `ids` int64 [B, Q] at `positions` int64 [B, Q]; V is `drawn`.
 
         Where `step.cells` is set, only rows whose last id is real are returned.
-
-        Args:
-            cache: gets the new keys and values.
-            ids: int64 [B, Q].
-            positions: int64 [B, Q].
-            step: which rows and positions of the cache are written and read.
         """
         masks = self._mask(positions, step.length) if step.mask is None else step.mask
         if self._dense_now:
@@ -253,14 +246,6 @@ def prefill(
 
     Rows of similar length share a pass of at most about `tokens` padded ids, fewer if histories are long (`CELLS`).
     Rows of a hybrid model are fed without padding, and their states are saved before the last id.
-
-    Args:
-        model: computes the logits.
-        cache: gets the new keys and values.
-        slots: row of each history.
-        starts: position of each first new id.
-        new: new ids of each row, one or more.
-        tokens: most padded ids in a pass, about.
     """
     if isinstance(cache, HybridCache):
         return _prefill_pieces(model, cache, slots, starts, new, tokens)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHistory, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import Origin, Status
+from turngym.core.errors import AgentError
 from turngym.core.protocols import Sampling
 from turngym.core.task import Task, task_number
 from turngym.core.tools import ToolSet
@@ -154,6 +155,16 @@ class ConcurrentAgent(Agent, Protocol):
         Called from one thread, again and again, while earlier answers are outstanding. A conversation is not touched
         by anybody else until its future is done. A future that is cancelled is no longer wanted.
         """
+
+
+def check_channel(name: str, channel: Channel | None, conversation: Conversation) -> None:
+    """Raises AgentError where the agent `name` writes actions in another channel than the environment reads."""
+    mine, theirs = (None if one is None else one.name for one in (channel, conversation.channel))
+    if mine != theirs:
+        raise AgentError(
+            f"agent {name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: make both with "
+            "the same channel"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import gymnasium as gym
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count
 from turngym.core.redaction import brief
+from turngym.core.spec import Spec
 from turngym.core.strict_json import json_object
 from turngym.envs.base import TextEnv
 from turngym.envs.guard import guard_of
@@ -36,8 +37,7 @@ class EnvSpec:
         require_env(self.env_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvOptions:
+class EnvOptions(Spec):
     """Which environment is played."""
 
     env: str = "turngym/ALFWorld-v0"
@@ -69,22 +69,17 @@ class EnvOptions:
 def env_arguments(env_kwargs: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of gym.make: `env_kwargs` and those that have settings of their own (`named`; None: not given).
 
-    Raises TurngymError for one that is in both, and for what `refuse_channel` refuses.
+    Raises TurngymError for one that is in both, and for a channel: it is the agent's, who is told how to write.
     """
-    refuse_channel(env_kwargs)
+    if "channel" in env_kwargs:
+        said = f"channel is {brief(env_kwargs['channel'], 80)} among the environment's arguments"
+        raise TurngymError(f"{said}; valid: as the agent's own setting, --channel or channel=")
     given = {name: value for name, value in named.items() if value is not None}
     for name in given:
         if name in env_kwargs:
             both = f"{name} is {brief(given[name], 80)}, and env_kwargs say {brief(env_kwargs[name], 80)}"
             raise TurngymError(f"{both}: give one of them")
     return {**env_kwargs, **given}
-
-
-def refuse_channel(given: Mapping[str, Any]) -> None:
-    """Raises TurngymError for a channel among arguments of gym.make: it is the agent's, who is told how to write."""
-    if "channel" in given:
-        said = f"channel is {brief(given['channel'], 80)} among the environment's arguments"
-        raise TurngymError(f"{said}; valid: as the agent's own setting, --channel or channel=")
 
 
 def env_maker(env_id: str, /, **kwargs: Any) -> EnvSpec:

@@ -27,6 +27,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import Episode, Status, wrong_numbers
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
+from turngym.core.spec import NONE
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel
@@ -265,11 +266,9 @@ class SessionPool:
     (`history="append"`), so an episode is one growing row of ids; without one, sessions are text only.
 
     Args:
-        make_env: makes an `ActionGuard`, alone or inside wrappers.
         renderer: shared by all sessions; None for text.
         system: the system message; None for the environment's instructions and the channel's.
         sampling: how responses are drawn; stop ids and stop strings are filled in.
-        max_context: most ids of an episode, prompt and responses together.
         max_depth: most turns, if fewer than the environment allows; the episode then ends as `truncated_depth`.
         step_timeout: most seconds of a step or reset; a longer one ends the episode as `error_timeout`.
     """
@@ -321,13 +320,9 @@ class SessionPool:
         Raises AgentError for settings whose `memory` is not `all`.
 
         Args:
-            env_id: a registered environment.
             tokenizer: the model's; None: sessions are text only.
             settings: channel, system message and limits; None: the defaults of `ChatSettings`.
-            temperature: at which responses are drawn.
-            max_depth: most turns of an episode, if fewer than the environment allows.
             stop_ids: further ids that end a response, if the model's generation config names some.
-            make: further arguments of `gym.make`.
         """
         settings = settings or ChatSettings()
         if settings.memory != "all":
@@ -344,7 +339,7 @@ class SessionPool:
             renderer = open_renderer(tokenizer, settings, tool, history="append", stop_ids=stop_ids)
 
         def make_env() -> Any:
-            return gym.make(env_id, **make, channel=settings.channel)
+            return gym.make(env_id, **make, channel=None if settings.channel == NONE else settings.channel)
 
         return cls(
             make_env,
@@ -367,9 +362,6 @@ class SessionPool:
         Raises TaskError if the task is unknown, or its hash is not `sha256`.
 
         Args:
-            task_id: one of `task_ids()`, or None.
-            seed: of the episode.
-            sample: 0-based number of this attempt at the task.
             group: attempts that are compared with each other have the same group.
             sha256: required hash of the task; "" if it is not checked.
         """

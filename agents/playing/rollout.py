@@ -228,11 +228,7 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
     template gives them. Raises EnvBackendError if the environment fails, TaskError if the task has another hash.
 
     Args:
-        env: in an `ActionGuard`.
-        job: its task and seed.
         number: of the job; an engine knows the conversation by it, the task and the sample.
-        system: the system message; None: as above.
-        renderer: of a model that reads ids; None for agents of text.
     """
     guard = guard_of(env)
     start = time.perf_counter()
@@ -263,15 +259,7 @@ def begin(env: Any, job: Job, *, number: int = 0, system: str | None, renderer: 
 def failed_episode(
     job: Job, env_id: str, error: object, meta: Mapping[str, Any], status: Status = Status.ERROR_ENV
 ) -> Episode:
-    """The record of an episode that failed before its first observation (or whose turns were lost).
-
-    Args:
-        job: whose episode it is.
-        env_id: of its environment.
-        error: what went wrong; its text becomes `meta["error"]`.
-        meta: further entries of the episode's `meta`.
-        status: how it failed.
-    """
+    """The record of an episode that failed before its first observation (or whose turns were lost)."""
     return Episode(
         task=Task(env_id=env_id, task_id=job.task_id, sha256="", split="", category=""),
         seed=job.seed,
@@ -384,16 +372,6 @@ class Rollout:
       do mistakes that turngym names (a TurngymError that is no EnvBackendError), such as an unknown task
 
     `on_episode` is called as each episode finishes, so that finished ones are kept when a run is interrupted.
-
-    Args:
-        make_env: makes one environment, in the agent's channel.
-        agent: answers all waiting conversations.
-        slots: most episodes at a time.
-        max_turns: depth cap of episodes whose job has none; None: no cap.
-        on_episode: called with each episode as it finishes.
-        system: the system message; None: the environment's instructions.
-        meta: further entries of every episode's `meta`, beside the agent's name.
-        step_timeout: seconds for a step or reset of an environment.
     """
 
     def __init__(
@@ -549,7 +527,12 @@ class Rollout:
         for runner in self._active:
             turn, shown = runner.conversation.turn, runner.job.demonstration
             if turn < len(shown):
-                replies[runner.number] = self._demonstrated(runner.conversation, shown[turn])
+                writer, next_turn = self._agent.writer, shown[turn]
+                replies[runner.number] = (
+                    writer.write(runner.conversation, next_turn, "demonstration")
+                    if isinstance(next_turn, str)
+                    else writer.show(runner.conversation, next_turn)
+                )
             elif runner.number not in self._asked:
                 runner.conversation.begun = runner.job.begun if turn == len(shown) else ()
                 waiting.append(runner)
@@ -558,12 +541,6 @@ class Rollout:
         else:
             replies |= self._ask(waiting, wait=not replies)
         return [(runner, replies[runner.number]) for runner in self._active if runner.number in replies]
-
-    def _demonstrated(self, conversation: Conversation, shown: str | Shown) -> Reply:
-        writer = self._agent.writer
-        if isinstance(shown, str):
-            return writer.write(conversation, shown, "demonstration")
-        return writer.show(conversation, shown)
 
     def _respond(self, waiting: Sequence[EpisodeRunner]) -> dict[int, Reply]:
         """The agent's replies to all of `waiting`, by number."""

@@ -109,13 +109,10 @@ class ExpertAgent(ScriptedAgent):
 
     Args:
         renderer: with one, episodes carry token ids, ready for supervised training.
-        expert: makes one expert per episode; by default the environment's privileged one.
         noise: share of turns that play a random action instead, marked `origin="noise"` and never trained on; a pair
             (low, high) draws one share per episode. The expert goes on from wherever the noise leads.
         mistakes: share of the noise that is a typical mistake (`TextEnv.plausible_mistake`). Most of those are
             inadmissible; without them a student never learns what to do after a refusal. The rest is admissible.
-        max_context: most ids of a segment, which episodes end at; not read without a renderer.
-        name: what episodes and results call the agent.
     """
 
     def __init__(
@@ -294,12 +291,7 @@ class MixedAgent(ScriptedAgent):
     environment refuses every turn of it. Noise is never imitated.
 
     Args:
-        mix: shares of the players among episodes, and how soon a loop begins.
-        renderer: with one, episodes carry token ids, ready for supervised training.
-        expert: makes one expert per episode, whom every player follows until its loop begins.
         noise: share of random actions, as in `ExpertAgent`; for every player but `expert`, until its loop begins.
-        mistakes: share of the noise that is a typical mistake, as in `ExpertAgent`.
-        max_context: as in `ExpertAgent`.
     """
 
     def __init__(

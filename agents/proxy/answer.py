@@ -86,10 +86,7 @@ class AnswerReader:
 
     Args:
         stops: texts that end the answer; they are left out.
-        control: texts of control tokens.
-        dialect: how the model writes calls; None for a client without tools.
         tools: the client's tools. In dialects without quotes they say which values are text.
-        thoughts: how the model writes thoughts.
         salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         thinking: whether the answer begins inside a thought, because the prompt ends with its opening marker.
     """

@@ -12,15 +12,7 @@ class ProxyError(TurngymError):
 
 
 class ApiError(TurngymError):
-    """A request that gets no completion: an HTTP status and the four fields that OpenAI clients read.
-
-    Args:
-        status: HTTP status of the answer.
-        message: what is wrong, and what would be valid.
-        param: the field of the request at fault; None: no single one.
-        code: a short name of the error for programs, such as `context_length_exceeded`.
-        retry_after: seconds after which the same request may work; None: the answer does not say so.
-    """
+    """A request that gets no completion: an HTTP status and the four fields that OpenAI clients read."""
 
     def __init__(
         self,

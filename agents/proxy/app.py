@@ -243,14 +243,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
-    """The answer to a request that ended in an exception.
-
-    Args:
-        app: knows the largest body.
-        error: an ApiError, an exception of werkzeug, or any other.
-        method: of the request.
-        path: of the request.
-    """
+    """The answer to a request that ended in an exception."""
     # exceptions of werkzeug (no such route, a body too large) carry their status
     status = getattr(error, "code", None)
     if isinstance(status, int):

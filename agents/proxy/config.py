@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.agents.proxy.api_errors import ProxyError
 from turngym.core.numbers import Count, Million, NotNegative, Positive
+from turngym.core.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxySettings:
+class ProxySettings(Spec):
     """Limits and sessions of one proxy."""
 
     name: str | None = None

@@ -39,8 +39,6 @@ class PendingRequest:
     """
 
     request: GenerateRequest
-    streaming: bool = False
-    """Whether `new_tokens` is called while the answer is generated."""
     answer: Future[Generation] = field(default_factory=Future)
     _drawn: list[tuple[int, float]] = field(default_factory=list, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
@@ -49,8 +47,7 @@ class PendingRequest:
     _partial: PartialResponse = field(default_factory=PartialResponse, init=False)
 
     def __post_init__(self) -> None:
-        if self.streaming:
-            self.answer.add_done_callback(self._wake)
+        self.answer.add_done_callback(lambda _: self._wake())
 
     def cancel(self) -> None:
         # a future that runs cannot be cancelled; drawn() then tells the engine to stop
@@ -92,10 +89,8 @@ class PendingRequest:
 
     def drawn(self, token: int, logprob: float) -> bool:
         """Called by the engine for each id. Returns whether to go on."""
-        if self.streaming:
-            with self._changed:
-                self._drawn.append((token, logprob))
-                self._changed.notify_all()
+        self._drawn.append((token, logprob))
+        self._wake()
         return not (self._cancelled or self._interrupted)
 
     def new_tokens(self, known: int, seconds: float) -> list[tuple[int, float]]:
@@ -104,14 +99,12 @@ class PendingRequest:
             self._changed.wait_for(lambda: len(self._drawn) > known or self.answer.done(), seconds)
             return self._drawn[known:]
 
-    def _wake(self, _: Future[Generation]) -> None:
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
 
 STOPPING = "the server is stopping"
-
-
 STOPS_WITHIN = 20.0
 """Seconds that an engine which was interrupted may take for the token that it draws."""
 
@@ -135,12 +128,8 @@ class EngineQueue:
         """Starts the thread.
 
         Args:
-            policy: what generates; a `StreamingPolicy` also gives out ids while it draws.
-            max_batch: most requests of one call of `policy`.
-            max_waiting: most requests in the queue; further ones are refused.
             window: most seconds that a call waits for more requests; only after a call that had several.
             stops: finds stop texts that begin before an interruption and end behind it; None: these are not found.
-            clock: seconds by which an engine stands still.
         """
         self._policy, self._max_batch, self._max_waiting = policy, max_batch, max_waiting
         self._stops = stops
@@ -180,9 +169,9 @@ class EngineQueue:
         """Whether the engine gives out ids while it draws."""
         return isinstance(self._policy, StreamingPolicy)
 
-    def submit(self, request: GenerateRequest, *, streaming: bool = False) -> PendingRequest:
+    def submit(self, request: GenerateRequest) -> PendingRequest:
         """Queue a request. Raises ApiError: 429 with a full queue, 503 once closed."""
-        pending = PendingRequest(request, streaming)
+        pending = PendingRequest(request)
         with self._changed:
             if self._closed:
                 raise busy(STOPPING, status=503, seconds=5)

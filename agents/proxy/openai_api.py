@@ -70,7 +70,7 @@ def _message(message: Any, where: str) -> ChatMessage:
 
 def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
-        return _clean(content, where)
+        return content
     if not isinstance(content, list):
         raise invalid(f"{where} is {shown(content)}; it must be text or a list of text parts", where)
     texts = []
@@ -79,18 +79,8 @@ def _content(content: Any, where: str) -> str:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         if kind not in (None, "text", "input_text", "output_text", "refusal") or not isinstance(text, str):
             raise invalid(f"{where}[{place}] is {shown(part)}; this policy reads text parts only", f"{where}[{place}]")
-        texts.append(_clean(text, f"{where}[{place}]"))
+        texts.append(text)
     return "\n".join(texts)
-
-
-def _clean(text: str, where: str) -> str:
-    if text.isascii():
-        return text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise invalid(f"{where} has a lone surrogate at character {error.start}; it is not text", where) from None
-    return text
 
 
 def _call(call: Any, where: str) -> ToolCall:
@@ -101,14 +91,13 @@ def _call(call: Any, where: str) -> ToolCall:
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not name or not isinstance(arguments, str):
         raise invalid(f'{where} is {shown(call)}; it must have function: {{"name", "arguments" as JSON text}}', where)
-    arguments = _clean(arguments, where)
     try:
         check_arguments(arguments)
     except JsonError as error:
         place = f"{where}.function.arguments"
         raise invalid(f"{place}: {str(error).removeprefix('the body ')}", place) from None
     identity = call.get("id", "")
-    return ToolCall(id=identity if isinstance(identity, str) else "", name=_clean(name, where), arguments=arguments)
+    return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=arguments)
 
 
 SESSION = "X-Session-Id"
@@ -183,17 +172,6 @@ NEUTRAL: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 values that change nothing."""
 
 
-def check_neutral(fields: Mapping[str, Any]) -> None:
-    """Raises ApiError (400) for fields that ask for another distribution or form than the policy's own."""
-    for name, (why, neutral) in NEUTRAL.items():
-        value = fields.get(name)
-        # True equals 1
-        same = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
-        if value is not None and not same:
-            valid = f", or send {shown(neutral[0])}" if neutral else ""
-            raise invalid(f"{name} is {shown(value)}; {why}: leave {name} out{valid}", name, UNSUPPORTED)
-
-
 USED = (
     *("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "stop"),
     *("tools", "seed", "logprobs", "return_token_ids", "n"),
@@ -264,10 +242,8 @@ def read_request(
     Raises ApiError: 400 with the field at fault, 404 for a model that is not served.
 
     Args:
-        fields: JSON of the body.
         headers: by name, capitalized as in `User-Agent`.
         settings: limits of messages and tools, and what a turn without a session id is.
-        name: the only model there is.
         client: name of the client's key; "" where all clients share one, or none is asked for.
     """
     model = fields.get("model")
@@ -294,39 +270,42 @@ def read_request(
     if stream and token_ids:
         raise invalid("return_token_ids is not for streams: leave one of the two out", "return_token_ids")
     tools = _tools(fields.get("tools"), settings)
-    check_neutral(fields)
-    choice = fields.get("tool_choice")
+    for field, (why, neutral) in NEUTRAL.items():
+        value = fields.get(field)
+        # True equals 1
+        same = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+        if value is not None and not same:
+            valid = f", or send {shown(neutral[0])}" if neutral else ""
+            raise invalid(f"{field} is {shown(value)}; {why}: leave {field} out{valid}", field, UNSUPPORTED)
+
+    # A header wins. An answer in the conversation may end with a stop text of the request.
+    done = headers.get(SESSION_DONE, "").strip().lower()
+    if done not in ("1", "true", "yes", "0", "false", "no", ""):
+        raise invalid(f"{SESSION_DONE} is {shown(done)}; valid: 1 or 0, true or false", "session_done")
+    stop, messages = _stop(fields.get("stop")), []
+    for message in read_messages(fields.get("messages"), settings):
+        ends = [text for text in stop if message.content.strip().endswith(text)]
+        messages.append(replace(message, end=max(ends, key=len)) if ends and message.role == "assistant" else message)
     user = fields.get("user") or (fields.get("metadata") or {}).get("user_id")
     user_agent = headers.get("User-Agent") or "a client without a name"
-    stop = _stop(fields.get("stop"))
     return ChatRequest(
-        messages=tuple(_with_end(message, stop) for message in read_messages(fields.get("messages"), settings)),
+        messages=tuple(messages),
         session_id=session,
         main=turn_type == "main",
         client=client,
         user="" if user is None else _short(user, "user"),
         user_agent="".join(char if char.isprintable() else " " for char in first_letters(user_agent, 60)).strip(),
-        done=read_done(fields, headers),
+        done=done in ("1", "true", "yes") if SESSION_DONE in headers else _boolean(fields, "session_done"),
         stream=stream,
         usage_in_stream=bool((options or {}).get("include_usage")),
         max_tokens=_integer(fields, "max_completion_tokens", 1) or _integer(fields, "max_tokens", 1),
         temperature=1.0 if temperature is None else float(temperature),
         stop=stop,
-        tools=() if choice == "none" else tools,
+        tools=() if fields.get("tool_choice") == "none" else tools,
         seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
         logprobs=_boolean(fields, "logprobs"),
         token_ids=token_ids,
     )
-
-
-def read_done(fields: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Whether the client says that the session is over."""
-    said = headers.get(SESSION_DONE)
-    if said is not None:
-        if said.strip().lower() not in ("1", "true", "yes", "0", "false", "no", ""):
-            raise invalid(f"{SESSION_DONE} is {shown(said)}; valid: 1 or 0, true or false", "session_done")
-        return said.strip().lower() in ("1", "true", "yes")
-    return _boolean(fields, "session_done")
 
 
 MAX_TEXT = 4000
@@ -380,12 +359,6 @@ def _tools(tools: Any, settings: ProxySettings) -> tuple[Mapping[str, Any], ...]
     return tuple(tools)
 
 
-def _with_end(message: ChatMessage, stops: tuple[str, ...]) -> ChatMessage:
-    """`message`, which notes the stop text at its end if it is an answer."""
-    ends = [stop for stop in stops if message.content.strip().endswith(stop)] if message.role == "assistant" else []
-    return replace(message, end=max(ends, key=len)) if ends else message
-
-
 def _stop(stop: Any) -> tuple[str, ...]:
     if stop is None:
         return ()
@@ -395,7 +368,7 @@ def _stop(stop: Any) -> tuple[str, ...]:
     # every beginning of a stop text is looked for at the end of an answer
     if (longest := max(map(len, stops), default=0)) > MAX_STOP:
         raise invalid(f"stop has a text of {longest} letters; at most {MAX_STOP} are read", "stop")
-    return tuple(_clean(text, "stop") for text in stops)
+    return tuple(stops)
 
 
 MAX_STOP = 500

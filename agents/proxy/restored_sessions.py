@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from turngym.agents.proxy.session_episode import episode_of
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, ProxySession
 from turngym.agents.proxy.turn_records import (
     RECORDS_FILE,
-    RecordProblem,
     TurnRecord,
     iter_records,
     messages_from_json,
@@ -22,6 +19,7 @@ from turngym.agents.proxy.turn_records import (
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judgment
+from turngym.core.trace import TraceProblem
 
 
 @dataclass(slots=True)
@@ -37,10 +35,6 @@ class RestoredSessions:
     """Users' feedback on turns of `open` and `ended`."""
     serial: int = 0
     """Highest number of a session."""
-    damaged: list[RecordProblem] = field(default_factory=list)
-    """Lines that cannot be read, and turns that do not fit what was read."""
-    set_aside: int = 0
-    """Number of sessions left out because their lines are damaged."""
 
 
 def restore(
@@ -49,107 +43,68 @@ def restore(
     """Read the records twice: first which sessions were trained on, then all turns.
 
     A damaged line may have been a turn, the end or the use of any session. So all sessions that were open or waiting at
-    that line are set aside, with a warning; sessions that began later are complete. Only sessions whose records are
+    that line are left out, with a warning; sessions that began later are complete. Only sessions whose records are
     complete are trained on.
 
     Args:
-        folder: where `TurnRecorder` writes.
         renderer: that of the model which answered; it rebuilds the ids of open sessions.
         want_ended: False leaves `RestoredSessions.ended` empty.
         temperature: the trainer's, as in `episode_of`.
     """
-    reading = _Reading(renderer, temperature, _used(folder) if want_ended else None)
+    used = _used(folder) if want_ended else None
+    found, going, lost, problems = RestoredSessions(), dict[str, ProxySession](), set[str](), list[str]()
     for record in iter_records(folder):
-        if isinstance(record, RecordProblem):
-            reading.doubt(record)
-        elif record["kind"] in ("turn", "end"):
+        if isinstance(record, TraceProblem):
+            problems.append(str(record))
+            lost |= going.keys()
+            going.clear()
+            found.ended.clear()
+            continue
+        kind, key, following = record["kind"], record.get("session", ""), record.get("next", "")
+        if kind == "judged":
+            found.votes[key, record["turn"]] = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
+        elif kind == "feedback":
+            found.feedback[key, record["turn"]] = Feedback(score=record["score"], text=record["text"])
+        elif kind == "end" or (kind == "turn" and record["main"]):
+            numbers = [int(name.rpartition("-")[2]) for name in (key, following) if name]
+            found.serial = max(found.serial, *numbers)
+        if kind == "turn" and record["main"] and key not in lost:
+            session = going.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
             try:
-                reading.take(record)
+                turn = TurnRecord.from_json(record)
+                if turn.kept > len(session.history.client_messages):
+                    raise ValueError("the turns before it are missing")
+                session.apply(renderer, turn)
+            # a chat template of another model may refuse what was said
             except (LookupError, ValueError, TypeError, AttributeError, TurngymError) as error:
-                reason = f"a {record['kind']} of session {record.get('session')} does not fit: {error}"
-                reading.doubt(RecordProblem(line=0, reason=reason))
-        elif record["kind"] == "judged":
-            judgment = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
-            reading.restored.votes[record["session"], record["turn"]] = judgment
-        elif record["kind"] == "feedback":
-            feedback = Feedback(score=record["score"], text=record["text"])
-            reading.restored.feedback[record["session"], record["turn"]] = feedback
-    restored = reading.restored
-    restored.open = list(reading.under_way.values())
-    wanted = {*reading.under_way, *(episode.task.task_id for episode in restored.ended)}
-    restored.votes = {key: votes for key, votes in restored.votes.items() if key[0] in wanted}
-    restored.feedback = {key: feedback for key, feedback in restored.feedback.items() if key[0] in wanted}
-    if restored.damaged:
-        first = restored.damaged[0]
-        where = f"line {first.line}: " if first.line else ""
+                problems.append(f"a turn of session {key} does not fit: {error}")
+                lost.add(key)
+                del going[key]
+                continue
+            if turn.retry:
+                # feedback on the superseded answer is no feedback on this one
+                found.feedback.pop((key, len(session.turns) - 1), None)
+        elif kind == "end" and key in going:
+            session = going.pop(key)
+            if used is not None and key not in used:
+                final = messages_from_json(record["final"])
+                found.ended.append(episode_of(session, record["why"], final, temperature=temperature))
+            if following:
+                session.begin_part(following)
+                going[following] = session
+        elif kind == "end" and key in lost and following:
+            lost.add(following)
+    found.open = list(going.values())
+    wanted = {*going, *(episode.task.task_id for episode in found.ended)}
+    found.votes = {key: votes for key, votes in found.votes.items() if key[0] in wanted}
+    found.feedback = {key: feedback for key, feedback in found.feedback.items() if key[0] in wanted}
+    if problems:
         warnings.warn(
-            f"{folder / RECORDS_FILE}: {len(restored.damaged)} damaged records ({where}{first.reason}); "
-            f"{restored.set_aside} sessions that they may belong to are neither continued nor trained on",
+            f"{folder / RECORDS_FILE}: {len(problems)} records cannot be used ({problems[0]}); sessions that they may "
+            "belong to are neither continued nor trained on",
             stacklevel=2,
         )
-    return restored
-
-
-@dataclass(slots=True)
-class _Reading:
-    """The state of a pass through the records."""
-
-    renderer: ChatListRenderer
-    temperature: float | None
-    used: set[str] | None
-    """Sessions that were trained on; None if ended sessions are not wanted."""
-    restored: RestoredSessions = field(default_factory=RestoredSessions)
-    under_way: dict[str, ProxySession] = field(default_factory=dict)
-    doubtful: set[str] = field(default_factory=set)
-
-    def take(self, record: Mapping[str, Any]) -> None:
-        key = record["session"]
-        if record["kind"] == "end":
-            self._end(key, record)
-        elif record["main"]:
-            turn = TurnRecord.from_json(record)
-            self._count(key)
-            # a first turn repeats no messages: if this one does, those before it are in a damaged line
-            if self.restored.damaged and key not in self.under_way and turn.kept and key not in self.doubtful:
-                self._set_aside([key])
-            if key not in self.doubtful:
-                session = self.under_way.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
-                if turn.retry:
-                    # feedback on the superseded answer is no feedback on this one
-                    self.restored.feedback.pop((key, len(session.turns) - 1), None)
-                session.apply(self.renderer, turn)
-
-    def doubt(self, problem: RecordProblem) -> None:
-        self.restored.damaged.append(problem)
-        self._set_aside(list(self.under_way))
-        self.restored.set_aside += len(self.restored.ended)
-        self.under_way.clear()
-        self.restored.ended.clear()
-
-    def _end(self, key: str, record: Mapping[str, Any]) -> None:
-        following = record["next"]
-        if following:
-            self._count(following)
-        if key not in self.under_way:
-            if self.restored.damaged and key not in self.doubtful:
-                self._set_aside([key])
-            if key in self.doubtful and following:
-                self.doubtful.add(following)
-            return
-        session = self.under_way.pop(key)
-        if self.used is not None and key not in self.used:
-            final = messages_from_json(record["final"])
-            self.restored.ended.append(episode_of(session, record["why"], final, temperature=self.temperature))
-        if following:
-            session.begin_part(following)
-            self.under_way[following] = session
-
-    def _set_aside(self, keys: Sequence[str]) -> None:
-        self.doubtful.update(keys)
-        self.restored.set_aside += len(keys)
-
-    def _count(self, key: str) -> None:
-        self.restored.serial = max(self.restored.serial, int(key.rpartition("-")[2]))
+    return found
 
 
 def _used(folder: Path) -> set[str]:

@@ -51,13 +51,8 @@ class InflightRequest:
     """A request in flight. Exactly one of `wait` (until it returns an answer) and `abandon` ends it.
 
     Args:
-        service: gets the turn when it is finished.
-        request: as the client made it.
         session: is locked until the request is over; None for a side turn without a session id.
-        prompt: rendered from the session's history and the request.
-        pending: the same request in the engine's queue.
         deadline: when it has waited too long, on the service's clock; in a stream every drawn id moves it.
-        salt: makes the ids of the answer's tool calls unique among conversations.
     """
 
     def __init__(
@@ -238,14 +233,10 @@ class ProxyService:
     """Chat sessions over one policy: what the HTTP application calls.
 
     Args:
-        policy: continues token ids.
-        renderer: from the client's messages to ids, and back.
         folder: where the records are; sessions that are open in them go on.
-        settings: limits, times and names; None: the defaults.
         max_context: most ids of prompt and answer together.
         temperature: of main turns, whatever clients ask for: the trainer's own, so that log-probabilities as sampled
             mean the same to it. None: what the client asks for, as side turns always get.
-        seed: of the random streams of answers.
         resumed_from: step of the checkpoint that training goes on from; what later steps used is unused again.
         learns: whether a trainer sets `on_session` and takes the sessions that end.
         on_close: called when nothing is generated any more; it ends the policy.
@@ -336,14 +327,14 @@ class ProxyService:
             full = session is not None and request.main and len(session.turns) >= self.settings.session_turns
             if session is not None and full and not session.history.asks_again(request.messages):
                 # a long session is handed on for training and goes on under a new key
-                key = self.sessions.new_key(session)
+                key = self.sessions.new_key(session.name)
                 self._finish(session, "part", session.new_messages(request.messages), key)
                 session.begin_part(key)
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools, most=self.max_context)
             number = next(self._numbers)
             asked = self._engine_request(request, prompt, session, number)
-            pending = self.engine.submit(asked, streaming=request.stream)
+            pending = self.engine.submit(asked)
         except BaseException:
             self.closed(request.client, session, "refused")
             raise
@@ -387,9 +378,6 @@ class ProxyService:
         Returns what becomes of the feedback. Raises ApiError: 404 for a turn that is not known, 429 and 503 as `begin`.
 
         Args:
-            feedback: score and comment.
-            session_id: the client's own id of the session.
-            turn: counted from the start of the conversation; None: the last.
             answer: id of the answer (`chatcmpl-...`); with it the session and the turn are not looked at.
             client: name of the client's key; "" where all clients share one. Turns of other clients are not known.
         """
@@ -435,8 +423,9 @@ class ProxyService:
 
     def health(self) -> dict[str, Any]:
         counts, shown = self.tally.as_json()
+        status = "stalled" if self.engine.stands_still else "updating" if self.engine.paused else "ok"
         return {
-            "status": self._status(),
+            "status": "stopping" if self.stopping else status,
             "model": self.name,
             "turns": {"main": counts["main"], "side": counts["side"]},
             "sessions": {"open": len(self.sessions), "ended": counts["sessions_ended"]},
@@ -445,13 +434,6 @@ class ProxyService:
             **({"threads": failures} if (failures := failures_of_threads()) else {}),
             **shown,
         }
-
-    def _status(self) -> str:
-        if self.stopping:
-            return "stopping"
-        if self.engine.stands_still:
-            return "stalled"
-        return "updating" if self.engine.paused else "ok"
 
     def drain(self) -> None:
         """Accept no further requests; those in flight go on."""

@@ -26,8 +26,6 @@ def episode_of(
       goes on under another key) or `open` (it has not ended).
 
     Args:
-        session: its turns under its present key are taken.
-        why: `ended` in `meta`.
         final: messages after the last answer, which are its next state.
         temperature: the trainer's; None: no turn is excluded for its own.
     """

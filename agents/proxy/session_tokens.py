@@ -136,7 +136,7 @@ class ChatListRenderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, thinking: bool | None = None, stop_ids: Sequence[int] = ()
     ) -> None:
-        style = thought_style(tokenizer, TOOL)
+        style = thought_style(tokenizer)
         self._thinking = thinking
         self.template = ChatTemplate(tokenizer, thinking=thinking, thoughts=STYLES.get(style or "", THINK))
         self.tokenizer: Any = tokenizer
@@ -170,11 +170,6 @@ class ChatListRenderer:
     def dialect(self) -> CallDialect:
         """The dialect in which calls are read."""
         return HERMES if self._calls is None else self._calls.dialect
-
-    @property
-    def _named_ids(self) -> bool:
-        """Whether the template shows a call's id in place of the tool's name."""
-        return self._calls is not None and self._calls.id != CALL_ID
 
     def _find_calls(self) -> TemplateCalls | None:
         try:
@@ -211,9 +206,7 @@ class ChatListRenderer:
         the template's dialect is not read, and far too long a text.
 
         Args:
-            history: the session's turns so far; an empty one for a side turn.
             messages: all messages of the request, those that it repeats included.
-            tools: the request's tools, as OpenAI function schemas.
             most: ids that the model holds. A text of more than `SUSPICIOUS` characters for each of them is refused as
                 soon as twice as many tokens are counted in it; other prompts are returned, however long they are.
                 None: no text is refused for its length.
@@ -316,8 +309,6 @@ class ChatListRenderer:
         """A reader for the text of an answer to `prompt`.
 
         Args:
-            prompt: its end says whether the answer begins inside a thought.
-            stops: texts that end the answer.
             tools: whether calls are taken out of the text, for a client that has tools.
             salt: makes the ids of calls unique among conversations; the same salt gives the same ids.
         """
@@ -412,7 +403,13 @@ class ChatListRenderer:
         assert self._calls is not None
         shown = []
         for number, call in enumerate(calls):
-            id = _named(call, number) if self._named_ids else _nine(call.id)
+            if self._calls.id != CALL_ID:
+                # the template shows it in place of the tool's name: as the model wrote it, else with the call's number
+                fits = re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}(?::[0-9]{{1,9}})?", call.id)
+                id = call.id if fits else named_id(call.name, number)
+            else:
+                nine = hashlib.sha256(call.id.encode("utf-8", "replace")).hexdigest()[:9]
+                id = call.id if NINE.fullmatch(call.id) else nine
             arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
             function = {"name": call.name, "arguments": arguments}
             told = self.template.encoder.shield_all({"id": id, "function": function})
@@ -456,17 +453,6 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for pair in value.items() for part in pair for text in _texts(part))
     elif isinstance(value, (list, tuple)):
         yield from (text for part in value for text in _texts(part))
-
-
-def _nine(id: str) -> str:
-    """An id of a call that every template takes, the same for the same id."""
-    return id if NINE.fullmatch(id) else hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
-
-
-def _named(call: ToolCall, number: int) -> str:
-    """An id that names the tool, as the model wrote it, else with the call's number in its answer."""
-    fits = re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}(?::[0-9]{{1,9}})?", call.id)
-    return call.id if fits else named_id(call.name, number)
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:

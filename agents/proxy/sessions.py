@@ -54,7 +54,10 @@ class HistoryMatch:
         for length, digest in reversed(_digests(owner, messages[:-1])):
             same = [name for name in self._passing.get(digest, ()) if _repeats(messages[:length], self._said[name][1])]
             if len(same) > 1:
-                by_id = [name for name in same if _same_calls(messages[length - 1], self._said[name][1][length - 1])]
+                # ids of calls were made by this server
+                ids = [call.id for call in messages[length - 1].tool_calls]
+                said = {name: self._said[name][1][length - 1].tool_calls for name in same}
+                by_id = [name for name in same if ids and ids == [call.id for call in said[name]]]
                 same = by_id if len(by_id) == 1 else same
             # one that has gone on from here is not continued: whoever it belongs to began another branch
             ended = [name for name in same if len(self._said[name][1]) == length]
@@ -95,12 +98,6 @@ def _digests(owner: str, messages: Sequence[ChatMessage]) -> list[tuple[int, str
 def _repeats(messages: Sequence[ChatMessage], said: Sequence[ChatMessage]) -> bool:
     """Whether a request that begins with `messages` repeats the beginning of what was said."""
     return len(messages) <= len(said) and all(map(ChatMessage.repeats, messages, said))
-
-
-def _same_calls(message: ChatMessage, answer: ChatMessage) -> bool:
-    """Whether both have calls with the same ids, which this server made."""
-    ids = [[call.id for call in one.tool_calls] for one in (message, answer)]
-    return bool(ids[0]) and ids[0] == ids[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +207,8 @@ class SessionTable:
         """Begins without sessions.
 
         Args:
-            idle: seconds without a request after which a session has expired.
             limit: most open sessions; for a new one the one that is idle longest is evicted.
             share: most sessions of one client among the `limit`; None allows it all of them.
-            clock: seconds, never stepping back.
             serial: highest number of a session in the records; new ones continue from there.
         """
         self._idle, self._limit, self._clock = idle, limit, clock
@@ -233,18 +228,15 @@ class SessionTable:
         it could be told from those of others.)"""
         with self._changed:
             found, told = self._match.find(owner, messages)
-            return found or self._new_name(client), told
+            return found or self.new_name(client), told
 
     def new_name(self, client: str) -> str:
         """The name of a new session without an id."""
-        with self._changed:
-            return self._new_name(client)
-
-    def _new_name(self, client: str) -> str:
         # the serial number is in the records, so that no later process gives a name again; of several that begin at the
         # same time each has its own
-        self._named += 1
-        return session_name(client, f"{self.serial + 1}/{self._named}", kind="unnamed")
+        with self._changed:
+            self._named += 1
+            return session_name(client, f"{self.serial + 1}/{self._named}", kind="unnamed")
 
     def note(self, session: ProxySession) -> None:
         """Make a session with an owner findable by its history, to which a turn was added."""
@@ -278,7 +270,7 @@ class SessionTable:
                             raise busy(f"{len(among)} sessions are open and all of them busy; ask again later")
                         evicted.append(min(idle, key=lambda other: other.last_used))
                         self._remove(evicted[-1])
-                    session = ProxySession(key=self._key(name), name=name, last_used=self._clock())
+                    session = ProxySession(key=self.new_key(name), name=name, last_used=self._clock())
                     self._open[name] = session
                 session.queue.append(turn)
                 while session.queue[0] is not turn and not session.ended:
@@ -306,10 +298,11 @@ class SessionTable:
             self._remove(session)
             self._changed.notify_all()
 
-    def new_key(self, session: ProxySession) -> str:
-        """The key under which the next part of a session goes on."""
+    def new_key(self, name: str) -> str:
+        """The key of a new session, or of the next part of one."""
         with self._changed:
-            return self._key(session.name)
+            self.serial += 1
+            return f"{name}-{self.serial}"
 
     def expired(self) -> list[ProxySession]:
         """Remove and return the sessions that were idle for too long."""
@@ -331,8 +324,7 @@ class SessionTable:
             for session in sessions:
                 session.last_used = self._clock()
                 self._open[session.name] = session
-                if session.owner is not None and session.history.client_messages:
-                    self._match.note(session.name, session.owner, session.history.client_messages)
+                self.note(session)
 
     def _remove(self, session: ProxySession) -> None:
         session.ended = True
@@ -340,10 +332,6 @@ class SessionTable:
         if self._open.get(session.name) is session:
             del self._open[session.name]
             self._match.forget(session.name)
-
-    def _key(self, name: str) -> str:
-        self.serial += 1
-        return f"{name}-{self.serial}"
 
 
 CLIENT = 16
@@ -462,9 +450,6 @@ class HeardFeedback:
         Raises ApiError (404) for one that is not known.
 
         Args:
-            client: name of the client's key; turns of other clients are not known.
-            session_id: the client's own id of the session.
-            turn: counted from the start of the conversation, all parts of the session together.
             answer: `InflightRequest.answer_id`; with it the session and the turn are not looked at.
         """
         with self._lock:
@@ -489,12 +474,6 @@ class HeardFeedback:
         """Take in feedback. The same feedback twice changes nothing; another one replaces it.
 
         Raises ApiError (429) for more than `MOST_CHANGES` changes.
-
-        Args:
-            place: the turn.
-            feedback: a user's.
-            is_open: whether the turn's session is open.
-            write: writes a JSON object to the records.
         """
         with self._lock:
             own = self._of(place[0])

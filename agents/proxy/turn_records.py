@@ -25,7 +25,7 @@ from turngym.core.files import FolderInUseError, locked_file
 from turngym.core.line_file import LineFile
 from turngym.core.protocols import Judgment
 from turngym.core.strict_json import JsonError, strict_json
-from turngym.core.trace import add_checksum, check_checksum, has_checksum
+from turngym.core.trace import TraceProblem, add_checksum, check_checksum, has_checksum
 from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
 from turngym.envs.tool_calls import STYLES, THINK, CallDialect, TaggedCalls, read_calls
@@ -204,10 +204,7 @@ def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, 
     """The calls that `text` is, from beginning to end; empty where it is none.
 
     Args:
-        text: the calls with their markers.
         salt: makes ids where the model wrote none; the same salt gives the same ids.
-        first: number of the first call in its answer.
-        dialect: how the model writes calls.
         tools: the request's tools. In dialects without quotes they say which values are text.
     """
     found = read_calls(dialect, text) or []
@@ -276,16 +273,6 @@ SCHEMA = 1
 RECORDS_FILE = "records.jsonl"
 VersionSpans = tuple[tuple[int, int, int], ...]
 """(policy version, start, end) of each stretch of an answer's ids."""
-TORN = b" (torn)\n"
-"""Ends a line that a killed process did not complete. Its turn was never answered, so nothing is missing without it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordProblem:
-    """A damaged line, whose content is not known, or a place where whole lines are missing; `line` counts from 1."""
-
-    line: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +356,7 @@ class TurnRecord:
 class TurnRecorder:
     """Appends records to `folder/records.jsonl`, each whole or not at all. Safe for several threads.
 
-    Every record has the time when it was written as `at`, in seconds since 1970, and its number in the file as `n`.
+    Every record has the time when it was written as `at`, in seconds since 1970.
 
     Raises ProxyError, which names the holder, where another process has the folder.
     """
@@ -385,20 +372,17 @@ class TurnRecorder:
         except FolderInUseError as error:
             raise ProxyError(str(error)) from None
         self._lines = LineFile(self.path)
-        if rest := _last_line(self._lines.file):
-            # a torn line of a killed process stays one, instead of spoiling the next
-            self._lines.file.write(TORN if isinstance(_record(1, rest), RecordProblem) else b"\n")
-        numbers = (found["n"] for found in iter_records(folder) if not isinstance(found, RecordProblem))
-        self._next = max(numbers, default=-1) + 1
+        rest = _last_line(self._lines.file)
+        if rest and _record(rest) is None:
+            # a killed process did not complete it: its turn was never answered, so nothing is missing without it
+            self._lines.file.truncate(self._lines.file.seek(0, 2) - len(rest))
 
     def write(self, record: Mapping[str, Any]) -> float:
         """Append a record; returns the time that it got. Raises OSError; nothing of the record is in the file then."""
         content = {"v": SCHEMA, **record, "at": round(self._now(), 3)}
+        line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
         with self._lock:
-            content["n"] = self._next
-            line = add_checksum(json.dumps(content, ensure_ascii=True, separators=(",", ":"))).encode() + b"\n"
             self._lines.append(line)
-            self._next += 1
         return float(content["at"])
 
     def close(self) -> None:
@@ -409,53 +393,36 @@ class TurnRecorder:
 
 def read_records(folder: Path) -> Iterator[dict[str, Any]]:
     """Every whole record of `folder`, in order. Raises ProxyError for a newer schema."""
-    return (item for item in iter_records(folder) if not isinstance(item, RecordProblem))
+    return (item for item in iter_records(folder) if not isinstance(item, TraceProblem))
 
 
-def iter_records(folder: Path) -> Iterator[dict[str, Any] | RecordProblem]:
-    """Every record of `folder` in order, and each problem in its place; lines torn by a kill are skipped.
-
-    A problem is a damaged line, and by the records' numbers a place where whole lines are missing, and a line that
-    stands there twice (it is left out).
+def iter_records(folder: Path) -> Iterator[dict[str, Any] | TraceProblem]:
+    """Every record of `folder` in order, and each damaged line in its place; one that a kill has cut is skipped.
 
     Raises ProxyError for a newer schema.
     """
     path = folder / RECORDS_FILE
     if not path.exists():
         return
-    expected, damaged = 0, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            found = _record(number, line)
-            if isinstance(found, RecordProblem):
-                if line.endswith(TORN) or not line.endswith(b"\n"):
-                    continue
-                damaged += 1
+            if (found := _record(line)) is not None:
+                if found["v"] > SCHEMA:
+                    said = f"records of version {found['v']}; this reads up to {SCHEMA}"
+                    raise ProxyError(f"{path}, line {number}: {said}")
                 yield found
-                continue
-            if found["v"] > SCHEMA:
-                raise ProxyError(f"{path}, line {number}: records of version {found['v']}; this reads up to {SCHEMA}")
-            place = found["n"]
-            if place < expected:
-                yield RecordProblem(line=number, reason=f"record {place} stands there twice")
-                continue
-            # a damaged line has no number that could be read, and was reported
-            if (gap := place - expected) > damaged:
-                yield RecordProblem(line=number, reason=f"{gap - damaged} records are missing before it")
-            expected, damaged = place + 1, 0
-            yield found
+            elif line.strip() and line.endswith(b"\n"):
+                yield TraceProblem(line=number, reason="it was changed or cut off: its checksum does not fit")
 
 
-def _record(number: int, line: bytes) -> dict[str, Any] | RecordProblem:
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record in a line; None for a damaged one. Unlike an episode, a record is not edited: it has a checksum."""
     with suppress(ValueError):
         check_checksum(line)
-        # unlike an episode, a record is not edited: one without a checksum was cut off
         if has_checksum(line):
             record: dict[str, Any] = json_of(line)
             return record
-    return RecordProblem(line=number, reason="it was changed or cut off: its checksum is missing, or does not fit")
+    return None
 
 
 def _last_line(file: IO[bytes]) -> bytes:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec.structs import asdict
 
 from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.prompt_templates import PromptTemplates
 from turngym.core.errors import AgentError
 from turngym.core.files import SUMS_FILE
 from turngym.core.numbers import Count
-from turngym.core.spec import read
+from turngym.core.spec import Spec, read
 from turngym.core.user_files import json_of, read_text
 
 CHAT_FILE = "turngym.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSettings:
+class ChatSettings(Spec):
     """Everything about rendering that the weights depend on."""
 
     channel: str = "text"

@@ -61,12 +61,10 @@ class ChatTemplate:
     """The chat template of one tokenizer with one set of switches, and what probing it has shown.
 
     Args:
-        tokenizer: any Hugging Face tokenizer with a chat template.
         tool: described to the template (`tools=schemas`); None leaves it out.
         thinking: `enable_thinking` of Qwen3-style templates; None leaves the template's own default.
         observation_role: role of every observation after the first (which is always `user`).
         dialect: how the model writes calls of `tool`; None if responses are plain content.
-        thoughts: how the model writes thoughts.
 
     Raises RenderError if the tokenizer has no chat template, or it does not show observations of that role, and here as
     in every later rendering TemplateCostError if the template costs too much.
@@ -95,8 +93,12 @@ class ChatTemplate:
                 f"tokenizer {self.name!r} has no chat template: use that of an instruction-tuned model, or set "
                 "tokenizer.chat_template (ChatML is a safe choice for models that were never tuned to a format)"
             )
-        self.source = self._read_source()
-        """The template's own text."""
+        try:
+            self.source = str(tokenizer.get_chat_template(tools=self._tools))
+            """The template's own text."""
+        # several templates, none of them the default
+        except ValueError as error:
+            raise RenderError(f"the chat template of {self.name!r} cannot be chosen: {error}") from error
         self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else self.source
         self.encoder = TextEncoder(tokenizer, self.source)
         """Makes ids of what the template writes and of what contents say."""
@@ -105,25 +107,15 @@ class ChatTemplate:
         """Control tokens that answers are made of: those of thoughts and calls."""
         # caches per instance: one on the methods would be shared and keep every tokenizer alive
         self._decode_cached = lru_cache(CACHE)(self._decode)
-        self._fold_system = False
         # opening() reads the switch, so the trial itself must run with it off
-        self._fold_system = not self._shows_system()
+        self._fold_system = False
+        try:
+            self._fold_system = SYSTEM not in self.render(self.opening(SYSTEM, OBSERVATION))
+        except RenderError:
+            self._fold_system = True
         self.role = observation_role
         self.dialect, self.thoughts = dialect, thoughts
         self._probe(tool)
-
-    def _read_source(self) -> str:
-        try:
-            return str(self.tokenizer.get_chat_template(tools=self._tools))
-        # several templates, none of them the default
-        except ValueError as error:
-            raise RenderError(f"the chat template of {self.name!r} cannot be chosen: {error}") from error
-
-    def _shows_system(self) -> bool:
-        try:
-            return SYSTEM in self.render(self.opening(SYSTEM, OBSERVATION))
-        except RenderError:
-            return False
 
     def opening(self, system: str, observation: str) -> list[Message]:
         """The messages before the first response. Without support for system messages, both go into a user message."""
@@ -137,9 +129,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, generate: bool = True, tools: Sequence[Any] | None = None) -> str:
         """The whole conversation as text for `encode`; `generate` appends the generation prompt.
 
-        What contents spell is shielded (`TextEncoder.shield`); `reveal` shows it as people read it. Of assistant
-        messages `written` and `said` have done that. `tools` (OpenAI function schemas) replace the tool of this
-        template.
+        What contents spell is shielded (`TextEncoder.shield`); of assistant messages `written` and `said` have done
+        that. `tools` (OpenAI function schemas) replace the tool of this template.
         """
         described = self._tools if tools is None else tools
         shown = [self._shown(message) for message in messages]

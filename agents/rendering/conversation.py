@@ -107,14 +107,7 @@ class StructuredAnswers:
 
 
 def message_with_calls(content: str, thought: str | None, calls: Sequence[Any], tags: Thoughts) -> Message:
-    """The message of an answer with tool calls.
-
-    Args:
-        content: what is said beside the calls.
-        thought: the thought before them; None or empty for none.
-        calls: the calls as templates take them.
-        tags: how the family writes thoughts.
-    """
+    """The message of an answer with tool calls."""
     if tags.aside and content and thought:
         # GPT-OSS's template takes either beside a call, and writes both as a thought
         content, thought = "", f"{thought}\n{content}"
@@ -233,8 +226,6 @@ class Memory:
 
         Args:
             task: the environment's statement of the task, or the first observation if it has none.
-            past: turns before this one.
-            observation: what waits for an answer.
             admissible: possible actions; None for an environment with open ones.
         """
         if self.name == "all":
@@ -279,16 +270,7 @@ def chat_messages(
     observation: str,
     admissible: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
-    """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text.
-
-    Args:
-        memory: how much of the episode a prompt holds.
-        system: the system message; empty for none.
-        task: the environment's statement of the task, or the first observation if it has none.
-        past: turns before this one.
-        observation: what waits for an answer.
-        admissible: possible actions; None for an environment with open ones.
-    """
+    """The prompt of a turn as chat messages (system, user, assistant, user, ...), for agents that take text."""
     opening = [{"role": "system", "content": system}] if system else []
     prompt = memory.prompt(task, past, observation, admissible)
     if prompt is not None:

@@ -74,11 +74,8 @@ def read_examples(
     text by category.
 
     Args:
-        path: the trace, the text file, or `skills:FOLDER`.
         form: `auto` shows a trace as turns and a text as text.
-        env_id: the environment that the agent plays.
         channel: how the agent's responses carry actions. Responses of a trace that it does not read are rewritten.
-        tool: the environment's tool; its tags divide a response into thought and action.
         shown_for: the tasks that are shown an episode: `all`, or those of its own `category`.
     """
     if str(path).startswith(SKILLS_PREFIX):

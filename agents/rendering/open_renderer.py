@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -15,6 +14,7 @@ from turngym.agents.rendering.template_dialect import with_dialect
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import brief
 from turngym.core.resolve import checked
+from turngym.core.spec import changed
 from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel, make_channel
 
@@ -34,15 +34,6 @@ def open_renderer(
     """The renderer of `settings`, which `complete_settings` has completed; `history` overrides theirs.
 
     Raises RenderError if the chat template cannot do what they ask.
-
-    Args:
-        tokenizer: with a chat template.
-        settings: how the model is spoken to, completed by `complete_settings`.
-        tool: of the environment.
-        history: overrides the settings' own; None: as they say.
-        stop_ids: further ids that end an answer.
-        examples: earlier messages of every prompt.
-        skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
     """
     channel: Any = make_channel(settings.channel, tool)
     called = isinstance(channel, ToolChannel)
@@ -69,16 +60,7 @@ def renderer_of(
     examples: Sequence[Example] = (),
     skills: Skills | None = None,
 ) -> ChatRenderer:
-    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens.
-
-    Args:
-        model: its generation config may name further ids that end an answer.
-        tokenizer: the model's.
-        settings: how the model was trained to be spoken to, completed by `complete_settings`.
-        tool: of the environment.
-        examples: earlier messages of every prompt.
-        skills: texts put after the first observation of every prompt, by kind of task; None: no texts.
-    """
+    """The `ChatRenderer` that a model was trained with; its generation config may name further end tokens."""
     return open_renderer(tokenizer, settings, tool, stop_ids=end_ids(model), examples=examples, skills=skills)
 
 
@@ -114,9 +96,9 @@ def complete_settings(settings: ChatSettings, tokenizer: Any, tool: Tools) -> Ch
     settings = with_dialect(checked(settings), tokenizer, tool)
     if settings.observation_role != "auto":
         return settings
-    user, called = (_segments(replace(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
+    user, called = (_segments(changed(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
     prefers_tool = called is not None and (user is None or settings.channel.startswith("tool") or called < user)
-    return replace(settings, observation_role="tool" if prefers_tool else "user")
+    return changed(settings, observation_role="tool" if prefers_tool else "user")
 
 
 def _segments(settings: ChatSettings, tokenizer: Any, tool: Tools) -> int | None:

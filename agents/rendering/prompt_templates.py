@@ -133,10 +133,6 @@ class PromptTemplates:
 
         Args:
             length: how many of the last turns it shows; 0: none, which is the template `first`.
-            statement: the environment's statement of the task.
-            past: observation and action of each turn before this one.
-            observation: what waits for an action.
-            admissible: possible actions; None for an environment with open ones.
         """
         task = statement.partition(_TASK[self.kind])[2] or statement
         task = task.strip()
@@ -222,7 +218,14 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
     if named == OWN_TEMPLATES:
         first, later = _OWN[kind]
         return PromptTemplates(kind=kind, first=first, later=later)
-    path = _file_of(named, kind)
+    place = user_path(named)
+    paths = [place] if place.suffix == ".py" else [place / FOLDER / f"{kind}.py", place / f"{kind}.py"]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise AgentError(
+            f"--prompts {named}: there is no {paths[0]}; name a checkout of verl-agent (it has {FOLDER.as_posix()}/"
+            f"{kind}.py), or `{OWN_TEMPLATES}` for our own words"
+        )
     if path.stat().st_size > LARGEST_FILE:
         raise AgentError(f"{path} has {path.stat().st_size:,} bytes; a file of templates has at most {LARGEST_FILE:,}")
     try:
@@ -238,18 +241,6 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
         return PromptTemplates(kind=kind, first=constants[names[0]], later=constants[names[1]])
     except AgentError as error:
         raise AgentError(f"{path}: {error}") from None
-
-
-def _file_of(named: str, kind: str) -> Path:
-    place = user_path(named)
-    paths = [place] if place.suffix == ".py" else [place / FOLDER / f"{kind}.py", place / f"{kind}.py"]
-    for path in paths:
-        if path.is_file():
-            return path
-    raise AgentError(
-        f"--prompts {named}: there is no {paths[0]}; name a checkout of verl-agent (it has {FOLDER.as_posix()}/"
-        f"{kind}.py), or `{OWN_TEMPLATES}` for our own words"
-    )
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:

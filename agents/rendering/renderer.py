@@ -73,11 +73,7 @@ class ChatRenderer:
     Args:
         tokenizer, tool, thinking, observation_role, dialect, thoughts: see `ChatTemplate`.
         history: `template` lets the template rewrite the past; `append` keeps everything.
-        stop_ids: further ids that end a response (a model's generation config may name some).
         memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
-        examples: episodes that stand as earlier messages between the system message and the first observation, in all
-            tasks or in those of their category.
-        skills: texts that stand after the first observation of a prompt, by the kind of task.
 
     Raises RenderError without a chat template, and for a role that it refuses.
     """
@@ -177,14 +173,7 @@ class ChatRenderer:
             return self.template.render(history.messages)
 
     def restart(self, history: TokenHistory, system: str, observation: str, category: str = "") -> None:
-        """Open a segment whose prompt is a new conversation, without anything of the segments before.
-
-        Args:
-            history: gets the new segment.
-            system: the system message; empty for none.
-            observation: the first one of the new conversation.
-            category: of the task, which says which examples and skills are shown.
-        """
+        """Open a segment whose prompt is a new conversation, without anything of the segments before."""
         if self.skills is not None:
             observation = self.skills.added_to(observation, category)
         history.messages = self._opening(system, observation, of_category(self.examples, category))
@@ -311,12 +300,6 @@ def begun_response(renderer: ChatRenderer, shown: Shown, count: int, stops: Sequ
 
     A response ends at the first of the texts `stops`. A cut inside a stop text moves in front of it, since engines look
     for stop texts in what they drew themselves and would miss one that was begun for them.
-
-    Args:
-        renderer: its template decodes ids.
-        shown: the whole response.
-        count: how many of its ids are wanted.
-        stops: texts at which a response ends.
     """
     ids = shown.ids[:count]
     if any(stop in renderer.template.decode(ids) for stop in stops):

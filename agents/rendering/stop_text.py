@@ -19,7 +19,9 @@ class StopText:
 
     def hit(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
         """Whether the decoded tail of the response `ids` contains one of `stops`; call it after every new id."""
-        piece = self._piece(ids[-1])
+        if ids[-1] not in self._pieces:
+            self._pieces[ids[-1]] = self._decode(ids[-1:])
+        piece = self._pieces[ids[-1]]
         unclear = not piece.strip() or "\ufffd" in piece
         live = [stop for stop in stops if unclear or stop[-1] in piece or stop[-1].isspace()]
         if not live:
@@ -35,11 +37,6 @@ class StopText:
         """
         lengths = range(start + 1, len(ids) + 1)
         return next((length for length in lengths if self.hit(ids[:length], stops)), None)
-
-    def _piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = self._decode([token])
-        return self._pieces[token]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

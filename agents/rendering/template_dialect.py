@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import SYSTEM, USER, ChatTemplate, RenderError, probe_call
 from turngym.core.redaction import excerpt
+from turngym.core.spec import changed
 from turngym.core.tools import Tools
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.tool_calls import CALL_ID, STYLES, CallDialect, ParsedCall
@@ -31,8 +32,8 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSet
     Raises RenderError if the template knows no tools, or writes calls in a dialect that is not known here.
     """
     if settings.channel == "text":
-        style = thought_style(tokenizer, tool)
-        return replace(settings, channel=f"text:{style}") if style else settings
+        style = thought_style(tokenizer)
+        return changed(settings, channel=f"text:{style}") if style else settings
     if settings.channel != "tool":
         return settings
     calls = dialect_of_template(tokenizer, tool)
@@ -42,7 +43,7 @@ def with_dialect(settings: ChatSettings, tokenizer: Any, tool: Tools) -> ChatSet
             "from us: answers are read and kept as they were said, but demonstrations (sft, luffy) differ from it",
             stacklevel=2,
         )
-    return settings if calls.dialect is HERMES else replace(settings, channel=f"tool:{calls.dialect.name}")
+    return settings if calls.dialect is HERMES else changed(settings, channel=f"tool:{calls.dialect.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,9 @@ def dialect_of_template(tokenizer: Any, tool: Tools) -> TemplateCalls:
             return TemplateCalls(dialect=dialect, exact=True, id=id, as_text=as_text)
     for text, id, as_text in written:
         for dialect in DIALECTS.values():
-            if _reads(dialect, text, *call):
+            start = dialect.find(text)
+            read = dialect.read(text[start:]) if start >= 0 else None
+            if isinstance(read, ParsedCall) and (read.name, read.arguments) == call:
                 return TemplateCalls(dialect=dialect, exact=False, id=id, as_text=as_text)
     if written:
         raise UnknownDialectError(
@@ -87,7 +90,7 @@ def dialect_of_template(tokenizer: Any, tool: Tools) -> TemplateCalls:
     )
 
 
-def thought_style(tokenizer: Any, tool: Tools) -> str | None:
+def thought_style(tokenizer: Any) -> str | None:
     """The style of thoughts (`turngym.envs.tool_calls.STYLES`) that the template names; None means `<think>`."""
     source = ChatTemplate(tokenizer).source
     for name, thoughts in STYLES.items():
@@ -124,9 +127,3 @@ def _written_calls(template: ChatTemplate, name: str, arguments: dict[str, Any])
 def named_id(name: str, number: int) -> str:
     """The id of a call whose template writes it in the place of the tool's name (Kimi)."""
     return f"functions.{name}:{number}"
-
-
-def _reads(dialect: CallDialect, text: str, name: str, arguments: dict[str, Any]) -> bool:
-    start = dialect.find(text)
-    call = dialect.read(text[start:]) if start >= 0 else None
-    return isinstance(call, ParsedCall) and call.name == name and call.arguments == arguments

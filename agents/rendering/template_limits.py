@@ -76,13 +76,6 @@ def render(
 
     Raises TemplateLimit for what costs too much, TemplateRefusal for what the template does not render, ImportError
     without jinja2.
-
-    Args:
-        source: the template, in Jinja.
-        messages: the conversation, each with `role` and `content`.
-        tools: OpenAI function schemas; None: the template gets none.
-        generate: whether the generation prompt stands at the end.
-        variables: further variables of the template, such as `eos_token`.
     """
     arguments = {"tools": tools, "add_generation_prompt": generate, **variables}
     work = pickle.dumps((source, list(messages), arguments, CPU_SECONDS, MEMORY, LONGEST_RENDERED))
@@ -186,7 +179,10 @@ def _serve(pipe: Connection) -> None:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     _limit(resource.RLIMIT_CORE, 0)
-    own = _own_memory()
+    own = None
+    # where the system says and limits it
+    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
+        own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     pipe.send_bytes(b"")
     while True:
         try:
@@ -210,13 +206,6 @@ def _limit(kind: int, most: int) -> None:
 
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def _own_memory() -> int | None:
-    """Address space of this process in bytes; None where the system does not say or limit it."""
-    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _answer(

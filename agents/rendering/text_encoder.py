@@ -59,16 +59,6 @@ class Shielded(str):
     __slots__ = ()
 
 
-def reveal(text: str) -> str:
-    """`text` as people read it, nothing hidden in it."""
-    return HIDDEN.sub(_character, text) if MARK in text else str(text)
-
-
-def _hide(character: str) -> str:
-    number = ord(character)
-    return f"{MARK}{chr(0xE000 + (number >> 12))}{chr(0xE200 + (number & 0xFFF))}"
-
-
 def _character(hidden: re.Match[str]) -> str:
     return chr((ord(hidden[1]) - 0xE000 << 12) + ord(hidden[2]) - 0xE200)
 
@@ -77,7 +67,6 @@ class TextEncoder:
     """Turns text into ids with one tokenizer.
 
     Args:
-        tokenizer: any Hugging Face tokenizer.
         written: what the chat template writes, its source included.
     """
 
@@ -386,7 +375,8 @@ def _branches(node: Mapping[str, Any]) -> str:
 def _hide_at(text: str, places: Collection[int]) -> str:
     parts, at = list[str](), 0
     for place in sorted(places):
-        parts += [text[at:place], _hide(text[place])]
+        number = ord(text[place])
+        parts += [text[at:place], MARK, chr(0xE000 + (number >> 12)), chr(0xE200 + (number & 0xFFF))]
         at = place + 1
     return "".join((*parts, text[at:])) if parts else text
 

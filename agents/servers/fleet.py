@@ -13,7 +13,7 @@ import contextlib
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -62,7 +62,7 @@ async def read_info(connection: Connection, wait: float) -> ServerInfo:
     said = []
     for path, kind in (("/version", VllmDialect), ("/server_info", SglangDialect)):
         try:
-            found = await connection.request_until("GET", path, deadline=patience)
+            found = await connection.get_until(path, patience)
         except NotThere as error:
             found = error
         if isinstance(found, dict) and "version" in found:
@@ -226,10 +226,6 @@ class Fleet:
         """A prompt must be shorter than this for every server."""
         return min(server.max_prompt for server in self.servers)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that uses this fleet."""
-        return self.loop.run(work)
-
     @property
     def dialect(self) -> ServerDialect:
         """How the servers are spoken to."""
@@ -293,11 +289,8 @@ class Fleet:
         Raises ServerDown, ServerTimeout or WrongWeights if that has not helped by the deadline.
 
         Args:
-            session: requests of one session go to the same server while it answers.
-            ask: what is drawn or scored.
             read: parses the JSON; raises WrongWeights for weights older than `floor` (`WeightVersions.place` when the
                 request was sent).
-            end: seconds on the connections' clock.
         """
         pause, tries, where = self.settings.backoff, 0, ask.where
         while True:
@@ -393,26 +386,24 @@ class Fleet:
             self._endpoints.append(Endpoint(front, asyncio.Semaphore(self.settings.parallel)))
             if not known:
                 found = await self._servers_behind(front, wait)
-                self._refuse_strangers(front, found)
+                named = {urlsplit(url).hostname for url in self.urls}
+                others = [(url, urlsplit(url).hostname) for url in found]
+                strangers = [url for url, host in others if host not in named and not is_here(host or "")]
+                if strangers and key_of(KEY):
+                    raise ServerError(
+                        f"the router {front.url} lists {redacted(strangers[0])}, on a host that was not named: it "
+                        f"would be sent the key in {KEY}. Name the servers themselves and not the router, or unset the "
+                        "key"
+                    )
                 behind += [Connection(url=url, settings=self.settings) for url in found] or [front]
         self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in known]
         return list(known) or [await read_info(one, wait) for one in behind]
-
-    def _refuse_strangers(self, front: Connection, found: Sequence[str]) -> None:
-        """Raises ServerError for a server behind a router on a host that nobody named: it would be sent the key."""
-        named = {urlsplit(url).hostname for url in self.urls}
-        strangers = [url for url in found if (host := urlsplit(url).hostname) not in named and not is_here(host or "")]
-        if strangers and key_of(KEY):
-            raise ServerError(
-                f"the router {front.url} lists {redacted(strangers[0])}, on a host that was not named: it would be "
-                f"sent the key in {KEY}. Name the servers themselves and not the router, or unset the key"
-            )
 
     async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""
         patience = max(wait, self.settings.connect_timeout)
         try:
-            await front.request_until("GET", "/ready", deadline=patience)
+            await front.get_until("/ready", patience)
         except (ServerDown, ServerTimeout):
             raise
         except ServerError:
@@ -517,25 +508,3 @@ def _compare(
                 f"{server.url} has another vocabulary: {name} is {there!r} there and {here!r} here. Start it with "
                 "the same tokenizer"
             )
-
-
-_FLEETS: dict[tuple[Any, ...], Fleet] = {}
-"""Connections of a worker process, whose servers get their weights from another process. They outlast a rollout."""
-
-
-def shared_fleet(
-    urls: Sequence[str], settings: ClientLimits, versions: WeightVersions, servers: Sequence[ServerInfo]
-) -> Fleet:
-    """This process's fleet of `urls`, opened once and used by every later call.
-
-    Args:
-        urls: addresses of the servers, or of a router.
-        settings: limits of the connections; other settings open another fleet.
-        versions: the names of the servers' weights, which replace those that the fleet knows.
-        servers: what the servers said to another process about themselves, so that they are not asked again.
-    """
-    key = (*urls, settings)
-    if key not in _FLEETS:
-        _FLEETS[key] = Fleet(urls=urls, settings=settings).open(known=servers)
-    _FLEETS[key].versions = versions
-    return _FLEETS[key]

@@ -38,9 +38,7 @@ def eval_policy(options: Addressed, folder: Path, tokenizer: Any, max_length: in
     Raises ServerError if a server has another model, vocabulary or weights.
 
     Args:
-        options: addresses of the servers, and limits.
         folder: the model that is meant; a server's own folder is compared with it where it can be read from here.
-        tokenizer: the model's.
         max_length: most ids of prompt and response together; None: what the servers allow.
     """
     config = model_config(str(folder))
@@ -80,14 +78,9 @@ def train_policy(
     Raises ServerError if a server has another architecture, shape or vocabulary, or cannot take new weights.
 
     Args:
-        options: addresses of the servers, limits, and how weights get to them.
-        model: the student in training.
-        tokenizer: the student's.
         max_length: most ids of prompt and response together; None: what the servers allow.
         out: folder of the run; weights are written to a folder in it, unless `options` name another one.
-        weights: reads the weights of `model`.
         vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
-        live: whether `model` changes while the servers answer.
         own: the server that this run has started, which replaces the addresses in `options`.
     """
     from turngym.agents.local_engine.model import CausalModel
@@ -152,11 +145,7 @@ def teacher_scorer(
     Raises ServerError if its vocabulary is not the student's, or it computes or scores in another way.
 
     Args:
-        options: addresses of the teacher's servers, and limits.
         folder: the teacher that is meant; None: whatever model the servers have.
-        tokenizer: the student's.
-        student_size: number of ids that the student's model knows.
-        temperature: of the scores.
         load: reads the weights in `folder`, so that the servers' scores are compared with them. It raises ModelError
             where this machine cannot hold them. None: they are not compared.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.stop_text import StopText
-from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions, shared_fleet
+from turngym.agents.servers.fleet import Fleet, PolicySpan, WeightVersions
 from turngym.agents.servers.server_connection import (
     ClientLimits,
     DrawRequest,
@@ -84,10 +84,7 @@ def make_generation(
     """A generation that `spans` cover; empty spans are dropped, and neighbors of the same version merged.
 
     Args:
-        ids: int32 [R].
-        logprobs: float32 [R], nats.
         finish: as in `Generation`, or `abort` for a part that will be continued.
-        spans: (policy version, start, end) of each stretch of ids, in order.
     """
     merged: list[PolicySpan] = []
     for version, start, end in spans:
@@ -110,7 +107,6 @@ class ServerPolicy:
     ids and finish `length`. The model's own end tokens end a response, too.
 
     Args:
-        fleet: open servers.
         vocabulary: number of ids that the model knows. Larger ids are refused here, since they would crash the server.
         vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
         max_length: most ids of prompt and response together; if None, what the servers allow.
@@ -168,7 +164,7 @@ class ServerPolicy:
         async def every() -> list[Generation | BaseException]:
             return await asyncio.gather(*map(self._generate, requests), return_exceptions=True)
 
-        results = self.fleet.run(every())
+        results = self.fleet.loop.run(every())
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             if not isinstance(error, (RuntimeError, OSError)):
@@ -235,6 +231,10 @@ class ServerPolicy:
         return await self.fleet.send(request.session, ask, read, end)
 
 
+_FLEETS: dict[tuple[Any, ...], Fleet] = {}
+"""Connections of a worker process, whose servers get their weights from another process. They outlast a rollout."""
+
+
 def connect_policy(
     urls: Sequence[str],
     settings: ClientLimits,
@@ -245,13 +245,14 @@ def connect_policy(
     """Makes, in a worker process, a policy on servers that another process has opened.
 
     Args:
-        urls: addresses of the servers.
-        settings: limits of the connections.
-        versions: the names of the servers' weights.
-        servers: what the servers said about themselves.
-        options: further arguments of `ServerPolicy`.
+        versions: the names of the servers' weights, which replace those that the connections know.
+        servers: what they said to the other process about themselves, so that they are not asked again.
     """
-    return ServerPolicy(shared_fleet(urls, settings, versions, servers), **options)
+    key = (*urls, settings)
+    if key not in _FLEETS:
+        _FLEETS[key] = Fleet(urls=urls, settings=settings).open(known=servers)
+    _FLEETS[key].versions = versions
+    return ServerPolicy(_FLEETS[key], **options)
 
 
 MORE = 16
@@ -429,4 +430,4 @@ class ServerScorer:
                 return [await job for job in jobs]
             return list(await asyncio.gather(*jobs))
 
-        return self.fleet.run(every())
+        return self.fleet.loop.run(every())

@@ -130,9 +130,6 @@ def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | No
     """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
 
     Args:
-        fields: what the server says.
-        name: the field with the number.
-        where: names the server in errors.
         default: stands for a field that is not there; None: the field must be there.
     """
     value = fields.get(name, default)
@@ -187,11 +184,6 @@ class ClientLimits:
     backoff: float = 0.2
     """Seconds before the second attempt; doubled with each further one, up to 5."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("parallel", 1), ("deadline", 0.01)):
-            if getattr(self, name) < least:
-                raise ServerError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-
 
 KEY = "TURNGYM_SERVER_KEY"
 """Environment variable with the servers' bearer key; without it no key is sent."""
@@ -244,11 +236,7 @@ class Connection:
         """One attempt: the JSON of a 200, a text that is not JSON, or None for no body.
 
         Args:
-            method: `GET` or `POST`.
-            path: behind the address of the connection.
             body: bytes of JSON, or a value that becomes JSON; None: no body.
-            timeout: seconds until the last byte of the answer.
-            limit: most bytes of the answer.
 
         Raises:
             ServerDown: no connection, or a status in `PASSING`.
@@ -284,27 +272,21 @@ class Connection:
             raise NotThere(problem)
         raise ServerError(problem)
 
-    async def request_until(self, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
-        """`request`, repeated while the server is down, for `deadline` seconds.
+    async def get_until(self, path: str, seconds: float) -> Any:
+        """`request` of a GET, repeated while the server is down, for `seconds`.
 
         Raises ServerTimeout if the last attempt is still waiting then, ServerDown if all failed before.
-
-        Args:
-            method: `GET` or `POST`.
-            path: behind the address of the connection.
-            body: bytes of JSON, or a value that becomes JSON; None: no body.
-            deadline: seconds from now, for all attempts together.
         """
-        end = self.clock() + deadline
+        end = self.clock() + seconds
         pause = self.settings.backoff
         tries = 0
         while True:
             tries += 1
             try:
-                return await self.request(method, path, body, timeout=max(end - self.clock(), 0.01))
+                return await self.request("GET", path, timeout=max(end - self.clock(), 0.01))
             except ServerDown as error:
                 if self.clock() + pause >= end:
-                    raise ServerDown(f"{error} (tried {tries} times in {deadline:.0f} s)") from error
+                    raise ServerDown(f"{error} (tried {tries} times in {seconds:.0f} s)") from error
             await asyncio.sleep(pause)
             pause = next_pause(pause)
 
@@ -347,6 +329,15 @@ class ServerInfo:
     """Whether it loads LoRA adapters while it serves."""
 
 
+NEUTRAL = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "skip_special_tokens": False,
+}
+"""Fields of every request: the defaults of a model's generation_config.json must not change the distribution."""
 NEVER = -100.0
 """Added to a logit so that its id is not drawn: the least that servers take."""
 
@@ -475,10 +466,6 @@ class WeightGroup(Protocol):
         """What makes a server join; it answers when it has.
 
         Args:
-            address: as in `__init__`.
-            port: as in `__init__`.
-            world: as in `__init__`.
-            name: as in `__init__`.
             offset: rank of the server's first process; 0 is the trainer.
         """
 

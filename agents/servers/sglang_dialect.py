@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.servers.server_connection import (
+    NEUTRAL,
     BadAnswer,
     Call,
     Connection,
@@ -48,10 +49,7 @@ class SglangDialect:
     """Implements `ServerDialect`. Earlier releases update weights in another way."""
 
     name: ClassVar[str] = "SGLang"
-    supported: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]] = (
-        (0, 5, 21),
-        (0, 6),
-    )  # earlier releases update weights in another way
+    supported: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]] = ((0, 5, 21), (0, 6))
     tried: ClassVar[str] = "sglang==0.5.23"
     generate_path: ClassVar[str] = "/generate"
     ready_path: ClassVar[str] = "/ready"
@@ -59,8 +57,8 @@ class SglangDialect:
     block: ClassVar[int] = 16  # a request names its ids once for all of its positions
 
     async def read_info(self, connection: Connection, patience: float) -> ServerInfo:
-        about = await connection.request_until("GET", "/server_info", deadline=patience)
-        model = await connection.request_until("GET", "/model_info", deadline=patience)
+        about = await connection.get_until("/server_info", patience)
+        model = await connection.get_until("/model_info", patience)
         where = f"{connection.url} on connecting"
         with fields_of_other_types(where):
             if not isinstance(model, dict):
@@ -98,18 +96,12 @@ class SglangDialect:
             "temperature": ask.sampling.temperature,
             # the server samples the nth id of a sequence with (seed, n): one seed for all parts of a response
             "sampling_seed": seed_of(ask.stream),
-            # the defaults of a model's generation_config.json must not change the distribution
-            "top_p": 1.0,
+            **NEUTRAL,
             "top_k": -1,
-            "min_p": 0.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "repetition_penalty": 1.0,
             "min_new_tokens": 0,
             **({"logit_bias": ask.bias} if ask.bias else {}),
             "stop_token_ids": list(ask.sampling.stop_ids),
             "stop": list(ask.sampling.stop_text),
-            "skip_special_tokens": False,
         }
         return {"rid": rid, "input_ids": ask.prompt.tolist(), "sampling_params": params, "return_logprob": True}
 

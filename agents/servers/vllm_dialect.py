@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.servers.server_connection import (
+    NEUTRAL,
     OWN_NAME,
     BadAnswer,
     Call,
@@ -141,19 +142,13 @@ class VllmDialect:
             # each request has a generator of its own: the next part of a response must not get the same numbers again
             "seed": seed_of((*ask.stream, ask.drawn) if ask.drawn else ask.stream),
             "logprobs": -1 if raw else 0,
-            # the defaults of a model's generation_config.json must not change the distribution
-            "top_p": 1.0,
+            **NEUTRAL,
             "top_k": 0,
-            "min_p": 0.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "repetition_penalty": 1.0,
             "min_tokens": 0,
             "watermarking": False,
             **({"logit_bias": ask.bias} if ask.bias else {}),
             "stop_token_ids": list(ask.sampling.stop_ids),
             "stop": list(ask.sampling.stop_text),
-            "skip_special_tokens": False,
         }
         return {"request_id": rid, "model": model, "token_ids": ask.prompt.tolist(), "sampling_params": params}
 

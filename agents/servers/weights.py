@@ -48,12 +48,6 @@ def handed_over(fleet: Fleet, name: str, version: int, busy: Busy) -> Iterator[N
     """Context in which the servers get the weights `name`; they draw nothing meanwhile from what they hold half.
 
     Raises SyncError unless every server reports them at its end.
-
-    Args:
-        fleet: the servers that get them.
-        name: of these weights, from `WeightVersions.new_name`.
-        version: the policy version of these weights.
-        busy: what happens to responses in flight.
     """
     before, after = fleet.dialect.hold_calls(busy)
     # requests name their adapter: those in flight end with the one that they began with
@@ -268,8 +262,11 @@ class BroadcastSync:
                 self.fleet.call_all(self._kind.end(name))
         except (ServerError, RuntimeError) as error:
             self._destroy_group()
-            if sent:
-                self._mark_incomplete(name)
+            # theirs get a name that no run knows, so that their answers are refused
+            body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
+            for server in self.fleet.servers if sent else ():
+                with contextlib.suppress(ServerError):
+                    self.fleet.call_one(server.url, ("POST", "/update_weight_version", body))
             state = "a mixture, not used until new weights arrive" if sent else "as before"
             raise SyncError(f"weights {name!r} did not reach every server; theirs are {state}: {error}") from error
 
@@ -342,13 +339,6 @@ class BroadcastSync:
         # the group may be broken already
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
             group.close()
-
-    def _mark_incomplete(self, name: str) -> None:
-        """Give the servers' weights a name that no run knows, so that their answers are refused."""
-        body = {"new_version": f"{name}-incomplete", "abort_all_requests": False}
-        for server in self.fleet.servers:
-            with contextlib.suppress(ServerError):
-                self.fleet.call_one(server.url, ("POST", "/update_weight_version", body))
 
     def _repair(self, url: str) -> None:
         """Called in a thread of its own, while requests wait."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds.worlds import DistillRecipe, EmbeddedWorld, TinyRecipe, loop_recipes
+from turngym.core.spec import changed
 
 # The environments' generators are imported when a vocabulary is built, so that naming a world stays cheap.
 
@@ -77,7 +78,7 @@ SHOP_LOOPS = replace(
     name="webshop-loops",
     max_turns=30,
     panel="webshop-loops",
-    chat=replace(SHOP.chat, max_context=4096),
+    chat=changed(SHOP.chat, max_context=4096),
     # Loops go to and fro between two pages: a button is one token. An action that is repeated word for word is several,
     # of which a model that samples soon gets one wrong, and is out of the loop.
     recipes=loop_recipes("webshop/teacher", loops=("wander",)),
@@ -108,7 +109,7 @@ HOUSEHOLD_LOOPS = replace(
     # at 24 turns half of the episode is over before a loop has settled
     max_turns=48,
     panel="alfworld-loops",
-    chat=replace(HOUSEHOLD.chat, max_context=2048),
+    chat=changed(HOUSEHOLD.chat, max_context=2048),
     recipes=loop_recipes("alfworld/teacher"),
 )
 SEARCH_LOOPS = replace(
@@ -117,7 +118,7 @@ SEARCH_LOOPS = replace(
     # as many turns as the paper allows; within 8 turns no loop would settle
     max_turns=30,
     panel="search-loops",
-    chat=replace(SEARCH.chat, max_context=2048),
+    chat=changed(SEARCH.chat, max_context=2048),
     recipes=loop_recipes("search/teacher", mistakes=1.0),
     # The student already knows what it needs to leave a loop. At ten times this rate it learns the rest within twenty
     # steps, too fast to compare methods.

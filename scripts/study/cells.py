@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of, game_of
 from turngym.agents.playing.env_maker import env_class
@@ -25,7 +23,7 @@ from turngym.core.plugins import installed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, Resolved
 from turngym.core.settings import to_toml
-from turngym.core.spec import SettingsError, differing, to_table
+from turngym.core.spec import SettingsError, changed, differing, to_table
 from turngym.core.task import content_hash
 from turngym.scripts.jobs import RunJob
 from turngym.scripts.study.study_file import Place, Study, StudyMethod, require_named
@@ -107,7 +105,7 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
     # where no method begins with a start it does not run, but its settings must exist all the same
     for name in study.starts.keys() - {start for _, start in starts}:
         _cell(study, study.places[0], study.starts[name], out, {}, is_start=True)
-    every = [(cell, method.keys.seeds or study.seeds) for cell, (_, method) in zip(made, rows, strict=True)]
+    every = [(cell, method.keys.seeds or study.file.seeds) for cell, (_, method) in zip(made, rows, strict=True)]
     seeds = sorted({seed for _, own in every for seed in own})
     cells = [_with_seed(cell, seed) for seed in seeds for cell, own in every if seed in own]
     found = [*starts.values(), *cells]
@@ -140,10 +138,10 @@ def _with_seed(cell: Cell, seed: int) -> Cell:
     folder = cell.folder.with_name(f"{cell.method}-seed{seed}")
     spec: TrainConfig | EvalSpec
     if isinstance(cell.spec, EvalSpec):
-        spec = msgspec.structs.replace(cell.spec, play=msgspec.structs.replace(cell.spec.play, seed=seed))
+        spec = changed(cell.spec, play=changed(cell.spec.play, seed=seed))
     else:
-        models = msgspec.structs.replace(cell.spec.models, out=folder)
-        spec = msgspec.structs.replace(cell.spec, run=replace(cell.spec.run, seed=seed), models=models)
+        models = changed(cell.spec.models, out=folder)
+        spec = changed(cell.spec, run=changed(cell.spec.run, seed=seed), models=models)
     found = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}")
     same = f"{cell.world}-{_first_evaluation(found)}" if found.evaluates else None
     return replace(found, words=("--config", str(found.settings_file)), same_start=same)
@@ -217,7 +215,7 @@ def _cell(
         raise SettingsError(f"{where}: text is 'expert', and only a built-in world has an expert; valid: passages")
     if method.keys.text is not None:
         top["lm_loss"] = {"files": [str(text_path(out, place.name, method.keys.text))]}
-    if resolved.origins.get("optimizer.lr_warmup") == _world(place):
+    if resolved.origins.get("optimizer.lr_warmup") == f"world {place.name}":
         top["optimizer.lr_warmup"] = min(spec.optimizer.lr_warmup, spec.run.steps // 5)
 
     resolved = _resolved(method.algorithm, [*layers, Layer(name="study", table=top, asked=True)], where)
@@ -253,18 +251,13 @@ def _made(
     )
 
 
-def _world(place: Place) -> str:
-    """Who gives the settings of an embedded world, for origins."""
-    return f"world {place.name}"
-
-
 def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
     """What holds for all methods of a world that read it."""
     table: dict[str, Any] = {"tensorboard": False, "threads": 1}
     if (world := place.world) is not None:
         table |= {**world.settings(algorithm), "panel": world.panel, "expert": world.expert}
         table |= {role: str(world.folder(role)) for role in ("student", "teacher")}
-    return [Layer(name=_world(place), table=table), study.train, place.settings]
+    return [Layer(name=f"world {place.name}", table=table), study.train, place.settings]
 
 
 def _for_start(layer: Layer, algorithm: str) -> Layer:

@@ -12,19 +12,18 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from turngym.agents.evaluation.coverage import SimulatedStudy, measure, shown_apart
 from turngym.core.numbers import Group, Number
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoverageOptions:
+class CoverageOptions(Spec):
     """What is simulated."""
 
-    study: SimulatedStudy = field(default_factory=SimulatedStudy)
+    study: SimulatedStudy = SimulatedStudy()
     repetitions: Group = 400
     """Studies that are drawn; 400 tell coverage to within 2 points."""
     random_seed: Number = 0

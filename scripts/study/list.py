@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 from turngym.scripts.study.study_file import built_in, read_study_file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
+class ListOptions(Spec):
     """It has no options."""
 
 

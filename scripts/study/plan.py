@@ -12,7 +12,7 @@ Examples:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,20 +22,17 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from turngym.agents.evaluation.compare import (
-    Responses,
     decisive,
     describe,
     differences_of,
     no_seeds,
-    rescore,
+    read_evaluation,
     responses_of,
     same_run,
 )
-from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_sealed
 from turngym.agents.evaluation.scores import task_means
 from turngym.agents.evaluation.seeds import (
     Design,
-    Price,
     Spread,
     TaskMeans,
     cheapest,
@@ -45,18 +42,16 @@ from turngym.agents.evaluation.seeds import (
     rise,
     spread_of,
 )
-from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Group, Million, NotNegative
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import Table, print_table
 from turngym.scripts.options import read_options
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import averaged_evaluations, same_step_maps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPlanOptions:
+class StudyPlanOptions(Spec):
     """The pilot, and which designs are asked about."""
 
     first: tuple[Path, ...] = ()
@@ -157,43 +152,26 @@ def _of_evaluations(options: StudyPlanOptions) -> Pilot:
     paths = [*options.first, *options.second]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         raise TurngymError(f"--first and --second name {twice} {paths.count(twice)} times; valid: once")
-    runs = {str(path): _evaluation(path) for path in paths}
-    first, second = ({str(path): runs[str(path)] for path in side} for side in (options.first, options.second))
-    for option, side in (("--first", first), ("--second", second)):
-        if why := no_seeds({name: (run.spec, run.said) for name, run in side.items()}):
+    runs = {path: read_evaluation(path) for path in paths}
+    for path, run in runs.items():
+        if not run.episodes:
+            raise TurngymError(f"{path} holds no episodes; valid: a packed result, a trace, or a folder with one")
+    said = {path: responses_of(run.episodes) for path, run in runs.items()}
+    for option, side in (("--first", options.first), ("--second", options.second)):
+        if why := no_seeds({str(path): (runs[path].spec, said[path]) for path in side}):
             raise TurngymError(f"{option} needs evaluations of several training seeds: {why}")
-    for (one, mine), (other, theirs) in product(first.items(), second.items()):
-        if alike := same_run(mine.said, theirs.said):
+    for one, other in product(options.first, options.second):
+        if alike := same_run(said[one], said[other]):
             raise TurngymError(f"--first {one} and --second {other} are one run: {alike}")
-        if differ := decisive(differences_of(mine.spec, theirs.spec)):
+        if differ := decisive(differences_of(runs[one].spec, runs[other].spec)):
             raise TurngymError(f"--first {one} and --second {other} were played otherwise: {describe(differ)}")
     return Pilot(
-        first=[run.means for run in first.values()],
-        second=[run.means for run in second.values()],
+        first=[task_means(runs[path].outcomes) for path in options.first],
+        second=[task_means(runs[path].outcomes) for path in options.second],
         samples=min(run.spec.play.samples for run in runs.values()),
         train_hours=None,
-        episode_seconds=fmean(run.episode_seconds for run in runs.values()),
+        episode_seconds=fmean(run.seconds / len(run.outcomes) for run in runs.values()),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """One evaluation of a pilot."""
-
-    means: TaskMeans
-    spec: EvalSpec
-    episode_seconds: float
-    said: Responses
-    """What was said: an evaluation that is named twice is known by it."""
-
-
-def _evaluation(path: Path) -> _Run:
-    packed = path.name.endswith(SUFFIX)
-    played = read_sealed(path) if packed else rescore(path)
-    outcomes = played.episodes if isinstance(played, PackedResult) else played.outcomes
-    seconds = played.seconds / len(outcomes)
-    said = responses_of(played.episodes)
-    return _Run(means=task_means(outcomes), spec=played.spec, episode_seconds=seconds, said=said)
 
 
 def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
@@ -278,11 +256,14 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
         Design(seeds=s, tasks=m, samples=k)
         for s, m, k in product(range(2, options.most_seeds + 1), tasks, (1, 2, 4, 8, 16))
     ]
+
+    def hours(design: Design) -> float:
+        episode = pilot.evaluations * pilot.episode_seconds / 3600
+        return design.runs * (pilot.train_hours or 0.0) + design.episodes * episode
+
     # without hours of training only episodes count
-    hours = Price(training=pilot.train_hours or 0.0, episode=pilot.evaluations * pilot.episode_seconds / 3600)
-    prices = {"fewest episodes": Price(training=0.0, episode=1.0)}
-    if pilot.train_hours is not None:
-        prices = {"fewest hours": hours, **prices}
+    prices: dict[str, Callable[[Design], float]] = {} if pilot.train_hours is None else {"fewest hours": hours}
+    prices["fewest episodes"] = lambda design: design.episodes
     rows = []
     for name, price in prices.items():
         found = cheapest(spread, wanted, price, designs, options.power)
@@ -290,6 +271,6 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
             rows.append([name, "none", "-", "-", "-", "-", "-"])
             continue
         cells = [str(found.seeds), str(found.tasks), str(found.samples), f"{pilot.evaluations * found.episodes:,}"]
-        time = "-" if pilot.train_hours is None else f"{hours.hours(found):.1f}"
+        time = "-" if pilot.train_hours is None else f"{hours(found):.1f}"
         rows.append([name, *cells, time, f"{100 * power(spread, found, wanted):.0f}"])
     return ["", "seeds", "tasks", "samples", "episodes", "hours", "power %"], rows

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,7 @@ from turngym.agents.worlds import load_world
 from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import markdown
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import named_path
@@ -30,15 +30,10 @@ from turngym.scripts.options import read_options
 from turngym.trainers.diagnostics.depth_regime import full_depth_rows, measure_regime, sign_intervals, turn_sums
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.study.records import thirds
-from turngym.trainers.study.regime_table import MeasuredRegime, regime_table
+from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
 TOGETHER = 6
 """Episodes of a step in which a pair is measured: intervals come from the differences between steps."""
-ABOUT = """\
-Signs that depth can pay: deep / shallow KL below 60 %, the deep third's share of the KL mass at most 12 %, teacher
-entropy falling with depth in failed episodes. Shallow and deep turns are the first and last third of full depth; KL is
-the raw reverse KL in nats per token; G is that of failed less that of successful episodes. In brackets: 95 % intervals
-over steps (jackknife). Looping: episodes that give an observation the same action three times."""
 
 
 def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> MeasuredRegime:
@@ -51,8 +46,7 @@ def measured(rows: Sequence[Mapping[str, Any]], folder: Path) -> MeasuredRegime:
     return MeasuredRegime(regime=regime, intervals=sign_intervals(rows), looping=looping)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegimeOptions:
+class RegimeOptions(Spec):
     """What is measured, and on how many episodes."""
 
     world: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Threads
 from turngym.core.settings import read_toml, write_toml_text
-from turngym.core.spec import Positional, Unread, differing, flat, needing
+from turngym.core.spec import Positional, Spec, Unread, differing, flat, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
 from turngym.scripts.model import average, evaluate_average
@@ -42,11 +42,12 @@ from turngym.trainers import contents
 from turngym.trainers.study.portable import counts, last_names, with_paths
 from turngym.trainers.study.records import (
     DATA,
+    Record,
     Records,
     made_by,
-    make_record,
     read_record,
     read_records,
+    record_of_run,
     write_records,
 )
 from turngym.trainers.train_config import TrainConfig
@@ -56,8 +57,7 @@ POLL = 2.0
 """Seconds between two looks at cells that run elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(Spec):
     """Which study is run, where, and how many cells at a time."""
 
     file: Positional[str]
@@ -91,22 +91,12 @@ def main(argv: Sequence[str]) -> int:
     options = read_options(RunOptions, argv, prog="turngym study run", about=__doc__)
     if options.print:
         study = read_study_file(options.file, options.set)
-        print(f"# {study.title}\n{_commented(study.about)}")
+        print(f"# {study.title}\n{_commented(study.file.about)}")
         for cell in cells_of(study, options.out or _folder(options.file)):
             cell = replace(cell, processes=options.processes)
             print(f"# {cell.name}: {cell.about}\n{cell.command}\n{_commented(cell.toml)}")
         return 0
-    records = run_study(
-        options.file,
-        options.out,
-        changes=options.set,
-        parallel=options.parallel,
-        executor=options.executor,
-        ray_address=options.ray_address,
-        processes=options.processes,
-        pack=options.pack,
-        command=recorded_command(["turngym", "study", "run", *argv]),
-    )
+    records = _run(options, recorded_command(["turngym", "study", "run", *argv]))
     out = options.out or _folder(options.file)
     print(write_tables(records, out / "tables"))
     print(f"written to {out / 'tables'}")
@@ -117,37 +107,31 @@ def run_study(
     file: str | Path,
     out: str | Path | None = None,
     *,
-    changes: Sequence[str] = (),
-    parallel: int = 2,
-    executor: Executor = "local",
-    ray_address: str | None = None,
-    processes: int = 1,
-    pack: bool = False,
     command: str = "turngym.scripts.study.run.run_study",
+    **settings: Any,
 ) -> Records:
     """Runs the cells of a study that are missing. Returns the records of all finished cells, other processes' included.
 
     Args:
         file: a study file, or the name of one that comes along.
         out: folder of the study; by default runs/NAME.
-        changes: settings in TOML that override the file's, for example `["train.steps = 12"]`.
-        parallel: cells at a time, one thread each.
-        executor: `local` processes, or tasks of a `ray` cluster that shares `out`.
-        ray_address: the cluster's address; None starts one on this machine.
-        processes: processes that train a cell together, under torchrun, a GPU each.
-        pack: also pack the last evaluation of every cell (`turngym result pack`).
         command: the caller, as recorded beside the records.
+        settings: what `turngym study run --help` lists, by the same names: set, parallel, executor, pack, ...
 
     Raises TurngymError, before anything is run, for a file that cannot be meant, and for a folder that holds one of its
     cells with other settings; at the end, if a cell failed.
     """
-    study = read_study_file(file, changes)
-    out = _folder(file) if out is None else Path(out)
-    cells = [replace(cell, processes=processes) for cell in cells_of(study, out)]
+    return _run(RunOptions(file=str(file), out=None if out is None else Path(out), **settings), command)
+
+
+def _run(options: RunOptions, command: str) -> Records:
+    study = read_study_file(options.file, options.set)
+    out = options.out or _folder(options.file)
+    cells = [replace(cell, processes=options.processes) for cell in cells_of(study, out)]
     for place in study.places:
         if place.world is not None:
             place.world.checkpoint("student")  # whose base must be here
-    packed = _packed_names(cells) if pack else {}
+    packed = _packed_names(cells) if options.pack else {}
     claim(study, cells, out)
     for place in study.places:
         for cell in cells:
@@ -160,31 +144,32 @@ def run_study(
         """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
         records = Records(
             title=study.title,
-            about=study.about,
-            baseline=study.baseline,
+            about=study.file.about,
+            baseline=study.file.baseline,
             against={name: one.keys.against for name, one in study.methods.items() if one.keys.against},
-            tables=study.tables,
+            tables=study.file.tables,
             # what the file says of a method now; what its runs were is in their records
             records=[
                 replace(read_record(cell.folder), group=cell.group, about=cell.about)
                 for cell in cells
                 if cell.finished and not cell.is_start
             ],
-            made_by=_joined(_made_before(out), made),
+            # what others have noted up to now, and what this process adds
+            made_by=[*(before := _made_before(out)), *(one for one in made if one not in before)],
         )
         if records.records:
             (out / "tables").mkdir(parents=True, exist_ok=True)
             write_records(records, out / "tables" / DATA)
         return records
 
-    if executor == "ray":
-        _run_on_ray(cells, parallel, ray_address, study, keep_records)
+    if options.executor == "ray":
+        _run_on_ray(cells, options, study, keep_records)
     else:
-        run_cells(cells, parallel, _average_weights if study.evaluate.average else None, keep_records)
+        run_cells(cells, options.parallel, _average_weights if study.evaluate.average else None, keep_records)
     records = keep_records()
     if not records.records:
         raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
-    if pack:
+    if options.pack:
         for cell in (cell for cell in cells if cell.finished and not cell.is_start):
             result = out / "results" / packed[cell.name]
             # an evaluation that was played anew is packed anew
@@ -213,11 +198,6 @@ def _folder(file: str | Path) -> Path:
 def _made_before(out: Path) -> Sequence[Mapping[str, Any]]:
     """Which commands have written records of the study in `out` so far."""
     return read_records(out).made_by if (out / "tables" / DATA).is_file() else []
-
-
-def _joined(before: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What others have noted, up to now, and what this process adds."""
-    return [*before, *(one for one in own if one not in before)]
 
 
 def _commented(text: str) -> str:
@@ -268,14 +248,8 @@ def run_cells(
     ended: Callable[[Cell], None] | None = None,
     recorded: Callable[[], object] | None = None,
 ) -> None:
-    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none.
-
-    Args:
-        cells: what is to be run, in order; a cell waits for those that it needs.
-        parallel: most cells at a time.
-        ended: is called with each training that has ended well, before its record is made; not with starts.
-        recorded: is called after each record.
-    """
+    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none. `ended` is
+    called with each training that has ended well, before its record is made, and `recorded` after each record."""
 
     def finish(job: RunJob) -> None:
         if isinstance(job, Cell) and not job.is_start:
@@ -291,6 +265,21 @@ def run_cells(
                 recorded()
 
     Runner(jobs=cells, finish=finish, parallel=parallel).run()
+
+
+def make_record(cell: Cell) -> Record:
+    """The record of a cell whose command has ended."""
+    return record_of_run(
+        cell.folder,
+        cell.settings,
+        cell.game,
+        trained=cell.verb == "train",
+        world=cell.world,
+        method=cell.method,
+        group=cell.group,
+        about=cell.about,
+        seed=cell.seed,
+    )
 
 
 def _average_weights(cell: Cell) -> None:
@@ -314,9 +303,7 @@ def last_trace(cell: Cell) -> Path:
     return cell.folder / ("trace.jsonl" if cell.verb == "eval" else f"eval/step_{cell.steps:06d}.jsonl")
 
 
-def _run_on_ray(
-    cells: Sequence[Cell], parallel: int, address: str | None, study: Study, recorded: Callable[[], object]
-) -> None:
+def _run_on_ray(cells: Sequence[Cell], options: RunOptions, study: Study, recorded: Callable[[], object]) -> None:
     """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others.
 
     Calls `recorded` where cells have ended.
@@ -325,9 +312,10 @@ def _run_on_ray(
 
     from turngym.agents.executor.worker_count import available_cores
 
-    own = not ray.is_initialized()
+    own, address = not ray.is_initialized(), options.ray_address
     if own:
-        ray.init(address=address, num_cpus=None if address else min(parallel, available_cores()), log_to_driver=False)
+        cores = None if address else min(options.parallel, available_cores())
+        ray.init(address=address, num_cpus=cores, log_to_driver=False)
     average_too, failed = study.evaluate.average, list[str]()
     try:
         play = ray.remote(num_cpus=1, max_retries=0)(_cell_task)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.spec import Positional
+from turngym.core.spec import Positional, Spec
 from turngym.core.tables import atomic_write, lines_of, markdown, markup, print_table
 from turngym.core.user_files import keep_inputs
 from turngym.scripts.options import read_options
@@ -25,8 +25,7 @@ from turngym.trainers.study.records import DATA, Records, read_records, write_re
 from turngym.trainers.study.tables import TABLES, Rows, caption, notes_of, tables_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowOptions:
+class ShowOptions(Spec):
     """Which studies are shown, and how."""
 
     studies: Positional[tuple[Path, ...]]

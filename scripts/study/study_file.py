@@ -154,18 +154,18 @@ class Study:
 
     where: str
     """The file, for errors."""
-    title: str
-    about: str
+    file: File
     places: tuple[Place, ...]
-    seeds: tuple[int, ...]
-    baseline: str | None
     train: Layer
     """Settings that methods share."""
     evaluate: Evaluate
     methods: Mapping[str, StudyMethod]
     starts: Mapping[str, StudyMethod]
     """Runs whose models other runs begin with, by name: `[starts.NAME]`, written as methods are."""
-    tables: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return self.file.title or Path(self.where).stem
 
 
 FOR_EVALUATE = {
@@ -264,16 +264,12 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
         require_named(name, TABLES, f"{where}: tables")
     study = Study(
         where=where,
-        title=file.title or Path(where).stem,
-        about=file.about,
+        file=file,
         places=tuple(_places(file, where)),
-        seeds=file.seeds,
-        baseline=file.baseline,
         train=_settings(file.train, f"{where}: train", asked=False),
         evaluate=read(Evaluate, file.evaluate, f"{where}: evaluate"),
         methods=methods,
         starts=starts,
-        tables=file.tables,
     )
     # what methods share is for those that read it, so somebody must
     trained = [method.algorithm for method in (*methods.values(), *starts.values()) if method.algorithm]
@@ -314,22 +310,21 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
     """A method with what it takes over from the one that `of` names, if it names one."""
     check_name(name, kind)
     where, chain = f"{kind}.{name}", [name]
-    while (of := _keys(tables[chain[0]], f"{kind}.{chain[0]}").of) is not None:
+    while (of := tables[chain[0]].get("of")) is not None:
         require_named(of, tables, f"{kind}.{chain[0]}.of")
         if of in chain:
             raise SettingsError(f"{where}.of: {' -> '.join([*chain[::-1], of])} goes round in a circle")
         chain.insert(0, of)
-    own = [_own(tables[one]) for one in chain]
-    keys = _keys(merged(own), where)
+    own = [{key: value for key, value in tables[one].items() if key in METHOD_KEYS} for one in chain]
+    keys = read(MethodKeys, merged(own), where)
     algorithm = keys.algorithm or chain[0]
     settings = [
         _settings({key: value for key, value in tables[one].items() if key not in METHOD_KEYS}, f"{kind}.{one}")
         for one in chain
     ]
     if keys.agent is not None:
-        for key in ("algorithm", "depth", "text"):
-            if getattr(keys, key) is not None:
-                raise SettingsError(f"{where}.{key}: an agent is not trained")
+        if trains := [key for key in ("algorithm", "depth", "text") if getattr(keys, key) is not None]:
+            raise SettingsError(f"{where}.{trains[0]}: an agent is not trained")
         algorithm = ""
     else:
         try:
@@ -355,14 +350,6 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
 METHOD_KEYS = tuple(one.encode_name for one in msgspec.structs.fields(MethodKeys))
 
 
-def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key in METHOD_KEYS}
-
-
-def _keys(table: Mapping[str, Any], where: str) -> MethodKeys:
-    return read(MethodKeys, _own(table), where)
-
-
 def _settings(table: Mapping[str, Any], where: str, *, asked: bool = True) -> Layer:
     """A layer of settings. Raises SettingsError for what a study says elsewhere."""
     for key in table:
@@ -373,9 +360,9 @@ def _settings(table: Mapping[str, Any], where: str, *, asked: bool = True) -> La
     return Layer(name=where, table=table, asked=asked)
 
 
-def require_named(name: str, known: Iterable[str], where: str) -> None:
+def require_named(name: Any, known: Iterable[str], where: str) -> None:
     """Raises SettingsError for a name that is not `known`."""
     known = [*known]
     if name not in known:
-        hint = did_you_mean(name, known) or f" There are: {', '.join(known)}."
+        hint = did_you_mean(str(name), known) or f" There are: {', '.join(known)}."
         raise SettingsError(f"{where}: there is no {name!r}.{hint}")

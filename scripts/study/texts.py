@@ -26,11 +26,6 @@ from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms import sft
 from turngym.trainers.lm_loss import LmLoss
 
-TEXTS: Mapping[str, str] = {
-    "expert": "what the world's expert sees and does",
-    "passages": "articles of search fictions",
-}
-"""The texts by name."""
 EPISODES = 64
 """Episodes of the expert."""
 ARTICLES = 8

@@ -120,6 +120,7 @@ def tiny_qwen(vocabulary: int) -> Any:
     return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **shape, **heads))
 
 
+@pytest.mark.long
 def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Path) -> None:
     """Two GRPO steps. A random model calls no function, so what it "samples" is prescribed; TRL does the rest."""
     datasets = pytest.importorskip("datasets", reason="needs the extra turngym[trl]")

@@ -19,12 +19,13 @@ from small_disk import small_disk
 from turngym.agents import model_server
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
-from turngym.agents.proxy.turn_records import RecordProblem, TurnRecorder, iter_records
+from turngym.agents.proxy.turn_records import TurnRecorder, iter_records
 from turngym.core import background_threads, disk_space, trace
 from turngym.core.background_threads import SupervisedThread, failures_of_threads
 from turngym.core.episode import Episode, Status
 from turngym.core.line_file import LineFile
 from turngym.core.task import Task
+from turngym.core.trace import TraceProblem
 from turngym.scripts import jobs as study_jobs
 
 
@@ -70,8 +71,8 @@ def test_records_of_a_disk_that_was_full_for_a_moment(tmp_path: Path) -> None:
             recorder._lines.file = recorder._lines.file.file
     recorder.close()
     found = list(iter_records(tmp_path))
-    assert not [one for one in found if isinstance(one, RecordProblem)]
-    assert [one["i"] for one in found if not isinstance(one, RecordProblem)] == told == [0, 1, 2, 5, 6, 7]
+    assert not [one for one in found if isinstance(one, TraceProblem)]
+    assert [one["i"] for one in found if not isinstance(one, TraceProblem)] == told == [0, 1, 2, 5, 6, 7]
 
 
 def test_a_server_that_learns_waits_for_room(

@@ -117,7 +117,7 @@ def request(**fields: Any) -> Any:
 
 def test_stop_texts_are_short() -> None:
     assert request(stop=["a" * MAX_STOP]).stop == ("a" * MAX_STOP,)
-    for stop in ("a" * (MAX_STOP + 1), ["b", "a" * 30_000], "a\ud800"):
+    for stop in ("a" * (MAX_STOP + 1), ["b", "a" * 30_000]):
         with pytest.raises(ApiError, match="stop"):
             request(stop=stop)
 
@@ -148,6 +148,4 @@ def test_json_inside_a_text_is_read_as_strictly_as_the_body(arguments: str) -> N
 @pytest.mark.parametrize("arguments", ['{"a": "\\u00e9"}', "no JSON {", "", "{'a': 1}", "[1, 2", '"text"', "12"])
 def test_what_models_write_stays_as_it_is(arguments: str) -> None:
     assert called(arguments).messages[0].tool_calls[0].arguments == arguments
-    with pytest.raises(ApiError, match="lone surrogate"):
-        called(arguments, name="f\ud800")
     assert tool_calls(f"<tool_call>{arguments}</tool_call>", "salt", 0) == []

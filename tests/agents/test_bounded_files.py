@@ -12,7 +12,7 @@ import pytest
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.local_engine.lora_weights import adapter_config
-from turngym.agents.proxy.turn_records import RecordProblem, iter_records
+from turngym.agents.proxy.turn_records import iter_records
 from turngym.agents.servers.server_connection import model_config
 from turngym.core.errors import RetrievalError, TurngymError
 from turngym.core.memory_mapped import BlobStore, map_array
@@ -71,7 +71,7 @@ def test_what_is_no_such_file_is_one_line(name: str, kind: str, tmp_path: Path) 
 
 def test_what_is_nested_is_a_problem_of_its_line(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_bytes(NESTED)
-    assert isinstance(next(iter_records(tmp_path)), RecordProblem)
+    assert isinstance(next(iter_records(tmp_path)), TraceProblem)
     (tmp_path / "t.jsonl").write_bytes(NESTED)
     assert isinstance(next(iter(iter_trace(tmp_path / "t.jsonl"))), TraceProblem)
     (tmp_path / "config.json").write_bytes(NESTED)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import markdown
+import msgspec
 import pytest
 from forged import forge
-from msgspec.structs import replace as replaced
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import check_result, pack_result, packed, play_again
@@ -29,7 +29,7 @@ from turngym.agents.resolve_play import ENVIRONMENT
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
 from turngym.core.resolve import merged
-from turngym.core.spec import read, to_table
+from turngym.core.spec import changed, read, to_table
 from turngym.core.tables import markup, visible
 from turngym.envs.base import ActingPlayer
 from turngym.scripts.main import main
@@ -61,35 +61,36 @@ def setting(path: str, value: Any) -> Change:
     return lambda result: replace(result, spec=put(result.spec, path.split("."), value))
 
 
-def put(value: Any, names: list[str], changed: Any) -> Any:
+def put(value: Any, names: list[str], new: Any) -> Any:
     first, *rest = names
-    inner = put(getattr(value, first), rest, changed) if rest else changed
-    return replaced(value, **{first: inner})
+    inner = put(getattr(value, first), rest, new) if rest else new
+    # not `changed`: a stranger's file may say anything
+    return msgspec.structs.replace(value, **{first: inner})
 
 
 def make(**changes: Any) -> Change:
     """Other arguments of gym.make."""
 
-    def changed(result: PackedResult) -> PackedResult:
+    def done(result: PackedResult) -> PackedResult:
         for name, value in changes.items():
             own = name in ENVIRONMENT
             kwargs = {**result.spec.play.env_kwargs, name: value}
             result = setting(*((f"play.env.{name}", value) if own else ("play.env_kwargs", kwargs)))(result)
         return result
 
-    return changed
+    return done
 
 
 def each(change: Callable[[Episode], Episode]) -> Change:
     """Every episode changed, with the table that is then theirs."""
 
-    def changed(result: PackedResult) -> PackedResult:
+    def done(result: PackedResult) -> PackedResult:
         episodes = tuple(map(change, result.episodes))
         return replace(
             result, episodes=episodes, scores=json.loads(json.dumps(score(episodes, result.spec.play).to_json()))
         )
 
-    return changed
+    return done
 
 
 def loss_as_error(one: Episode) -> Episode:
@@ -240,7 +241,7 @@ def test_who_claims_a_preset_played_as_it_says(result: PackedResult) -> None:
     preset = find_preset("search-r1", "turngym/Search-v0")
     assert preset is not None
     play = read(PlaySpec, merged([to_table(result.spec.play), preset.table["play"]]), "a test")
-    as_it_says = replaced(result.spec, play=play)
+    as_it_says = changed(result.spec, play=play)
     played = setting("preset", "search-r1")(replace(result, spec=as_it_says))
     assert deviations(played.spec) == ([], ["5 of 100 tasks, over all categories"])
     claimed = deviations(setting("preset", "search-r1")(result).spec)[1]

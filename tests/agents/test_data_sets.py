@@ -108,7 +108,7 @@ def test_games_are_fetched_unpacked_and_found(
     # they are not the original's, and verify says so
     capsys.readouterr()
     assert command.main(["data", "verify", "alfworld"]) == 1
-    assert "alfworld-valid-seen-v2, 140 tasks: 140 tasks differ" in capsys.readouterr().out
+    assert "alfworld-valid-seen-v2: 140 of 140 tasks differ" in capsys.readouterr().out
     assert command.main(["data", "where", "alfworld"]) == 0
     assert str(tmp_path / "games") in capsys.readouterr().out
     assert command.main(["data", "list"]) == 0
@@ -282,7 +282,7 @@ def test_the_shop_and_the_questions(
     assert command.main(["data", "get", "search", "--mirror", mirror.url]) == 0
     assert gym.make("turngym/Search-v0", source="nq", split="eval").get_wrapper_attr("task_ids")() == ("nq/test_0",)
     assert command.main(["data", "verify", "search"]) == 0
-    assert "search-bamboogle-test-v1, 1 tasks: they are the panel's" in capsys.readouterr().out
+    assert "search-bamboogle-test-v1: all 1 tasks are the panel's" in capsys.readouterr().out
     assert command.main(["data", "get", "alfwrld"]) == 2
     assert "Did you mean 'alfworld'?" in capsys.readouterr().err
     assert command.main(["data", "get", "webshop", "--sha256", '{"other": "00"}']) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import pickle
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_fake import FakeOpenAI, Fault, door, draw, error, served
+from openai_fake import FakeOpenAI, Fault, door, error, served
 from toy_evaluation import toy_evaluation, toy_spec
 
 from turngym.agents.endpoint.agent import EndpointAgent
@@ -58,7 +57,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def agent_for(make_env: Any, url: str, channel: str = "text", key_env: str = "OPENAI_API_KEY", **more: Any) -> Any:
     tool = guard_of(make_env()).tool
-    asked = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
+    asked = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__struct_fields__}
     # test_endpoint_handshake has it
     options = EndpointOptions(base_url=url, key_env=key_env, **{"handshake": False, **asked})
     return EndpointAgent(more.pop("model", "tiny"), options, make_channel(channel, tool), tool, **more)
@@ -112,24 +111,6 @@ def test_a_slow_answer_holds_up_nobody_else(serve: Any, make_doors: Any) -> None
     quick = serve()
     alone = rollout(batch, make, agent_for(make, quick.url, parallel=1), slots=1)
     assert (said(alone), quick.most_at_once) == (said(found), 1)
-
-
-def test_a_long_tail_costs_what_it_must(serve: Any, make_doors: Any) -> None:
-    """Against the slots that take the episodes in their order, each for the time that its own answers took."""
-
-    def message(body: Any) -> dict[str, Any]:
-        time.sleep(0.4 if draw(body, 20) == 0 else 0.005)
-        return {"content": "<action>wait</action>"}
-
-    fake, make = serve(message=message), make_doors(max_turns=5)
-    batch = [Job(task_id=f"doors/{n % 6 + 1}", sample=n // 6, seed=7) for n in range(48)]
-    start = time.monotonic()
-    episodes = rollout(batch, make, agent_for(make, fake.url, parallel=8), slots=8)
-    took = time.monotonic() - start
-    free = [0.0] * 8
-    for episode in episodes:
-        heapq.heapreplace(free, free[0] + episode.timings["generate"])
-    assert took < 1.3 * max(free)
 
 
 def test_a_request_that_is_sent_again_holds_up_nobody_else(serve: Any, make_doors: Any) -> None:
@@ -459,7 +440,6 @@ def test_an_endpoint_that_dies_after_the_first_turn_is_explained(serve: Any, mak
 
 
 NO_TOOLS = Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice'))
-NO_JINJA = Fault(500, error("tools param requires --jinja flag"))
 NO_STOP = Fault(400, error("'stop' is not supported with this model", param="stop"))
 TOO_LONG = Fault(400, error("too long", "context_length_exceeded"))
 NO_MODEL = r"status 404: The model `tiny` does not exist.*The endpoint has: tiny-2\. Did you mean 'tiny-2'"
@@ -470,9 +450,7 @@ NO_MODEL = r"status 404: The model `tiny` does not exist.*The endpoint has: tiny
     [
         ("text", {"key": "x"}, r"status 401: Incorrect API key.*\. The key is read from \$OPENAI_API_KEY; --key-env"),
         ("text", {"model": "tiny-2"}, NO_MODEL),
-        ("text", {"model": "x" * 200_000}, r"The endpoint has: x{100}$"),
         ("tool", {"fault": lambda n, b: NO_TOOLS}, r"--channel text writes"),
-        ("tool", {"fault": lambda n, b: NO_JINJA}, r"--channel text writes"),
         ("text", {"fault": lambda n, b: NO_STOP}, r"--no-send-stop leaves"),
         ("text", {"fault": lambda n, b: TOO_LONG}, r"status 400: too long\. The first prompt alone fills the context"),
         ("text", {"fault": lambda n, b: Fault(500)}, r"status 500: broken \(tried 2 times\)$"),
@@ -634,13 +612,9 @@ def test_a_game_by_calls(serve: Any, make_doors: Any) -> None:
     ("made", "reason", "sent_back"),
     [
         (call('{"action": "open'), "arguments of the tool call are not valid JSON", {INVALID: '{"action": "open'}),
-        (call('["open door 1"]'), 'lacks the argument "action"', {INVALID: '["open door 1"]'}),
-        (call('{"door": 1}'), 'lacks the argument "action"', {"door": 1}),
         (call('{"action": 1}'), "must be a string", {"action": 1}),
-        (call(None), 'lacks the argument "action"', {INVALID: None}),
         (call('{"action": "open door 1"}', name="dor"), "there is no tool", {"action": "open door 1"}),
         (call('{"action": "open door 1"}', name=None), 'an object with "name"', {"action": "open door 1"}),
-        ("no call", 'an object with "name"', {INVALID: None}),
         (call('{"action": "<think></tool_call>"}'), "is not possible now", {"action": "<think></tool_call>"}),
     ],
 )
@@ -689,15 +663,6 @@ def test_typed_calls_that_somebody_else_played_are_calls_in_the_messages() -> No
         ("heat", {"degrees": 200, "fan": True}),
         ("bake", {"dish": "cake"}),
     ]
-
-
-def test_a_server_that_leaves_calls_in_the_text(serve: Any, make_doors: Any) -> None:
-    make = make_doors("tool")
-    text = '<tool_call>\n{"name": "door", "arguments": {"action": "open door 1"}}\n</tool_call>'
-    fake = serve(message=turns_of({"content": text}, {"content": "What now?"}, {"content": text}))
-    (episode,) = rollout(JOB, make, agent_for(make, fake.url, "tool"), max_turns=3)
-    assert [turn.verdict for turn in episode.turns] == [Verdict.OK, Verdict.MALFORMED, Verdict.INADMISSIBLE]
-    assert [message["role"] for message in fake.requests[2]["messages"][2:]] == ["assistant", "user"] * 2
 
 
 def test_an_answer_is_text_beside_the_tool(serve: Any) -> None:

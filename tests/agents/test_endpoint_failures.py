@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.endpoint.failures import RequestFailed, RequestFeatures, advice, error_in, read_failure
+from turngym.agents.endpoint.failures import RequestFailed, advice, error_in, read_failure
 
 
 def said(status: int, body: Any) -> RequestFailed:
@@ -85,7 +85,6 @@ FULL: list[tuple[int, Any]] = [
 ]
 
 OTHER: list[tuple[int, Any]] = [
-    (400, error("bad request")),
     (400, ""),
     (400, error("Request contains an invalid argument.", status="INVALID_ARGUMENT", code=400)),
     (400, error("Unsupported value: 'temperature' does not support 0.85", param="temperature")),
@@ -93,25 +92,17 @@ OTHER: list[tuple[int, Any]] = [
     (400, error("Invalid 'tools[0].name': string too long. Expected at most 64, got 70", param="tools[0].name")),
     (400, error("Invalid name: string too long. Got 70, maximum 64", param="messages[2].tool_calls[0].function.name")),
     (400, error("max_tokens is too large: 100000. This model supports at most 16384 completion tokens, whereas")),
-    (400, error("max_tokens: 100000 > 8192, which is the maximum allowed number of output tokens for the model")),
-    (400, error("Invalid max_tokens value, the valid range of max_tokens is [1, 8192]")),
-    (400, error("Range of max_tokens should be [1, 8192]")),
     (422, {"detail": [{"loc": ["body", "temperature"], "msg": "Input should be less than or equal to 2"}]}),
     (422, {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted", "type": "extra_forbidden"}]}),
-    (400, error("Input should be greater than or equal to 0")),
     (400, error("Function call is missing a thought_signature, function call `default_api:look` , position 2.")),
-    (400, error("Missing `reasoning_content` field in the assistant message at message index 2. For more information")),
     (400, error("'messages.2' : for 'role:assistant' property 'reasoning_content' is unsupported")),
     (400, error("An assistant message with 'tool_calls' must be followed by tool messages: call_1234567890")),
     (400, error("Conversation roles must alternate user/assistant/user/assistant/...")),
-    (400, error("Invalid token", code="invalid_token")),
-    (400, {"status": 400, "timestamp": 1760000000, **error("Unexpected token at position 1200", code=400)}),
     (400, error("Your credit balance is too low to access the API: 5000 tokens need 0.02")),
     (400, error("Failed to call a function. Adjust your prompt.", code="tool_use_failed", failed_generation="x")),
     (400, error("The response was filtered due to the prompt triggering the content policy", code="content_filter")),
     (401, error("the prompt is too long")),
     (404, error("The model `context-length-4096` does not exist")),
-    (413, error("Too large on tokens per minute (TPM): Limit 6000, Requested 8000", code="rate_limit_exceeded")),
     (429, error("Number of input tokens has exceeded your per-minute rate limit: 40000 > 30000")),
     (429, error("Too many tokens, please wait before trying again.")),
     (500, error("CUDA out of memory: the prompt has 5000 tokens, which exceeds what is free")),
@@ -145,16 +136,11 @@ def inside(error: Any) -> dict[str, Any]:
     ("body", "code", "passing", "limited"),
     [
         (whole(error={"code": 502, "message": "connection reset"}), 502, True, False),
-        (inside({"code": 502, "message": "connection reset"}), 502, True, False),
         (inside("died"), None, True, False),
         ({"choices": [], "error": {"code": 429, "message": "slow down"}}, 429, True, True),
-        ({"error": {"code": "429", "message": "slow down"}}, 429, True, True),
         ({"error": "something broke"}, None, True, False),
         ([{"error": {"code": 503, "status": "UNAVAILABLE", "message": "overloaded"}}], 503, True, False),
         ({"error": {"code": 402, "message": "no credits left"}}, 402, False, False),
-        ({"error": {"message": "Invalid key", "code": 401}}, 401, False, False),
-        ({"error": {"message": "no such field", "code": 400}}, 400, False, False),
-        ({"object": "error", "message": "engine died", "code": 500}, 500, True, False),
         ({"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}}, None, True, True),
         ({"success": False, "errors": [{"message": "worker exceeded its time"}]}, None, True, False),
         ({"detail": "Internal error"}, None, True, False),
@@ -198,10 +184,8 @@ def test_waits_and_limits_in_the_body() -> None:
     ("status", "body", "help_text"),
     [
         (400, error("Missing `reasoning_content` field in the assistant message at index 2"), "--reasoning-back send"),
-        (400, error("thinking is enabled but reasoning_content is missing"), "--reasoning-back send"),
         (400, error("Expected `thinking`, but found `tool_use`: it must start with a thinking block"), "-back send"),
         (400, error("Unsupported parameter: 'stop'", param="stop"), "--no-send-stop"),
-        (400, error("Argument not supported on this model: stop"), "--no-send-stop"),
         (422, {"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]}, "--no-send-seed"),
         (400, error('Invalid JSON payload received. Unknown name "seed": Cannot find field.'), "--no-send-seed"),
         (
@@ -210,17 +194,16 @@ def test_waits_and_limits_in_the_body() -> None:
             "--max-new-tokens",
         ),
         (400, error("Conversation roles must alternate user/assistant"), "--memory window"),
-        (400, error("Unexpected role 'user' after role 'tool'"), "--memory window"),
         (400, error("auto tool choice requires a parser"), "--channel text"),
         (400, error("unknown field chat_template_kwargs is not supported"), "--thinking auto"),
         (400, error("no"), ""),
     ],
 )
 def test_what_may_help(status: int, body: Any, help_text: str) -> None:
-    found = advice(said(status, body), RequestFeatures(model="m", key_env="K", tools=True))
+    found = advice(said(status, body), model="m", key_env="K", tools=True)
     assert (help_text in found) if help_text else not found
 
 
 def test_reasoning_that_a_server_refuses() -> None:
     failed = said(400, error("'messages.2' : property 'reasoning_content' is unsupported"))
-    assert "--reasoning-back drop" in advice(failed, RequestFeatures(model="m", key_env="K", reasoning=True))
+    assert "--reasoning-back drop" in advice(failed, model="m", key_env="K", reasoning=True)

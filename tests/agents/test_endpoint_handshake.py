@@ -38,7 +38,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeOpenAI], Fa
 
 def agent_for(make: Any, fake: FakeOpenAI, channel: str = "tool", temperature: float = 0.85, **more: Any) -> Any:
     tool = guard_of(make()).tool
-    options = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__dataclass_fields__}
+    options = {name: more.pop(name) for name in list(more) if name in EndpointOptions.__struct_fields__}
     opened = EndpointOptions(base_url=fake.url, **options)
     return EndpointAgent("tiny", opened, make_channel(channel, tool), tool, temperature=temperature, **more)
 
@@ -169,7 +169,7 @@ def test_a_call_that_the_server_lost_is_no_mistake_of_the_models(serve: Any, mak
 def test_an_endpoint_that_is_another_when_a_run_goes_on_is_said(serve: Any, make_doors: Any) -> None:
     make = make_doors("tool")
     first, second = rollout(JOBS, make, agent_for(make, serve(SERVERS["ollama"].fake())))
-    recorded = RecordedEpisodes({})
+    recorded = RecordedEpisodes()
     recorded.pay(first)
     # what was noticed, and what it cost, differ by chance
     recorded.pay(replace(second, meta=second.meta | {"endpoint": first.meta["endpoint"] | {"noticed": ["x"]}}))
@@ -183,7 +183,6 @@ def test_an_endpoint_that_is_another_when_a_run_goes_on_is_said(serve: Any, make
     "words",
     [
         "Unknown parameter: 'max_tokens'.",
-        "max_tokens: Extra inputs are not permitted",
         "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
     ],
 )
@@ -210,8 +209,6 @@ REFUSES: dict[str, Callable[[Any], bool]] = {
         ("temperature", "seed"),
         ("system", "seed", "temperature"),
         ("tool_name", "silence"),
-        ("blank", "tool_name"),
-        ("temperature", "silence", "blank"),
     ],
 )
 @pytest.mark.parametrize("words", ["Bad request", "Bad request: {}"])

@@ -108,6 +108,7 @@ def test_sampled_logprobs_are_those_at_their_temperature(proxy: str, monkeypatch
     assert gaps[0.7] < 1e-4 < 0.01 < gaps[1.0]
 
 
+@pytest.mark.long
 def test_samples_differ_and_repeat(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sesame")
     settings = asked(proxy) | {"limit": 2, "samples": 2, "max_turns": 8}
@@ -130,6 +131,7 @@ def test_a_wrong_key_and_a_wrong_name(proxy: str, monkeypatch: pytest.MonkeyPatc
         evaluate("alfworld-quickstart", "openai:tiny", base_ur="x")  # type: ignore[call-arg]
 
 
+@pytest.mark.long
 def test_the_page_is_true(proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python of docs/endpoints.md, against this proxy in the place of the one that it names."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "endpoints.md").read_text(encoding="utf-8")

@@ -17,12 +17,7 @@ import pytest
 import torch
 from engine_requests import request as asked_of
 
-from turngym.agents.executor.engine_process import (
-    EngineProcess,
-    mapped_model,
-    share_parameters,
-    skeleton,
-)
+from turngym.agents.executor.engine_process import EngineProcess, mapped_model, share_parameters, skeleton
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.local_engine.model import EngineError
 from turngym.core import child_process

@@ -18,12 +18,7 @@ from turngym.agents.executor import worker_count as automatic
 from turngym.agents.executor import workers as open_workers
 from turngym.agents.executor.errors import UnsendableError
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.worker_count import (
-    PlayWorkload,
-    WorkerCount,
-    WorkerOptions,
-    choose_workers,
-)
+from turngym.agents.executor.worker_count import PlayWorkload, WorkerCount, WorkerOptions, choose_workers
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.models import load_policy
 from turngym.agents.playing.env_maker import probe

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from turngym.agents import evaluate
 from turngym.agents.adapters.exported_numbers import numbers_of, panel_of_result, times_of
 from turngym.agents.evaluation.packed_file import PackedResult, read_result
+from turngym.core.spec import changed
 from turngym.envs.panels import load_panel
 from turngym.scripts.main import main
 
@@ -94,14 +94,11 @@ def test_an_evaluation_s_folder_is_exported_as_it_is(tmp_path: Path) -> None:
 
 
 def named(result: PackedResult, panel: str) -> PackedResult:
-    tasks = structs.replace(result.spec.play.tasks, panel=panel)
-    return replace(result, spec=structs.replace(result.spec, play=structs.replace(result.spec.play, tasks=tasks)))
+    tasks = changed(result.spec.play.tasks, panel=panel)
+    return replace(result, spec=changed(result.spec, play=changed(result.spec.play, tasks=tasks)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"panel": "../../../elsewhere"}, {"panel": "/elsewhere"}, {"date": "yesterday"}, {"seconds": 1e17}],
-)
+@pytest.mark.parametrize("changes", [{"panel": "../../../elsewhere"}, {"date": "yesterday"}])
 def test_a_result_of_anyone_is_written_where_it_was_asked_for_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], result: PackedResult, changes: dict[str, Any]
 ) -> None:
@@ -177,11 +174,8 @@ def test_mlcroissant_reads_every_task(tmp_path: Path) -> None:
     ("to", "words", "named"),
     [
         ("every-eval-ever", ("--organization", "me"), "--model"),
-        ("every-eval-ever", ("--model", "turngym/student"), "--organization"),
         ("hf-eval-results", (), "--dataset"),
-        ("hf-eval-results", ("--dataset", "no id"), "'no id'"),
         ("inspect", ("--dataset", "a/b"), "dataset"),
-        ("hf-eval-results", ("--dataset", "a/b", "--organization", "me"), "organization"),
         ("croissant", (), "croissant"),
     ],
 )

@@ -104,14 +104,6 @@ def test_whatever_an_environment_raises_is_the_status_of_an_episode(error: BaseE
     assert found.status is Status.ERROR_ENV
 
 
-def test_ctrl_c_is_no_status() -> None:
-    def step() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        _ = attempt(step).failure
-
-
 def test_a_small_result_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.result.xz"
     many, long = b'{"x":[' + b"[]," * 3_000_000 + b"[]]}", b'"' + b"a" * (1 << 26) + b'"'

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from turngym.agents import load_world
 from turngym.agents.evaluation.evaluate import evaluate
@@ -18,7 +17,7 @@ from turngym.agents.play_spec import Model
 from turngym.agents.playing.env_maker import probe
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
-from turngym.core.spec import diff
+from turngym.core.spec import changed, diff
 from turngym.envs.panels import load_panel
 
 ALFWORLD, PANEL = "turngym/ALFWorld-v0", "alfworld-quickstart"
@@ -48,7 +47,7 @@ def test_the_weights_are_known_wherever_they_lie(tmp_path: Path) -> None:
     assert set(diff(first, second)) == {"folder"}
     other = load_world("alfworld").checkpoint("teacher")
     with pytest.raises(AgentError, match="another model"):
-        open_agent(replace(first, folder=str(other)), lambda: probe(ALFWORLD, {}))
+        open_agent(changed(first, folder=str(other)), lambda: probe(ALFWORLD, {}))
 
 
 def checkpoint(run: Path, env: str, also: str = "") -> Path:

@@ -15,8 +15,8 @@ from turngym.agents.judges.hinted_prompts import (
     TOLD_SHARE,
     HintedObservations,
     HintPrompts,
-    PrivilegedEnv,
     PrivilegedObservations,
+    WrappedEnv,
 )
 from turngym.agents.judges.judges import expert_hint
 from turngym.agents.model_agent import ModelAgent
@@ -185,7 +185,7 @@ def test_a_share_of_observations_carries_the_experts_next_action(make_doors: Mak
 def test_half_of_the_episodes_are_told_any_of_the_texts_once(make_doors: Make) -> None:
     jobs = [Job(task_id=f"doors/{1 + number % 3}", seed=number) for number in range(120)]
     make, texts = make_doors(max_turns=20), ("open the doors", "leave them shut")
-    told = rollout(jobs, PrivilegedEnv(make, texts), ExpertAgent())
+    told = rollout(jobs, WrappedEnv(make, PrivilegedObservations, (texts,)), ExpertAgent())
     plain = rollout(jobs, make, ExpertAgent())
     openings = [episode.turns[0].observation.partition(HINT_HEAD)[2] for episode in told]
     share = sum(opening != "" for opening in openings) / len(openings)
@@ -197,7 +197,7 @@ def test_half_of_the_episodes_are_told_any_of_the_texts_once(make_doors: Make) -
     for one, other in zip(told, plain, strict=True):
         assert one.turns[0].observation.partition(HINT_HEAD)[0] == other.turns[0].observation
         assert [turn.observation for turn in one.turns[1:]] == [turn.observation for turn in other.turns[1:]]
-    again = rollout(jobs, PrivilegedEnv(make, texts), ExpertAgent(), slots=3)
+    again = rollout(jobs, WrappedEnv(make, PrivilegedObservations, (texts,)), ExpertAgent(), slots=3)
     assert [episode.turns for episode in again] == [episode.turns for episode in told]
     with pytest.raises(AgentError, match="no text to tell"):
         PrivilegedObservations(make(), ())
@@ -221,7 +221,7 @@ class Obedient:
 
 def test_a_player_that_reads_gets_what_its_episode_is_told(make_doors: Make) -> None:
     jobs = [Job(task_id="doors/3", seed=number) for number in range(20)]
-    env = PrivilegedEnv(make_doors(max_turns=3, on_invalid="noop"), ("open door 7",))
+    env = WrappedEnv(make_doors(max_turns=3, on_invalid="noop"), PrivilegedObservations, (("open door 7",),))
     for episode in rollout(jobs, env, ExpertAgent(expert=Obedient)):
         told = HINT_HEAD in episode.turns[0].observation
         assert {turn.action == "open door 7" for turn in episode.turns} == {told}

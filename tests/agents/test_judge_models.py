@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judged import judge_of
 from servers import Answer, JsonServer
 
 from turngym.agents import models
 from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
-from turngym.agents.judges.judge_settings import AnyJudge, judge_of
+from turngym.agents.judges.judge_settings import AnyJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LONGEST_PART, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import TurngymError
-from turngym.core.plugins import PluginError
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest
 from turngym.core.spec import SettingsError
 
@@ -334,15 +334,6 @@ def test_a_judge_named_as_on_the_hub_has_the_settings_of_its_folder(
     monkeypatch.setattr(models, "model_folder", lambda named, weights=True: tmp_path)
     with pytest.raises(SettingsError, match="max_contxt"):
         made(judge_of("model:some-org/judge"))
-
-
-def test_judges_that_are_not_there(outside: None) -> None:
-    with pytest.raises(PluginError, match=r"judge 'exprt'; .* Did you mean 'expert'"):
-        made(judge_of("exprt"))
-    with pytest.raises(PluginError, match="outside_judge has no 'Longest'"):
-        made(judge_of("outside_judge:Longest"))
-    with pytest.raises(SettingsError, match="judge_repeats is 0"):
-        judge_of("expert", judge_repeats=0)
 
 
 def test_a_key_that_no_header_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,7 @@ from engine_requests import VOCAB, reference_ids, request, tiny
 from turngym.agents import load_world
 from turngym.agents.local_engine import decoder as dense_weights
 from turngym.agents.local_engine.cache import KeyGroup, make_key_groups
-from turngym.agents.local_engine.decoder import (
-    Linear,
-    attention,
-    dense_problem,
-)
+from turngym.agents.local_engine.decoder import Linear, attention, dense_problem
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.models import load_policy
 from turngym.core.protocols import Generation

@@ -15,11 +15,7 @@ import torch
 from engine_requests import play, tiny
 
 from turngym.agents import load_world
-from turngym.agents.local_engine.engine import (
-    LocalEngine,
-    pack_engine,
-    unpack_engine,
-)
+from turngym.agents.local_engine.engine import LocalEngine, pack_engine, unpack_engine
 from turngym.agents.local_engine.model import cast_copy, follow
 from turngym.agents.models import TORCH_VARIABLES, load_policy
 from turngym.agents.named_agent import open_agent

@@ -17,7 +17,7 @@ from turngym.core.line_file import LineFile
 from turngym.core.trace import TraceError, TraceWriter, add_checksum
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "extra.json", "generation_config.json", "merges.txt"])
+@pytest.mark.parametrize("name", ["vocab.txt", "generation_config.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_no_file_is_in_no_model(name: str, kind: str, tmp_path: Path) -> None:
     if kind == "pipe":

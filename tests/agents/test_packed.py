@@ -10,20 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from forged import forge
-from msgspec.structs import replace as replaced
+from late import late
 
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation import packed_file
 from turngym.agents.evaluation.compare import compare_recorded, differences_of, rescore
-from turngym.agents.evaluation.packed import (
-    check_result,
-    first_difference,
-    pack_result,
-    packed,
-    play_again,
-)
+from turngym.agents.evaluation.packed import check_result, first_difference, pack_result, packed, play_again
 from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_result
 from turngym.agents.evaluation.scores import EvaluationError, score
 from turngym.agents.play_spec import Compute, Whole
@@ -117,12 +112,13 @@ def setting(path: str, value: Any) -> Callable[[PackedResult], PackedResult]:
     """The setting at a dotted path becomes `value`, valid or not."""
 
     def change(result: PackedResult) -> PackedResult:
-        def changed(spec: Any, names: list[str]) -> Any:
+        def put(spec: Any, names: list[str]) -> Any:
             first, *rest = names
-            inner = changed(getattr(spec, first), rest) if rest else value
-            return replaced(spec, **{first: inner})
+            inner = put(getattr(spec, first), rest) if rest else value
+            # not `changed`: a stranger's file may say anything
+            return msgspec.structs.replace(spec, **{first: inner})
 
-        return replace(result, spec=changed(result.spec, path.split(".")))
+        return replace(result, spec=put(result.spec, path.split(".")))
 
     return change
 
@@ -158,15 +154,9 @@ def table_digit(result: PackedResult) -> PackedResult:
 
 
 CHANGES = {
-    "an observation": (
-        turn_changed(lambda turn: replace(turn, observation="!")),
-        "turn 1: observation is",
-    ),
+    "an observation": (turn_changed(lambda turn: replace(turn, observation="!")), "turn 1: observation is"),
     "a response": (turn_changed(lambda turn: replace(turn, response="inventory")), "turn 1: action is"),
-    "an action": (
-        turn_changed(lambda turn: replace(turn, action="inventory")),
-        "turn 1: action is 'inventory' in",
-    ),
+    "an action": (turn_changed(lambda turn: replace(turn, action="inventory")), "turn 1: action is 'inventory' in"),
     "a verdict": (turn_changed(lambda turn: replace(turn, verdict=Verdict.MALFORMED)), "turn 1: verdict is"),
     "a reward": (turn_changed(lambda turn: replace(turn, reward=0.5)), "turn 1: reward is 0.5 in the file, 0.0"),
     "every success": (with_episodes(all_won), "success is True in the file, False when it is played"),
@@ -176,10 +166,7 @@ CHANGES = {
     "a digit of the table": (table_digit, "table: overall.avg.mean is"),
     "an episode left out": (with_episodes(lambda all_: all_[1:]), "sample 0: the episode is missing"),
     "an episode too many": (with_episodes(lambda all_: (*all_, all_[0])), "sample 0: one episode too many"),
-    "tasks left out": (
-        setting("play.tasks.sampling", Whole()),
-        "/5 sample 0: the episode is missing",
-    ),
+    "tasks left out": (setting("play.tasks.sampling", Whole()), "/5 sample 0: the episode is missing"),
     "the panel's size": (setting("play.tasks.size", 5), "settings: size is 5"),
     "a task's hash": (
         lambda result: episode_changed(0, task=replace(result.episodes[0].task, sha256="0" * 64))(result),
@@ -187,16 +174,13 @@ CHANGES = {
     ),
     "the panel's hash": (setting("play.tasks.sha256", "0" * 64), "sha256"),
     "another panel": (setting("play.tasks.panel", "alfworld-generated-eval-v1"), "sha256"),
-    "a setting of the environment": (
-        setting("play.env.max_turns", 30),
-        "in the file, 'unfinished'",
-    ),
+    "a setting of the environment": (setting("play.env.max_turns", 30), "in the file, 'unfinished'"),
     "the seed": (setting("play.seed", 4), "played with seed 3, the settings say 4"),
     "the number of samples": (setting("play.samples", 3), "sample 2: the episode is missing"),
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", late(CHANGES, *list(CHANGES)[::3]))
 def test_a_change_is_found_even_if_the_file_is_sealed_anew(kind: str, result: PackedResult, tmp_path: Path) -> None:
     change, said = CHANGES[kind]
     found = check_result(change(result).write(tmp_path / "a.result.xz"))

@@ -366,10 +366,7 @@ def test_what_a_setting_changes() -> None:
 # What cannot be meant is refused, and the layer is named.
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "temperature": (
-        {"agent": "expert", "temperature": 0.5},
-        "temperature is a setting of agent = model or",
-    ),
+    "temperature": ({"agent": "expert", "temperature": 0.5}, "temperature is a setting of agent = model or"),
     "noise": ({"agent": "random", "noise": 0.5}, "noise is a setting of agent = player or own; agent is random"),
     "dtype": (
         {"agent": f"model:{STUDENT}", "policy_server": "http://a:1", "dtype": "bfloat16"},
@@ -381,20 +378,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "base_url": ({"agent": f"model:{STUDENT}", "base_url": "http://a"}, "agent is model"),
     "draw": ({"panel": PANEL, "draw": True}, "draw is a setting of play.tasks = first; play.tasks is panel"),
-    "form": (
-        {"agent": f"model:{STUDENT}", "examples": "skills:alfworld", "examples.form": "text"},
-        "form is a setting of agent.chat.examples = file; agent.chat.examples is skills",
-    ),
-    "thinking": (
-        {"agent": "expert", "thinking": "on"},
-        "thinking is a setting of agent = model or",
-    ),
     "unknown": ({"temprature": 0.5}, "there is no setting 'temprature'. Did you mean 'temperature'"),
-    "number": ({"max_turns": 0}, "max_turns is 0; valid: a whole number of at least 1"),
-    "choice": (
-        {"on_invalid": "nop"},
-        "on_invalid is 'nop'; valid: reject, penalize, noop, terminate. Did",
-    ),
     "twice": ({"max_turns": 5, "env_kwargs": {"max_turns": 6}}, "max_turns is given by itself and among env_kwargs"),
     "channel": ({"env_kwargs": {"channel": "text"}}, "env_kwargs has channel, which is the agent's"),
     "infinite": (

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import web_browser
 import web_tools
+from late import late
 
 from turngym.agents import load_world, play_web
-from turngym.agents.play_web import COOKIE, MAX_FORM, Games, PlaySettings, create_app
+from turngym.agents.play_web import COOKIE, MAX_FORM, Games, create_app
 from turngym.agents.serving import DrainingServer, page_front
 from turngym.core.episode import Episode, Status
 
@@ -44,12 +45,10 @@ def episodes() -> list[Episode]:
 
 @pytest.fixture
 def app(episodes: list[Episode]) -> Any:
-    return create_app(PlaySettings(environments=WORLDS, seed=0), episodes.append)
+    return create_app(Games(episodes.append, environments=WORLDS, seed=0))
 
 
-@pytest.mark.parametrize(
-    ("world", "task"), [("household", TASK), ("shop", ""), pytest.param("search", "", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("world", "task"), late([("household", TASK), ("shop", ""), ("search", "")], "shop"))
 def test_the_expert_is_watched_to_the_end(app: Any, episodes: list[Episode], world: str, task: str) -> None:
     player = Player(app).begin(world, task)
     while not player.shows("won"):
@@ -93,7 +92,7 @@ def test_words_fill_the_slot_of_a_template(app: Any, episodes: list[Episode]) ->
 def test_a_model_is_watched_and_relieved() -> None:
     model = f"model:{load_world('alfworld').checkpoint('student')}"
     episodes: list[Episode] = []
-    app = create_app(PlaySettings(environments={"household": WORLDS["household"]}, models=(model,)), episodes.append)
+    app = create_app(Games(episodes.append, environments={"household": WORLDS["household"]}, models=(model,)))
     player = Player(app).begin(agent=model)
     player.act(step="1")
     player.act(action="look")
@@ -160,7 +159,7 @@ def test_what_is_not_there_is_said(app: Any) -> None:
 def test_games_are_limited_in_number_and_age() -> None:
     now = [0.0]
     episodes: list[Episode] = []
-    games = Games(PlaySettings(environments=WORLDS, games=2, idle=100.0), episodes.append, clock=lambda: now[0])
+    games = Games(episodes.append, environments=WORLDS, games=2, idle=100.0, clock=lambda: now[0])
     for name in "abc":
         games.begin(name, "household", TASK, "expert").act("look")
     assert [games.get(name) is None for name in "abc"] == [True, False, False]
@@ -176,7 +175,7 @@ def test_watched_and_played_in_a_real_browser(tmp_path: Path) -> None:
         if os.environ.get("TURNGYM_REQUIRE_BROWSER") == "1":
             pytest.fail("TURNGYM_REQUIRE_BROWSER is 1, but there is no browser")
         pytest.skip("no Chromium is installed")
-    server = DrainingServer(page_front(create_app(PlaySettings(environments=WORLDS, seed=0)), threads=4))
+    server = DrainingServer(page_front(create_app(Games(environments=WORLDS, seed=0)), threads=4))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

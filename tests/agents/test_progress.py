@@ -111,31 +111,6 @@ def test_training_that_goes_on_says_where() -> None:
     assert live.bar.tasks[0].completed == 7
 
 
-def test_training_says_where_its_step_stands(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
-    live = LiveProgress("opd", total=50, every=100)
-    live.console.file = io.StringIO()
-    with live:
-        live.phase("rollout")
-        now[0] += 80
-        ACTIVITY.turns += 96
-        assert live.line().startswith("opd: step 1/50, rollout for 0:01:20, 96 turns (1.2/s)")
-        assert "left" not in live.line()
-        for step in (1, 2, 3):
-            live.row({"step": step, "kind": "train"})
-            live.phase("rollout")
-            now[0] += 100
-        live.phase("update")
-        # two steps in 200 s; the fourth has begun 100 s ago
-        assert re.fullmatch(
-            r"opd: step 4/50, update for 0:00:00, \d+\.\d GB at most, 0:01:40 a step, about 1:16:40 left", live.line()
-        )
-        now[0] += 10_000
-        assert live.line().endswith("0:01:40 a step, about 0:00:00 left")
-        until(lambda: "opd: step 4/50, update" in live.console.file.getvalue())
-
-
 def test_the_bar_of_training_has_the_time_of_a_step_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 80 columns, and beside the latest loss."""
     now = [1000.0]

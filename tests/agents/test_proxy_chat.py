@@ -475,28 +475,18 @@ WAYS = {
         ("<function=f>\n<parameter=q>\n3\n</parameter>\n</function>", {"q": "3"}),
         ("<function=f><parameter=n>3</parameter><parameter=on>True</parameter></function>", {"n": 3, "on": True}),
         ('<function=f><parameter=list>["a"]</parameter></function>', {"list": ["a"]}),
-        ("<function=f><parameter=n>NaN</parameter><parameter=any>3</parameter></function>", {"n": "NaN", "any": "3"}),
-        ("<function=f><parameter=odd>3</parameter></function>", {"odd": "3"}),
         (
             "<function=f><parameter=maybe>3</parameter><parameter=both>True</parameter></function>",
             {"maybe": 3, "both": True},
         ),
         (
-            "<function=f><parameter=maybe>None</parameter><parameter=both>null</parameter></function>",
-            {"maybe": None, "both": None},
-        ),
-        (
             "<function=f><parameter=maybe>True</parameter><parameter=unsure>3</parameter></function>",
             {"maybe": "True", "unsure": "3"},
         ),
-        ("<function=f><parameter=either>True</parameter></function>", {"either": "True"}),
-        ("<function=f></function>", {}),
         ("<function=g><parameter=n>3</parameter></function>", {"n": "3"}),  # no such tool
         ("<function=f><parameter=q>3</function>", None),  # never closed
-        ("<function=f><parameter=q>3</parameter>", None),
         ("<function=f><parameter=q>3</parameter><parameter=q>4</parameter></function>", None),
         ("<function=f><parameter=q>3</parameter> so </function>", None),
-        ('{"name": "f"}', None),
     ],
 )
 def test_values_without_quotes_and_calls_that_are_not_whole(inside: str, wanted: Any) -> None:
@@ -609,15 +599,11 @@ def read(pieces: Sequence[str], **options: Any) -> ChatMessage:
     [
         ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "", ["f"]),
         ('a <tool_call>{"name": "f"}</tool_call> b <tool_call>{"name": "g"}</tool_call>', "a  b", ["f", "g"]),
-        ('\n a <tool_call>{"name": "f"}</tool_call>\n', "\n a", ["f"]),
         ('<tool_call>{"name": "f", "arguments": {}}', "", ["f"]),  # cut at a stop text
         ("<tool_call>{bad}</tool_call> \n", "<tool_call>{bad}</tool_call> \n", []),
-        ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
-        ('<tool_call>{bad}</tool_call><tool_call>{"name": "f"}', "<tool_call>{bad}</tool_call>", ["f"]),
         ('<think><tool_call>{"name": "f"}</tool_call></think>no', None, []),
         ('<think>hm</think><tool_call>{"name": "f"}</tool_call>', "<think>hm</think>", ["f"]),
         ('<think>open <tool_call>{"name": "f"}</tool_call>', None, []),
-        ("2 < 3 <tool", None, []),
         ("plain ", None, []),
     ],
 )
@@ -658,19 +644,13 @@ def test_stop_texts_and_control_tokens(text: str, stops: list[str], shown: str) 
     ("name", "text"),
     [
         ("pythonic", "[f(x=b'a')]"),
-        ("pythonic", "[f(x={1, 2})]"),
-        ("pythonic", "[f(x={(1, 2): 3})]"),
         ("pythonic", "[f(1)]"),
-        ("pythonic", "[f(**{})]"),
         ("pythonic", "[f(x=g())]"),
         ("llama", '{"name": "f", "parameters": {"x": NaN}}'),
         ("llama", '{"name": "f", "parameters": {"x": "\\ud800"}}'),
         ("llama", '{"name": "f", "parameters": ' + "[" * 500 + "]" * 500 + "}"),
-        ("llama", '{"name": "", "parameters": {}}'),
-        ("llama", '{"name": "f", "parameters": [1]}'),
         ("mistral-args", "f[ARGS]3"),
         ("gemma4", "<|tool_call>call:f{x:1,x:2}<tool_call|>"),
-        ("gemma4", "<|tool_call>call:f{x:" + "[" * 100 + "]" * 100 + "}<tool_call|>"),
     ],
 )
 def test_what_no_client_could_read_is_no_call(name: str, text: str) -> None:

@@ -14,7 +14,7 @@ from turngym.agents.client_keys import ClientKeys
 from turngym.agents.proxy.app import PAGE, prometheus
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.turn_records import TurnRecorder
-from turngym.scripts.serve_proxy import every_minute, status_line
+from turngym.scripts.serve_proxy import every_minute
 
 
 def test_numbers_for_prometheus() -> None:
@@ -37,16 +37,6 @@ def test_numbers_for_prometheus() -> None:
 def health(main: int, **training: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"turns": {"main": main, "side": 1}, "sessions": {"open": 4}, "engine": {"waiting": 2}}
     return found | ({"training": {"step": 6, "state": "running", "ready_turns": 5, **training}} if training else {})
-
-
-def test_a_line_says_what_has_come_since_the_last_one() -> None:
-    before = health(10, turns_judged=5, turns_trained=8, judge_failed=1)
-    now = health(25, turns_judged=9, turns_trained=24, judge_failed=3, judge_error="OSError: down", to_judge=7)
-    assert status_line(now, before) == (
-        "served 15 main and 0 side turns, 4 sessions open, 2 requests waiting; "
-        "judged 4 turns, 2 failed (OSError: down), 7 wait; learned from 16 turns, 5 ready, step 6 running"
-    )
-    assert status_line(health(10), {}) == "served 10 main and 1 side turns, 4 sessions open, 2 requests waiting"
 
 
 def test_it_is_said_again_and_again_until_the_end() -> None:

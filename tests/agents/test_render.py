@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers_of import reveal
 
 from turngym.agents.rendering.chat_template import RenderError
 from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.agents.rendering.text_encoder import reveal
 from turngym.core.tools import ToolSpec
 
 QWEN3 = """

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
 from turngym.agents.evaluation.scores import compare, score, success_table, task_means
+from turngym.agents.evaluation.seeds import rise
 from turngym.agents.evaluation.statistics import (
-    CurvePoint,
     Interval,
     ScoreError,
     alike,
@@ -25,14 +25,10 @@ from turngym.agents.evaluation.statistics import (
     cost_weights,
     difference_bounds,
     holm,
-    last_points,
-    least_time,
     mean_bounds,
     p_value,
-    paired_difference,
     pass_all_k,
     pass_at_k,
-    same_step,
     t_quantile,
     upper_bound,
     variance,
@@ -165,11 +161,9 @@ def test_holm_by_hand() -> None:
 def test_the_p_value_is_where_the_interval_ends_at_zero() -> None:
     first = {str(task): 0.0 for task in range(30)}
     second = {task: 0.25 * (int(task) % 3 > 0) for task in first}
-    p = p_value(lambda tail: paired_difference(first, second, tail=tail))
-    assert (
-        paired_difference(first, second, tail=p / 2 * 1.01).low > 0 > paired_difference(first, second, tail=p / 2.1).low
-    )
-    assert p_value(lambda tail: paired_difference(first, first, tail=tail)) == pytest.approx(1.0, abs=1e-3)
+    p = p_value(lambda tail: rise([first], [second], tail=tail))
+    assert rise([first], [second], tail=p / 2 * 1.01).low > 0 > rise([first], [second], tail=p / 2.1).low
+    assert p_value(lambda tail: rise([first], [first], tail=tail)) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_tasks_that_share_a_world() -> None:
@@ -192,10 +186,10 @@ def test_tasks_that_share_a_world() -> None:
     one = clustered(means, clusters=["a"] * 8)
     assert (one.low, one.high) == (0.0, 1.0)
     first, second = dict.fromkeys("abcd", 0.0), {"a": 0.5, "b": 0.5, "c": 0.0, "d": 0.0}
-    wide = paired_difference(first, second, clusters=dict(zip("abcd", "xxyy", strict=True)))
+    wide = rise([first], [second], clusters=dict(zip("abcd", "xxyy", strict=True)))
     assert wide.high == pytest.approx(min(1.0, 0.25 + 12.7062047362 * math.sqrt(0.125 / 2)))
-    assert paired_difference(first, second).high < wide.high
-    assert paired_difference(first, second, clusters=dict.fromkeys("abcd", "x")).low == -1.0
+    assert rise([first], [second]).high < wide.high
+    assert rise([first], [second], clusters=dict.fromkeys("abcd", "x")).low == -1.0
 
 
 def test_tasks_in_any_order_give_the_same_numbers_to_the_last_bit() -> None:
@@ -249,23 +243,6 @@ def test_paired_comparison() -> None:
         compare(RUN, other)
     with pytest.raises(ScoreError, match="none of 1 episodes"):
         score([episode("a", 0, False, status=Status.ERROR_ENV)])
-
-
-def test_least_time_and_same_step() -> None:
-    slow = [CurvePoint(step=s, seconds=2.0 * s, value=s / 100) for s in (10, 20, 30, 40, 50, 60)]
-    fast = [CurvePoint(step=s, seconds=1.0 * s, value=s / 200) for s in (10, 20, 30, 40, 50, 60)]
-    assert same_step({"slow": slow, "fast": fast})["slow"] == pytest.approx(0.45)
-    # fast needs 60 s for all its steps; by then slow has reached step 30
-    assert least_time({"slow": slow, "fast": fast}) == {"slow": pytest.approx(0.3), "fast": pytest.approx(0.3)}
-    # a run of 55 s: slow is halfway between steps 20 and 30, three quarters of the way
-    assert least_time({"slow": slow, "fast": [*fast[:5], replace(fast[5], seconds=55.0)]})["slow"] == pytest.approx(
-        0.275
-    )
-    assert last_points(fast[:1]) == 0.05
-    # the model before training counts only where there is nothing else
-    start = CurvePoint(step=0, seconds=0.0, value=0.9)
-    assert last_points([start, *fast[:3]]) == pytest.approx(0.1)
-    assert last_points([start]) == 0.9
 
 
 def test_a_curve_at_a_cost_and_over_a_window() -> None:
@@ -341,11 +318,12 @@ def test_no_task_that_does_better_lowers_an_end(pairs: list[tuple[float, float]]
 def test_differences_lie_on_a_scale_of_their_own() -> None:
     first = {str(task): 0.25 * (task % 3) for task in range(40)}
     second = {task: min(value + 0.25, 1.0) for task, value in first.items()}
-    found, swapped = paired_difference(first, second), paired_difference(second, first)
+    found, swapped = rise([first], [second]), rise([second], [first])
     # forty times .25, -1 and 1: mean 10/42, sum of squares 4.5, t of 41 degrees 2.0195
     half = 2.0195409704 * math.sqrt((4.5 - 100 / 42) / 41 / 42)
     assert (found.low, found.high) == (pytest.approx(10 / 42 - half), pytest.approx(10 / 42 + half))
-    alike = paired_difference(dict.fromkeys(map(str, range(100)), 0.5), dict.fromkeys(map(str, range(100)), 0.5))
+    level = [dict.fromkeys(map(str, range(100)), 0.5)]
+    alike = rise(level, level)
     assert alike.high == pytest.approx(0.0276, abs=1e-4)
     assert (swapped.low, swapped.high) == (pytest.approx(-found.high, abs=1e-7), pytest.approx(-found.low, abs=1e-7))
     assert 0 < found.low < 0.25 < found.high

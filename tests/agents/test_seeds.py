@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure, shown_apart
 from turngym.agents.evaluation.seeds import (
     Design,
-    Price,
     Spread,
     TaskMeans,
     VarianceParts,
@@ -37,6 +37,7 @@ from turngym.agents.evaluation.seeds import (
 )
 from turngym.agents.evaluation.statistics import ScoreError, clustered, difference_bounds, t_quantile
 from turngym.core.errors import TurngymError
+from turngym.core.spec import changed
 from turngym.scripts.options import read_options
 from turngym.scripts.study.coverage import CoverageOptions
 
@@ -295,7 +296,7 @@ def test_width_and_detectable_difference_by_hand() -> None:
     [
         (0.0008, True),
         *(
-            pytest.param(seed, paired, marks=pytest.mark.long)
+            pytest.param(seed, paired, marks=(pytest.mark.long, pytest.mark.nightly))
             for seed in (0.0, 0.0002, 0.0008, 0.004)
             for paired in (False, True)
             if (seed, paired) != (0.0008, True)
@@ -315,9 +316,12 @@ def test_more_never_needs_a_larger_difference(seed: float, paired: bool) -> None
 def test_the_cheapest_design_depends_on_what_is_dear() -> None:
     known = spread(seed=0.0004, task=0.01, sample=0.2)
     designs = [Design(seeds=s, tasks=m, samples=k) for s in (2, 3, 5, 8, 12) for m in (50, 200) for k in (1, 4)]
-    prices = {"training": Price(training=9.0, episode=0.001), "playing": Price(training=0.0, episode=1.0)}
+    prices = {
+        "training": lambda design: 9.0 * design.runs + 0.001 * design.episodes,
+        "playing": lambda design: float(design.episodes),
+    }
     enough = [one for one in designs if power(known, one, 0.08) >= 0.8]
-    by_hand = {name: min(enough, key=lambda one: (price.hours(one), one.episodes)) for name, price in prices.items()}
+    by_hand = {name: min(enough, key=lambda one: (price(one), one.episodes)) for name, price in prices.items()}
     assert by_hand["training"].seeds < by_hand["playing"].seeds
     assert {name: cheapest(known, 0.08, price, designs) for name, price in prices.items()} == by_hand
     assert cheapest(known, 0.001, prices["playing"], designs) is None
@@ -399,10 +403,19 @@ def test_two_seeds_and_half_the_tasks_predict_the_recorded_studies() -> None:
 # --- What they cover
 
 
+def by_night(seeds: int, *study: Any) -> Any:
+    """Of each kind of study one with few seeds is long, and all others are nightly."""
+    return pytest.param(seeds, *study, marks=() if seeds == (2 if study[1] is not None else 3) else pytest.mark.nightly)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize(
-    ("apart", "second", "correlation"), [(0.0, None, 0.0), (0.04, None, 0.0), (0.08, 0.0, 0.0), (0.04, None, 0.9)]
+    ("seeds", "apart", "second", "correlation"),
+    [
+        by_night(seeds, *study)
+        for seeds in (2, 3, 5, 10)
+        for study in ((0.0, None, 0.0), (0.04, None, 0.0), (0.08, 0.0, 0.0), (0.04, None, 0.9))
+    ],
 )
 def test_they_hold_the_truth_as_often_as_they_say(
     seeds: int, apart: float, second: float | None, correlation: float
@@ -416,7 +429,10 @@ def test_they_hold_the_truth_as_often_as_they_say(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("clusters", "rate"), [(20, 0.5), (20, 0.1), (4, 0.5), (47, 0.3)])
+@pytest.mark.parametrize(
+    ("clusters", "rate"),
+    [(4, 0.5), *(pytest.param(*world, marks=pytest.mark.nightly) for world in ((20, 0.5), (20, 0.1), (47, 0.3)))],
+)
 def test_they_hold_it_for_new_worlds(clusters: int, rate: float) -> None:
     for one in measure(SimulatedStudy(seeds=3, clusters=clusters, rate=rate, shared=0.2), 400):
         # the others are for these worlds
@@ -449,7 +465,7 @@ def test_a_study_is_drawn_as_it_is_asked_for() -> None:
     fallen = [(rates.mean(1) < 0.5).mean() for rates in falls.rates(rng)]
     assert fallen[0] == 0 < 0.15 < fallen[1] < 0.35
     assert falls.truth() == pytest.approx((0.7, -0.1), abs=0.01)
-    kinds = {one.name: one for one in measure(replace(study, tasks=40), 30)}
+    kinds = {one.name: one for one in measure(changed(study, tasks=40), 30)}
     assert REFERENCE not in kinds
     # nine chances to be wrong at a ninth of the level each
     assert kinds["the clearest of 3, by Holm"].width > kinds["two methods over their seeds"].width

@@ -303,20 +303,8 @@ def test_a_server_with_other_weights_gets_its_own_again(server: Any, connect: An
         (lambda meta: meta["output_token_logprobs"][1].__setitem__(1, 39), "its log-probability is of id"),
         (lambda meta: meta["weight_versions"][0].update(start=1), "do not cover"),
         (lambda meta: meta["output_token_logprobs"][0].__setitem__(0, float("nan")), "must be finite"),
-        (
-            lambda meta: meta["output_token_logprobs"][0].__setitem__(0, 5.0),
-            "log-probability 5.0; it must be",
-        ),
-        (
-            lambda meta: meta["output_token_logprobs"][0].__setitem__(0, 10**400),
-            "such a server: OverflowError",
-        ),
-        (
-            lambda meta: meta["output_token_logprobs"][0].__setitem__(1, 2**40),
-            "such a server: OverflowError",
-        ),
+        (lambda meta: meta["output_token_logprobs"][0].__setitem__(0, 10**400), "such a server: OverflowError"),
         (lambda meta: meta.update(cached_tokens="many"), "such a server: ValueError"),
-        (lambda meta: meta.update(weight_versions=[3]), "such a server: TypeError"),
         (lambda meta: meta.update(finish_reason=None), "finish_reason is None"),
     ],
 )

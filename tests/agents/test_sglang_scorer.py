@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerScorer, bounded_tail
-from turngym.agents.servers.server_connection import (
-    BadAnswer,
-    ClientLimits,
-    ServerDown,
-    ServerError,
-    WrongWeights,
-)
+from turngym.agents.servers.server_connection import BadAnswer, ClientLimits, ServerDown, ServerError, WrongWeights
 from turngym.agents.servers.sglang_dialect import SglangDialect
 
 FakeServer, VOCABULARY, logprobs = fake.FakeServer, fake.VOCABULARY, fake.logprobs

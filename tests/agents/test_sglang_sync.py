@@ -14,7 +14,7 @@ import sglang_fake as fake
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from turngym.agents.servers import fleet as worker_client
+from turngym.agents.servers import policy as worker_client
 from turngym.agents.servers.fleet import Fleet, WeightVersions
 from turngym.agents.servers.policy import ServerPolicy
 from turngym.agents.servers.server_connection import ServerError, SyncError, WrongWeights

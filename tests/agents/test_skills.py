@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from judged import judge_of
 
 from turngym.agents.judges.env_judges import ENV_JUDGES
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import HINTS_ONLY, SKILLS, WORDS, make_judge
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
@@ -70,16 +70,12 @@ def test_what_is_always_told_is_enough_alone_and_not_beside_a_mapping(tmp_path: 
     [
         ("", "names no file"),
         ("general = 'a.txt'", "'general' is unknown; valid: always, otherwise, category, keyword"),
-        ("category = 'a.txt'", "category is 'a.txt'; valid: a table"),
         ("[category]\nheat = '../a.txt'", "'../a.txt' is no file of the folder"),
-        ("[category]\nheat = 3", "3 is no file of the folder"),
         ("[category]\nheat = 'none.txt'", "there is no none.txt there"),
         ("[category]\nheat = 'short.txt'", "short.txt has 5 characters; valid: 11 to 20000"),
         ("[category]\nheat = 'long.txt'", "long.txt has 20001 characters"),
-        ("[category]\nheat = 'huge.txt'", "huge.txt has 80001 bytes"),
         ("[category]\nheat = 'forged.txt'", r"forged.txt has \[HINT_END\] in it"),
         ("[keyword]\n'' = 'a.txt'", r"\[keyword\] has an empty name"),
-        ("[category", "is not TOML"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, mapping: str, said: str) -> None:
@@ -121,9 +117,7 @@ def test_a_world_of_one_kind_of_question_has_a_mapping_of_one_text() -> None:
         read_skills("search").check(env)
 
 
-def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_start(
-    tmp_path: Path,
-) -> None:
+def test_tasks_without_a_text_and_entries_that_match_nothing_are_found_at_the_start(tmp_path: Path) -> None:
     env = opened("alfworld")
     some = folder(tmp_path, "[category]\nheat = 'a.txt'\ncool = 'a.txt'\n", a="look around")
     with pytest.raises(TurngymError, match=r"no text for task .*, category '(look|clean|place|two)'"):

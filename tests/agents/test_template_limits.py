@@ -63,6 +63,7 @@ def test_a_template_that_waits_for_the_real_conversation(hostile: str, said: str
     assert renderer.template.render(TALK[1:3]).count("<|im_end|>") == 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tight")
 def test_a_template_that_is_costly_to_read(make_tokenizer: Any) -> None:
     with pytest.raises(TemplateCostError, match="took too much time"):

@@ -34,7 +34,6 @@ from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.core.trace import read_trace
-from turngym.scripts import bench_rollout
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.run import train
 from turngym.trainers.scorer import LocalScorer, ModelWeights
@@ -104,14 +103,6 @@ def test_greedy_episodes_are_the_local_engines(url: str, tmp_path: Path, panel: 
         np.testing.assert_array_equal(local.segments[0], served.segments[0])
         for mine, theirs in zip(local.turns, served.turns, strict=True):
             np.testing.assert_allclose(theirs.logprobs, mine.logprobs, atol=1e-4)
-
-
-def test_the_bench_plays_the_same_episodes_on_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = "--models --play.episodes 2 --play.slots 2 --play.depths 3 --play.workers --play.no-recompute"
-    assert bench_rollout.main([*sizes.split(), "--play.repeats", "1", "--play.server", url]) == 0
-    out = capsys.readouterr().out
-    assert "2 of 2 episodes have the ids of this process's" in out
-    assert re.search(r"\d ids per CPU second of the server", out)
 
 
 def test_what_is_sampled_has_the_trainers_log_probabilities_and_repeats(fleet: Fleet, model: Any) -> None:

@@ -30,6 +30,7 @@ from bench_server import Server
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.numbers import Count, Million, Positive
 from turngym.core.redaction import excerpt
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 
 # --- Clients, and what the records must hold
@@ -38,8 +39,7 @@ STUDENT = CHECKPOINTS / "alfworld" / "student"
 WORD = re.compile(r"client [0-9]+ session [0-9]+\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchProxy:
+class BenchProxy(Spec):
     """The model that is served, and what clients do."""
 
     student: Path = STUDENT

@@ -40,6 +40,7 @@ from msgspec import Meta
 
 from turngym.core.numbers import Count, Million, Positive, Seed
 from turngym.core.redaction import excerpt
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
@@ -361,8 +362,7 @@ def report(config: RetrievalBench, one: dict[str, Tally], many: dict[str, Tally]
 # --- The command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalBench:
+class RetrievalBench(Spec):
     """What to measure."""
 
     passages: Annotated[int, Meta(ge=3, le=10**9)] = 50_000

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turngym.core.numbers import Count, Million
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.scripts.options import read_options
 
@@ -46,8 +47,7 @@ LR = 1e-6
 STEPS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrlBench:
+class TrlBench(Spec):
     """What is measured, and the model's shape: SmolLM2-135M's by default, with a head of its own."""
 
     what: Literal["all", "grpo", "sft", "opd"] = "all"
@@ -200,10 +200,7 @@ def ours_grpo(bench: TrlBench, folder: Path) -> Figures:
     )
     last = [row for row in read_metrics(folder / "run") if row["kind"] == "train"][-1]
     return Figures(
-        played=last["time/rollout_cpu_s"],
-        updated=last["time/update_cpu_s"],
-        peak=peak(),
-        ids=round(last["tokens"]),
+        played=last["time/rollout_cpu_s"], updated=last["time/update_cpu_s"], peak=peak(), ids=round(last["tokens"])
     )
 
 
@@ -281,9 +278,7 @@ def ours_update(bench: TrlBench, folder: Path, kind: str) -> Figures:
         scorers = Scorers(student=teacher, teacher=teacher)
     optimizer = make_optimizer(student, OptimizerConfig())
     forward = Forward(
-        micro_tokens=run.pass_tokens,
-        head_chunk=run.head_chunk,
-        gradient_checkpointing=bench.checkpointing == "on",
+        micro_tokens=run.pass_tokens, head_chunk=run.head_chunk, gradient_checkpointing=bench.checkpointing == "on"
     )
     for _ in range(STEPS):
         begin = time.process_time()

@@ -76,11 +76,12 @@ def write_records(folder: Path) -> None:
 
 
 def read_records(folder: Path) -> Reading:
-    from turngym.agents.proxy.turn_records import RecordProblem, iter_records
+    from turngym.agents.proxy.turn_records import iter_records
+    from turngym.core.trace import TraceProblem
 
     items, problems = {}, 0
     for number, record in enumerate(iter_records(folder)):
-        if isinstance(record, RecordProblem):
+        if isinstance(record, TraceProblem):
             problems += 1
         else:
             items[f"{record.get('session', number)}"] = _digest(json.dumps(record, sort_keys=True))

@@ -11,7 +11,6 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 from tally import Tally, cpu_spent, fault_table
 
+from turngym.core.spec import Spec
 from turngym.core.tables import markdown
 from turngym.core.task import Verdict
 from turngym.scripts.options import read_options
@@ -26,8 +26,7 @@ from turngym.scripts.options import read_options
 Part = Literal["files", "actions", "outside", "kills", "soak", "twice", "servers"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Spec):
     """How often each fault is tried. The defaults take a few minutes of one core."""
 
     only: tuple[Part, ...] = get_args(Part)

@@ -28,9 +28,9 @@ from turngym.agents import load_world
 from turngym.agents.models import load_tokenizer
 from turngym.agents.proxy.restored_sessions import restore
 from turngym.agents.proxy.session_tokens import ChatListRenderer
-from turngym.agents.proxy.turn_records import RecordProblem, iter_records
+from turngym.agents.proxy.turn_records import iter_records
 from turngym.agents.servers.weights import free_port
-from turngym.core.trace import read_trace
+from turngym.core.trace import TraceProblem, read_trace
 from turngym.trainers.checkpoint import list_checkpoints, read_state
 from turngym.trainers.metrics import iter_metrics
 
@@ -162,7 +162,7 @@ def broken_promises(place: Path) -> list[str]:
     broken, texts = list[str](), Counter[str]()
     turns, used, step = Counter[str](), dict[str, int](), 0
     for one in iter_records(server):
-        if isinstance(one, RecordProblem):
+        if isinstance(one, TraceProblem):
             broken.append(str(one))
         elif one["kind"] == "turn" and one["main"]:
             turns[one["session"]] += 1
@@ -223,7 +223,7 @@ def outcome(place: Path) -> dict[str, Any]:
         one.task.task_id: (one.success, [turn.response for turn in one.turns], one.status.value)
         for one in read_trace(trace)[0]
     }
-    problems = [str(one) for one in iter_records(place / "server") if isinstance(one, RecordProblem)]
+    problems = [str(one) for one in iter_records(place / "server") if isinstance(one, TraceProblem)]
     return {
         "training": learned,
         "client": sorted(episodes.items()),

@@ -191,7 +191,8 @@ def _kill_index(place: Path, moment: float) -> tuple[str, str]:
 
 
 def _kill_recorder(place: Path, moment: float) -> tuple[str, str]:
-    from turngym.agents.proxy.turn_records import RecordProblem, TurnRecorder, iter_records
+    from turngym.agents.proxy.turn_records import TurnRecorder, iter_records
+    from turngym.core.trace import TraceProblem
 
     with subprocess.Popen(
         [sys.executable, "-c", RECORDS, str(place)], stdout=subprocess.PIPE, text=True, env=ONE_THREAD
@@ -202,8 +203,8 @@ def _kill_recorder(place: Path, moment: float) -> tuple[str, str]:
         said += process.stdout.readlines()
     TurnRecorder(place).close()
     found = list(iter_records(place))
-    damaged = sum(isinstance(one, RecordProblem) for one in found)
-    steps = [one["step"] for one in found if not isinstance(one, RecordProblem)]
+    damaged = sum(isinstance(one, TraceProblem) for one in found)
+    steps = [one["step"] for one in found if not isinstance(one, TraceProblem)]
     acknowledged = sum(line.endswith("\n") for line in said)
     if damaged or steps[:acknowledged] != list(range(acknowledged)):
         return "lost", f"{acknowledged} said, {len(steps)} held, {damaged} damaged"

@@ -10,20 +10,19 @@ Example:
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from turngym.agents import evaluate
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.worlds import WORLDS, load_world
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "results"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Spec):
     """Where the evaluations are played and the packed files written."""
 
     runs: Path = Path("runs/results")

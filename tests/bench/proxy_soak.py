@@ -42,7 +42,8 @@ from bench_server import children, cpu_seconds, megabytes
 from server_faults import TARGETS, Sender, ready
 
 from turngym.agents import load_world
-from turngym.agents.proxy.turn_records import RecordProblem, iter_records
+from turngym.agents.proxy.turn_records import iter_records
+from turngym.core.trace import TraceProblem
 
 DISK = 64 << 20
 """Bytes of the disk that the run is on."""
@@ -261,7 +262,7 @@ def lost(out: Path, seen: Seen) -> list[str]:
     problems = []
     owners: dict[str, str] = {}
     for record in iter_records(out):
-        if isinstance(record, RecordProblem):
+        if isinstance(record, TraceProblem):
             problems.append(f"line {record.line} of the records: {record.reason}")
         elif record["kind"] == "turn":
             names = set(NAME.findall(json.dumps(record["messages"])))

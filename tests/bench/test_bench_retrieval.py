@@ -46,6 +46,7 @@ def test_a_tally_adds_up() -> None:
     assert (tally.rate, tally.milliseconds(0), tally.milliseconds(100), tally.errors) == (1.0, 1.0, 4.0, ["x"])
 
 
+@pytest.mark.long
 def test_cpu_time_is_that_of_a_process_and_its_children() -> None:
     burn = "sum(range(30_000_000))"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{burn}']); print(flush=True); input()"

@@ -239,6 +239,7 @@ def test_a_killed_run_goes_on_or_begins_anew(tmp_path: Path) -> None:
     assert killed_soak.again(argv) == [*argv, "--resume"]
 
 
+@pytest.mark.long
 def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "a") == ("turned away", "")

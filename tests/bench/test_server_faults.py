@@ -22,6 +22,7 @@ def test_requests_come_from_the_seed(kind: str) -> None:
     assert all(drawn[0])
 
 
+@pytest.mark.long
 def test_a_server_answers_all_of_them() -> None:
     (row,) = run_server_faults(60, 0, only=["webshop"])
     assert row.notes == []

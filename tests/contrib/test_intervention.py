@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from turngym.core.episode import Episode, TopK
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.batch import pack
 from turngym.trainers.contrib import sage_opd
 from turngym.trainers.contrib.sage_opd import Intervention, Reweighted, gate
-from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.token_losses import NegativeLogLikelihood
 
 # the most likely id stands second here: it is looked for, not taken for granted
@@ -96,5 +97,5 @@ def test_the_loss_is_multiplied() -> None:
 
 @pytest.mark.parametrize("more", [{"form": "sampled"}, {"support": "student"}])
 def test_a_form_without_the_teachers_confidence_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="topk and teacher"):
+    with pytest.raises(SettingsError, match="topk and teacher"):
         sage_opd.build(sage_opd.SageOpdConfig(), BuildContext(distill=DistillConfig(**more)))

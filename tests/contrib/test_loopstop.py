@@ -100,6 +100,7 @@ def test_recorded_episodes_end_where_they_loop(make_episode: MakeEpisode) -> Non
     assert [episode.meta.get(SHORT) for episode in played] == [None, 4, 4]
 
 
+@pytest.mark.long
 def test_a_run_leaves_its_loops(tmp_path: Path) -> None:
     """The shipped pair with loops: all go on in step 1, none in step 2, and in step 3 half of the episodes."""
     world = load_world("alfworld-loops")

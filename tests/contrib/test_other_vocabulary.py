@@ -791,9 +791,7 @@ def test_only_whole_spans_are_compared(scorers: Any) -> None:
     assert found.log["vocabulary/merged"] == 0.0
     assert found.label_logp_N is not None
     np.testing.assert_allclose(
-        found.label_logp_N,
-        [-0.02 * ID["to "], -0.01 * THEIR_ID["shelf"], -0.01 * THEIR_ID["<|end|>"]],
-        rtol=1e-6,
+        found.label_logp_N, [-0.02 * ID["to "], -0.01 * THEIR_ID["shelf"], -0.01 * THEIR_ID["<|end|>"]], rtol=1e-6
     )
 
 

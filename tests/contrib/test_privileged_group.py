@@ -267,5 +267,5 @@ def test_what_is_told_reaches_targets(group: list[Episode]) -> None:
 
 def test_the_surrogate_and_who_is_told_what_where_are_the_settings() -> None:
     config = PrivilegedGroupConfig(clip=(0.1, 0.3), kl_coef=0.5, position="last_user", reader="initial")
-    assert config.surrogate == PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.5)
+    assert config.surrogate == PolicyGradient(clip=(0.1, 0.3), kl_coef=0.5)
     assert config.privileged == PrivilegedText(position="last_user", reader="initial")

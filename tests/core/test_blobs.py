@@ -40,20 +40,6 @@ def test_threads_read_one_store(tmp_path: Path) -> None:
         assert all(pool.map(lambda row: store[row % 200] == str(row % 200).encode() * 50, range(2000)))
 
 
-def test_closed_twice_and_then_refused(tmp_path: Path) -> None:
-    writer = BlobWriter(tmp_path / "x")
-    writer.append(b"a")
-    writer.close()
-    writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.append(b"b")
-    store = BlobStore(tmp_path / "x")
-    store.close()
-    store.close()
-    with pytest.raises(ValueError, match="closed"):
-        store[0]
-
-
 def test_missing_and_damaged_files(tmp_path: Path) -> None:
     written(tmp_path / "x", [b"abc", b"de"]).close()
     with pytest.raises(BlobError, match="there is no such file"):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from late import late
 
 from turngym.core.trace import read_episodes
 
@@ -87,9 +88,7 @@ def finished(folder: Path) -> set[str]:
     return {episode.task.task_id for episode in read_episodes(folder / "out.jsonl") if episode.success}
 
 
-@pytest.mark.parametrize(
-    "what", ["sum", *(pytest.param(name, marks=pytest.mark.long) for name in HOLDING if name != "sum")]
-)
+@pytest.mark.parametrize("what", late(HOLDING, "sum"))
 def test_a_step_that_holds_the_lock_ends_this_process(what: str, tmp_path: Path) -> None:
     (tmp_path / "holds_env.py").write_text(ENV.replace("HOLDING", HOLDING[what]))
     argv = [sys.executable, "-c", RUN, *words(tmp_path, "--workers", "0", "--slots", "1", "--step-timeout", "0.5")]

@@ -170,6 +170,7 @@ def test_what_cannot_be_had_is_one_line(tmp_path: Path, hub: Any) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_every_place_that_takes_a_model_goes_through_the_one_door(tmp_path: Path, hub: Any) -> None:
     words = ["train", "sft", "--student", "some-org/tiny", "--steps", "1", "--episodes", "1", "--no-tensorboard"]
     words += ["--threads", "1", "--max-turns", "3", "--out", str(tmp_path / "run"), "--no-progress"]
@@ -189,6 +190,7 @@ def test_every_place_that_takes_a_model_goes_through_the_one_door(tmp_path: Path
     assert f"snapshots/{COMMIT}" in (tmp_path / "run" / "config.toml").read_text()
 
 
+@pytest.mark.long
 def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: Path, hub: Any) -> None:
     own = load_world("alfworld").checkpoint("student")
     also = "turngym/WebShop-v0,share=1,teacher=some-org/tiny,split=train"
@@ -208,6 +210,7 @@ def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: P
     assert "teacher=some-org/tiny" not in written.partition("[provenance")[0]
 
 
+@pytest.mark.long
 def test_an_adapter_names_its_base_as_on_the_hub_and_the_cache_alone_is_asked(tmp_path: Path, hub: Any) -> None:
     from turngym.agents.models import load_model
     from turngym.trainers.lora import LoraConfig, add_adapters, save_adapter
@@ -220,16 +223,12 @@ def test_an_adapter_names_its_base_as_on_the_hub_and_the_cache_alone_is_asked(tm
     assert (missing.returncode, "some-org/tiny, which is not whole in the hub's cache" in missing.stderr) == (2, True)
     assert hub.asked == []
     merge = ["model", "merge", "adapter", "--out"]
-    found = hub.run(
-        tmp_path,
-        ([*merge, "named", "--base", "some-org/tiny"], {}),
-        (words, OFF),
-        ([*merge, "own"], OFF),
-    )
+    found = hub.run(tmp_path, ([*merge, "named", "--base", "some-org/tiny"], {}), (words, OFF), ([*merge, "own"], OFF))
     assert [done.returncode for done in found] == [0, 0, 0], found
     assert (tmp_path / "named" / "turngym.json").read_bytes() == (tmp_path / "own" / "turngym.json").read_bytes()
 
 
+@pytest.mark.long
 def test_the_proxy_reads_the_chat_settings_of_a_model_by_name(tmp_path: Path, hub: Any) -> None:
     (fetched,) = hub.run(tmp_path, (("folder", "some-org/tiny"), {}))
     assert fetched.returncode == 0, fetched.stderr

@@ -55,13 +55,8 @@ def test_names_paths_and_entry_points(outside: str) -> None:
             "unknown widget 'fanzy'; widgets are: plain, other, gift, fancy, gone, twice, package.module:name. Did",
         ),
         ("outside_pkg.absent:make", "widget 'outside_pkg.absent:make': cannot import 'outside_pkg.absent'"),
-        ("outside_pkg.broken:make", "cannot import 'outside_pkg.broken' (No module named 'no_such_module_anywhere')"),
         ("outside_pkg.made:mak", "outside_pkg.made has no 'mak'. Did you mean 'make'?"),
-        ("gone", "widget 'gone': outside_pkg.made has no 'nothing'"),
-        (
-            "twice",
-            "widget 'twice' is the name of several installed ones; valid: outside_pkg.made:Box, ",
-        ),
+        ("twice", "widget 'twice' is the name of several installed ones; valid: outside_pkg.made:Box, "),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(outside: str, name: str, text: str) -> None:

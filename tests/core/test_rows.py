@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
 import lzma
@@ -93,15 +92,11 @@ def test_quotation_marks_of_a_tsv_belong_to_its_texts(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("a.jsonl", b'{"a": 1}\n{"a": \n', "line 2: not JSON"),
-        ("a.jsonl", b'{"a": 1}\n{"a": ' + b"9" * 5000 + b"}\n", "line 2: not JSON"),
         ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "line 2: not JSON"),
         ("a.jsonl", b'{"a": "\xed\xa0\x80"}\n', "line 1: byte 0xed at column 8 is not UTF-8"),
-        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "line 1: byte 0xff at column 1 is not UTF-8"),
         ("a.json", b'{\n "question": "one object over several lines"\n}\n', "one JSON object per line: an object"),
         ("a.json", b'[{"a": 1}, {"a"', "damaged after element 1"),
-        ("a.json", b'[{"a": 1}] [', "'[' after the end"),
         ("a.json", b'{"data": [{"a": 1}, {"a"', "damaged after element 1"),
-        ("a.json", b'{"data": [{"a": 1}]} x', "'x' after the end"),
         ("a.tsv", b"a\tb\n1\t2\t3\n", "line 2: 3 cells; the header has 2"),
         ("a.tsv", b"a\tb\n1\t2\r3\n", "line 2: not a row of the table: a carriage return alone"),
         ("a.tsv", b'a\tb\n1\t"x ""y""\tz"\n', "line 2: 3 cells; the header has 2"),
@@ -109,9 +104,7 @@ def test_quotation_marks_of_a_tsv_belong_to_its_texts(tmp_path: Path) -> None:
         ("a.csv", b'a,b\n"1,2\n', "line 2: not a row of the table"),
         ("a.csv", b"a,b\r1,2\r", "line 1: not a row of the table: a carriage return alone"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], "cannot be read further"),
-        ("a.jsonl.gz", b"\x1f\x8b" + b"nonsense", "cannot be read further"),
         ("a.jsonl.xz", lzma.compress(b"{}"), "is compressed by xz; valid: JSON or a table as text"),
-        ("a.jsonl.bz2", bz2.compress(b"{}"), "is compressed by bzip2"),
         ("a.json", b"PAR1 and more", "a parquet file, whose name must end in .parquet"),
     ],
 )
@@ -228,12 +221,9 @@ def test_streamed_json_is_what_json_loads(
     ("text", "words"),
     [
         ("", "begins with ''"),
-        ("<html>", "begins with '<'"),
         ('{"a": 1}', "begins with '{'; valid: a list of products"),
         ("[1, 2", "damaged after element 1"),
         ("[1 2]", "'2' where ',' is needed"),
-        ("[1,]", "damaged after element 1, character 3"),
-        ("[1] x", "'x' after the end"),
         ('[{"a": tru}]', "damaged after element 0"),
         ("[" * 100_000, "too deep"),
         ('["\udc80"]', "not UTF-8"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import pickle
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +25,7 @@ from turngym.core.spec import (
     SettingsError,
     Spec,
     Unread,
+    changed,
     diff,
     expand,
     find,
@@ -287,8 +290,7 @@ runs = st.builds(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Spec):
     host: str = "here"
     port: Annotated[int, Meta(ge=1, le=9)] | None = None
     share: NotNegative = 0.5
@@ -331,8 +333,7 @@ def test_notes_give_numbers_a_range_also_in_a_union(name: str, word: str, said: 
         read(Served, table, "f")
 
 
-@dataclass(frozen=True)
-class Unranged:
+class Unranged(Spec):
     maybe: float | None = None
     pair: tuple[float | None, float] = (0.0, 1.0)
 
@@ -378,16 +379,25 @@ class Needy(Spec):
 
 
 @pytest.mark.parametrize(
-    "value", [Unranged(maybe="1"), Unranged(pair=(1.0,)), Needy(host="h", port="1"), Needy(port=2)]
-)  # type: ignore[arg-type]
-def test_settings_made_in_python_are_read_by_their_type(value: Any) -> None:
-    with pytest.raises(SettingsError, match=f"^{type(value).__name__}: (maybe|pair|port) is "):
-        checked(value)
+    "make",
+    [
+        lambda: Unranged(maybe="1"),  # type: ignore[arg-type]
+        lambda: Unranged(pair=(1.0,)),  # type: ignore[arg-type]
+        lambda: changed(Unranged(), maybe=math.nan),
+        lambda: changed(Needy(host="h"), port="1"),
+        lambda: checked(Needy(port=2)),
+    ],
+)
+def test_settings_made_in_python_are_read_by_their_type(make: Callable[[], Any]) -> None:
+    with pytest.raises(SettingsError, match=r"^(Unranged|Needy): (maybe|pair|port) is "):
+        make()
 
 
 def test_settings_made_in_python_stay_as_they_are() -> None:
-    value = Needy(host="h", port=2, names=("a",))
-    assert checked(value) == value
+    assert to_table(checked(Needy(host="h", port=2, names=("a",)))) == {"host": "h", "port": 2, "names": ("a",)}
+    assert pickle.loads(pickle.dumps(Unranged(maybe=0.5))) == changed(Unranged(), maybe=0.5)
+    with pytest.raises(SettingsError, match="Needy: there is no setting 'prot'"):
+        Needy(prot=2)  # type: ignore[call-arg]
 
 
 class Above(Spec):

@@ -145,15 +145,6 @@ def test_numpy_scalars_and_lone_surrogates_are_written() -> None:
     assert (back.seed, back.success, back.episode_return, back.turns[0].response) == (4, True, 0.5, "\ud800")
 
 
-def test_writing_appends(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "trace.jsonl"
-    for sample in range(3):
-        with TraceWriter(path) as writer:
-            writer.write(episode(sample=sample))
-    read, problems = read_trace(path)
-    assert ([item.sample for item in read], problems) == ([0, 1, 2], [])
-
-
 def test_each_episode_is_on_disk_at_once(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t.jsonl")
     writer.write(episode(sample=7))
@@ -204,19 +195,12 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
             (lambda record, name=name, value=value: record.update({name: value}), f"$.{key or name}")
             for name, value, key in (
                 ("task", ["x"], ""),
-                ("status", "done", ""),
                 ("success", "false", ""),
-                ("success", 1, ""),
                 ("seed", "5", ""),
-                ("sample", True, ""),
                 ("group", 2**70, ""),
-                ("score", "5", ""),
                 ("ret", None, "episode_return"),
                 ("segments", [[1.7, 2]], "segments[0]"),
-                ("segments", [[5, True]], "segments[0]"),
-                ("turns", {}, ""),
                 ("turns", [3], "turns[0]"),
-                ("final_observation", 5, ""),
                 ("timings", {"env": "x"}, "timings[...]"),
             )
         ),
@@ -224,13 +208,8 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
             (lambda record, name=name, value=value: record["turns"][0].update({name: value}), f"$.turns[0].{name}")
             for name, value in (
                 ("verdict", "fine"),
-                ("response_span", [0]),
-                ("observation", 5),
                 ("response", None),
                 ("reward", None),
-                ("admissible", [5]),
-                ("finish", [1]),
-                ("policy_version", "x"),
                 ("origin", "noisy"),
                 ("logprobs", ["x"]),
             )

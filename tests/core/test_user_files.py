@@ -46,7 +46,6 @@ def test_marks_and_line_ends_of_any_system(data: bytes, tmp_path: Path) -> None:
     ("data", "said"),
     [
         ("a\nb\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
-        ("a\nb\n".encode("utf-32"), "is UTF-32 text; save it as UTF-8"),
         ("a\nb\n".encode("utf-16-le"), "line 1: a zero byte; it is no text, or UTF-16 text: save it as UTF-8"),
         ("a\nä\n".encode("latin-1"), "line 2: byte 0xe4 at column 1 is no UTF-8; save it as UTF-8"),
     ],

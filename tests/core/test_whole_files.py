@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from small_disk import small_disk
 
-from turngym.agents.proxy.turn_records import RECORDS_FILE, RecordProblem, TurnRecorder, iter_records
 from turngym.core.files import FolderInUseError, locked_file, locked_folder, new_folder
 from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError
@@ -134,39 +132,3 @@ def test_settings_nested_beyond_reason_are_one_line(tmp_path: Path) -> None:
     path.write_text("x = " + "[" * 30_000 + "]" * 30_000)
     with pytest.raises(SettingsError, match=r"deep\.toml is nested too deeply"):
         read_toml(path)
-
-
-def records_of(folder: Path) -> list[str]:
-    return [
-        f"line {found.line}: {found.reason}" if isinstance(found, RecordProblem) else str(found["step"])
-        for found in iter_records(folder)
-    ]
-
-
-LINES = list(range(6))
-
-
-@pytest.mark.parametrize(
-    ("order", "said"),
-    [
-        (LINES, [*"012345"]),
-        ([0, 1, 4, 5], [*"01", "line 3: 2 records are missing before it", *"45"]),
-        ([2, 3, 4, 5], ["line 1: 2 records are missing before it", *"2345"]),
-        ([0, 1, 1, 2, 3, 4, 5], [*"01", "line 3: record 1 stands there twice", *"2345"]),
-        # a damaged line is one problem, not two
-        ([0, 1, "damaged", 3, 4, 5], [*"01", "line 3: it was changed", *"345"]),
-    ],
-)
-def test_records_whose_lines_were_moved_are_noticed(tmp_path: Path, order: list[Any], said: list[str]) -> None:
-    for steps in (range(3), range(3, 6)):  # a second process goes on with the numbers of the first
-        recorder = TurnRecorder(tmp_path)
-        for step in steps:
-            recorder.write({"kind": "unused", "step": step})
-        recorder.close()
-    lines = (tmp_path / RECORDS_FILE).read_bytes().splitlines(keepends=True)
-    assert [json.loads(line)["n"] for line in lines] == LINES
-    damaged = lines[2].replace(b'"step":2', b'"step":7')
-    (tmp_path / RECORDS_FILE).write_bytes(b"".join(damaged if place == "damaged" else lines[place] for place in order))
-    found = records_of(tmp_path)
-    assert len(found) == len(said)
-    assert all(one.startswith(wanted) for one, wanted in zip(found, said, strict=True)), found

@@ -19,11 +19,7 @@ TOOL = ToolSpec(
     name="alfworld_step", description="Act.", argument="action", argument_description="what", examples=("look",)
 )
 SEARCH = ToolSpec(
-    name="search",
-    description="Search.",
-    argument="query",
-    argument_description="what",
-    tags=("search", "answer"),
+    name="search", description="Search.", argument="query", argument_description="what", tags=("search", "answer")
 )
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "alfworld_step", "arguments": {"action": "look"}}\n</tool_call>',

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import io
 import json
 import math
 import os
@@ -128,8 +126,7 @@ def test_bad_panels_cannot_be_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "where"),
-    [({"task_id": 5}, r"tasks\[0\]\[0\]"), ({"category": None}, r"tasks\[0\]\[3\]")],
+    ("changes", "where"), [({"task_id": 5}, r"tasks\[0\]\[0\]"), ({"category": None}, r"tasks\[0\]\[3\]")]
 )
 def test_a_panel_is_made_of_what_its_manifest_gives_back(changes: dict[str, Any], where: str) -> None:
     first, *others = toy_panel().tasks
@@ -268,14 +265,7 @@ def test_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"data": "/mine"}', "--data"),
-        ('{"channel": "tool"}', "channel is 'tool'"),
-        ('{"env_class": "this:s"}', "env_class is no argument"),
-        ('{"id": "x"}', "id is no argument"),
-    ],
+    [("{", "is not JSON"), ('{"data": "/mine"}', "--data"), ('{"env_class": "this:s"}', "env_class is no argument")],
 )
 def test_bad_arguments_of_write(make: str, message: str, tmp_path: Path) -> None:
     words: Any = ["write", "toy", "--env", TOY, "--out", str(tmp_path), "--env-kwargs", make]
@@ -329,7 +319,7 @@ def test_every_kind_of_value_in_a_manifest_is_refused_by_name(tmp_path: Path, fi
         load_panel(str(path))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", "[" * 100_000, '{"schema": ' + "9" * 5000 + "}", "{"])
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{"])
 def test_files_that_are_no_manifest(tmp_path: Path, text: str) -> None:
     (tmp_path / "toy-v1.json").write_text(text)
     with pytest.raises(PanelError, match=r"toy-v1\.json is not a panel manifest"):
@@ -358,32 +348,11 @@ def test_arguments_that_are_no_json_are_refused(kwargs: Any) -> None:
 
 
 def test_a_panel_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.TextIOWrapper):
-        def write(self, text: str) -> int:
-            super().write(text[: len(text) // 2])
-            self.flush()
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    real = Path.open
-
-    def opened(self: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
-        file = real(self, mode, *args, **more)
-        return Full(file.detach(), encoding="utf-8") if mode == "w" else file  # type: ignore[union-attr]
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "open", opened)
-        with pytest.raises(PanelError, match="cannot be written: No space left on device"):
-            write_panel(toy_panel(), tmp_path / "new")
-    assert not list(tmp_path.rglob("*"))
-    path = write_panel(toy_panel(), tmp_path)
-    before = path.read_bytes()
-    assert b"\r" not in before
-    with monkeypatch.context() as killed:
-        killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            write_panel(toy_panel(2), tmp_path)
-    assert [found.name for found in tmp_path.iterdir()] == ["toy-v1.json"]
-    assert path.read_bytes() == before
+    before = write_panel(toy_panel(), tmp_path).read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        write_panel(toy_panel(2), tmp_path)
+    assert {found.name: found.read_bytes() for found in tmp_path.iterdir()} == {"toy-v1.json": before}
 
 
 def test_two_that_write_the_same_panel_give_one(tmp_path: Path) -> None:

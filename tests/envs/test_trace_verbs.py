@@ -80,17 +80,12 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("select", "samples"),
     [
-        (Select(), [0, 1, 2]),
         (Select(outcome="won"), [0]),
-        (Select(outcome="lost"), [1, 2]),
         (Select(status=(Status.TRUNCATED_TURNS, Status.ERROR_ENV)), [1, 2]),
         (Select(category=("cool",)), [1]),
         (Select(task="heat/"), [0, 2]),
         (Select(verdict=(Verdict.MALFORMED,)), [2]),
         (Select(limit=2), [0, 1]),
-        (Select(limit=1, outcome="lost"), [1]),
-        (Select(limit=0), []),
-        (Select(outcome="won", category=("cool",)), []),
     ],
 )
 def test_selection(select: Select, samples: list[int], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,12 +122,7 @@ def test_filter_copies_exactly_and_never_overwrites(file: Path, tmp_path: Path) 
     assert out.read_bytes() == before
 
 
-def test_no_files_is_an_error() -> None:
-    with pytest.raises(TurngymError, match="FILES must be given"):
-        trace.main(["print"])
-
-
-@pytest.mark.parametrize("rows", ["turns", "trajectories"])
+@pytest.mark.parametrize("rows", ["turns"])
 def test_a_seed_that_parquet_cannot_hold_is_one_line(rows: str, tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         writer.write(replace(episode(0, won=True), seed=2**70))
@@ -242,6 +232,7 @@ def test_a_prompt_without_ids_is_built_again_from_the_texts(tmp_path: Path, caps
     assert " ".join(second.split()) == "[system] Be good. [user] o Turns taken: 1. Now turn 2. Observation 2: o"
 
 
+@pytest.mark.long
 def test_the_page_in_a_phone_folds_lists_and_shows_an_action_once(tmp_path: Path) -> None:
     browser = find_browser() or pytest.skip("no Chromium is installed")
     actions = tuple(f"take pen {number} from the very long shelf {number}" for number in range(400))
@@ -354,15 +345,6 @@ def test_verify_reads_the_records_of_a_proxy(tmp_path: Path, capsys: pytest.Capt
     recorder.path.write_bytes(recorder.path.read_bytes().replace(b'"step":1', b'"step":7'))
     assert trace.main(["verify", str(recorder.path)]) == 1
     assert "records.jsonl: line 2: it was changed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("verb", ["print", "html", "filter"])
-def test_a_file_that_is_no_trace_is_an_error(verb: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("one\ntwo\n")
-    out = [] if verb == "print" else ["--out", str(tmp_path / "out")]
-    with pytest.raises(TurngymError, match=r"notes\.txt is no trace: none of its 2 lines"):
-        trace.main([verb, str(tmp_path / "notes.txt"), *out])
-    assert not (tmp_path / "out").exists() or verb == "filter"
 
 
 @pytest.mark.parametrize("words", [["filter"], ["parquet"], ["parquet", "--rows", "trajectories"], ["html"]])

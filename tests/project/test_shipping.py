@@ -87,16 +87,24 @@ def test_newest_takes_no_constraints_but_torchs(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_an_extra_that_does_not_install_costs_its_own_tests_only(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tool, wanted = bootstrap(), []
+    monkeypatch.setattr(tool, "VENV", tmp_path)
     monkeypatch.setattr(tool, "other_python", lambda: None)
     monkeypatch.setattr(tool, "install", lambda *words, check=True: wanted.append(words[-1]) or int("ray" in words[-1]))
     tool.set_up_tests()
-    _, together, _, *others = wanted
-    assert together == f"{others[0][:-1]},{','.join(tool.OPTIONAL)}]"
-    assert others[1:] == [f".[{extra}]" for extra in tool.OPTIONAL]
+    together, needed, *others = [words for words in wanted if words.startswith(".")]
+    assert together == f"{needed[:-1]},{','.join(tool.OPTIONAL)}]"
+    assert others == [f".[{extra}]" for extra in tool.OPTIONAL]
     assert capfd.readouterr().out.count("did not install") == 1
+    # what is there is not installed again, unless its bounds have changed
+    wanted.clear()
+    assert tool.set_up("train,spacy") == 0
+    assert wanted == []
+    (tmp_path / "turngym-extras").write_text("of other bounds\ntrain\nspacy\n")
+    tool.set_up("train,spacy")
+    assert wanted == [tool.pinned_torch(), ".[train,spacy]"]
 
 
 def test_every_test_is_in_the_quick_or_the_long_job_and_ci_runs_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +143,7 @@ def test_newest_names_what_the_bounds_hold_back() -> None:
         {"name": "inspect_ai", "version": "0.3.285", "latest_version": "0.4.0"},
     ]
     found = bootstrap().held_back(rows, (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert found == [
-        "Flask 3.1: 4.0.1 is out (bound: <4)",
-        "inspect_ai 0.3.285: 0.4.0 is out (bound: <0.4)",
-    ]
+    assert found == ["Flask 3.1: 4.0.1 is out (bound: <4)", "inspect_ai 0.3.285: 0.4.0 is out (bound: <0.4)"]
 
 
 def tensors(path: Path) -> dict[str, dict[str, Any]]:

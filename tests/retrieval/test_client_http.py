@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -137,7 +136,12 @@ def test_hits_of_a_web_search_keep_the_order_of_the_server(canned: Canned, clien
     assert read_reply(b'{"result": [[]]}', 1, 3) == [[]]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    "place",
+    [
+        1,
+    ],
+)
 @pytest.mark.parametrize("change", ["score", "id", "_id"])
 def test_a_score_may_only_be_missing_everywhere(place: int, change: str) -> None:
     reply = web("Tarnby", "Leck", "Orlen")
@@ -211,29 +215,19 @@ QUOTED = '"1"'
     ("body", "says"),
     [
         (b"", "not JSON"),
-        (b"<html>proxy</html>", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"[]", 'not {"result": [['),
         (b'{"detail": "no"}', 'not {"result": [['),
         (
             b'{"error": "the index is being built", "result": [[]]}',
             "the answer is an error: 'the index is being built'",
         ),
-        (b'{"result": {"a": 1}}', "got `object` - at `$.result`"),
         (b'{"result": []}', "0 result lists for 1 queries"),
-        (b'{"result": [[], []]}', "2 result lists for 1 queries"),
         (b'{"result": [{"id": "1", "contents": "x"}]}', "Expected `array`, got `object` - at `$.result[0]`"),
-        (b'{"result": [null]}', "Expected `array`, got `null`"),
         (b'{"result": [["text"]]}', "Expected `object`, got `str`"),
         (b'{"result": [[{"id": "1", "contents": "x"}]]}', "missing required field `document`"),
-        (b'{"result": [[{"document": {"id": "1", "contents": "x"}}]]}', "result[0][0]: the score is missing"),
         (b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}', "result[0][0].document: row '1' has no contents"),
-        (b'{"result": [[{"document": {"id": "1", "contents": 5}, "score": 1}]]}', "contents of row '1' is 5"),
         (f'{{"result": [[{ENTRY % "NaN"}]]}}'.encode(), "the score is nan; it must"),
-        (f'{{"result": [[{ENTRY % "-Infinity"}]]}}'.encode(), "the score is -inf; it must"),
         (f'{{"result": [[{ENTRY % "null"}]]}}'.encode(), "Expected `float`, got `null`"),
-        (f'{{"result": [[{ENTRY % "true"}]]}}'.encode(), "Expected `float`, got `bool`"),
         (f'{{"result": [[{ENTRY % 1}, {ENTRY % QUOTED}]]}}'.encode(), "Expected `float`, got `str`"),
     ],
 )
@@ -253,7 +247,7 @@ def test_a_failure_that_passes_is_retried(canned: Canned, client: Any) -> None:
     assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize("status", [425, 429, 503, 520, 529])
+@pytest.mark.parametrize("status", [429, 529])
 def test_a_busy_server_says_how_long(status: int) -> None:
     slept: list[float] = []
     waits = ["3"]
@@ -345,18 +339,6 @@ def test_nobody_listens(client: Any) -> None:
         _ = client(url).fingerprint
 
 
-def test_a_server_that_dies_between_searches(echo: Any, serve: Any, client: Any) -> None:
-    server = serve(echo)
-    retriever = client(server.url)
-    assert retriever.search(["a"], 1)
-    server.stop()
-    while not echo.closed:
-        threading.Event().wait(0.001)
-    with pytest.raises(RetrieverUnavailable, match="is `turngym serve retrieval` running there"):
-        retriever.search(["b"], 1)
-    assert retriever.search(["a"], 1)
-
-
 def test_a_server_that_comes_back_with_another_index_is_refused(canned: Canned, client: Any) -> None:
     server = canned(good)
     server.headers[FINGERPRINT_HEADER] = "first"
@@ -392,7 +374,13 @@ def test_any_text_can_be_asked(canned: Canned, client: Any) -> None:
     assert normalize("a \ud800\n b") == "a ? b"
 
 
-@pytest.mark.parametrize("k", [0, -1, True, 2.0, None])
+@pytest.mark.parametrize(
+    "k",
+    [
+        0,
+        True,
+    ],
+)
 def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
     with pytest.raises(RetrievalError, match=r"k=.*at least 1"):
         client("http://127.0.0.1:1").search(["a"], k)
@@ -418,7 +406,7 @@ def test_urls_that_no_client_could_ask(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("deadline", "5"), ("deadline", 0), ("attempt", math.inf), ("cache", -1), ("chunk", 0), ("seed", 1.5)],
+    [("deadline", "5"), ("attempt", math.inf), ("seed", 1.5)],
 )
 def test_settings_that_no_client_can_have(name: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=name):
@@ -455,11 +443,3 @@ def test_a_forked_child_connects_anew(canned: Canned, client: Any) -> None:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert retriever.search(["c"], 1)[0][0].passage.id == "c-0"
-
-
-def test_a_closed_client_says_so(canned: Canned, client: Any) -> None:
-    retriever = client(canned(good).url)
-    retriever.close()
-    retriever.close()
-    with pytest.raises(RetrieverUnavailable):
-        retriever.search(["a"], 1)

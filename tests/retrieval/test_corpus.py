@@ -72,22 +72,15 @@ def test_gzip_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
     ("row", "words"),
     [
         ({"id": "x9"}, ["line 2", "'x9'", "no contents", "['id']"]),
-        ({"id": "x9", "text": None}, ["line 2", "text of row 'x9' is null", "must be a string"]),
         ({"id": "x9", "contents": ["a"]}, ["line 2", "contents of row 'x9' is [\"a\"]"]),
         ({"id": "x9", "contents": ""}, ["line 2", "'x9'", "empty"]),
-        ({"id": "x9", "title": " ", "text": "\n"}, ["line 2", "empty"]),
         ({"contents": "a"}, ["line 2", "no id"]),
-        ({"id": None, "contents": "a"}, ["line 2", "id null"]),
         ({"id": 1.5, "contents": "a"}, ["line 2", "id 1.5"]),
-        ({"id": True, "contents": "a"}, ["line 2", "id true"]),
         ({"id": "", "contents": "a"}, ["line 2", "id ''"]),
         ({"id": "a\0b", "contents": "a"}, ["line 2", "NUL"]),
-        (["a"], ["line 2", 'not ["a"]']),
         ("{'id': 1}", ["line 2", "not JSON", "{'id': 1}"]),
         ('{"id": 1, "contents": "\\ud800x"}', ["line 2", "\\ud800", "character 0"]),
-        ('{"id": "\\ud800", "contents": "x"}', ["line 2", "the id", "\\ud800"]),
         ("[" * 100_000, ["line 2", "not JSON"]),
-        ('{"id": ' + "9" * 5000 + ', "contents": "x"}', ["line 2", "not JSON"]),
     ],
 )
 def test_broken_rows_are_named(tmp_path: Path, row: Any, words: list[str]) -> None:

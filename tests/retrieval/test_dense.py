@@ -193,20 +193,14 @@ def test_scores_beyond_what_a_float_holds() -> None:
     "vectors",
     [
         [[1.0, np.nan]],
-        [[np.inf, 0.0]],
         [[1e300, 0.0]],
         [[1.0, 0.0], [1.0, 0.0]],
         [1.0, 0.0],
-        [[1.0, 0.0, 0.0]],
         [["x", "y"]],
-        [["1", "0"]],
         [[1.0, 0.0], [1.0]],
         np.array([[1 + 1j, 0]]),
-        np.array([[True, False]]),
         np.array([[1.0, None]]),
-        np.array([["2026-01-01", "2026-01-02"]], "datetime64[D]"),
         None,
-        [],
     ],
 )
 def test_vectors_are_checked_when_built_and_when_asked(vectors: Any) -> None:

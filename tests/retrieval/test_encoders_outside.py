@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from turngym.core.errors import RetrievalError
-from turngym.retrieval.encoders import find_encoder
 from turngym.retrieval.index import BuildPlan, IndexFolderError, build_index, describe_index, read_manifest
 from turngym.retrieval.open_retriever import open_retriever
 
@@ -70,19 +68,3 @@ def test_an_index_is_built_and_opened_with_it(outside: None, tmp_path: Path, nam
     assert [hits[0].passage.title for hits in found] == ["T1", "T2", "T0"]
     with pytest.raises(IndexFolderError, match=r"another encoder: it stores count-v1 .*Other is count-v2"):
         open_retriever(out, encoder="counting_encoder:Other")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "hasing",
-            r"unknown encoder 'hasing'; encoders are: hashing, minilm, hf:MODEL, count, package\.module:name\. Did",
-        ),
-        ("counting_encoder:Cout", "encoder 'counting_encoder:Cout': counting_encoder has no 'Cout'"),
-        ("no_such_module:Count", "cannot import 'no_such_module'"),
-    ],
-)
-def test_encoders_that_are_not_there(outside: None, name: str, text: str) -> None:
-    with pytest.raises(RetrievalError, match=text):
-        find_encoder(name)

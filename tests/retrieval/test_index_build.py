@@ -35,7 +35,6 @@ from turngym.retrieval.open_retriever import open_retriever
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
 ROWS = 230
-CHANGED = "was changed after it was written (its checksum differs)"
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +246,7 @@ def test_a_corpus_that_was_refused_is_built_once_it_is_mended(tmp_path: Path) ->
         ({"factory": "IFV3,Flat"}, "faiss cannot make 'IFV3,Flat'"),
         ({"parameters": {"nprobe": 4}}, "takes no search setting nprobe=4"),
         ({"encoder": "hasing"}, "unknown encoder 'hasing'; encoders are: hashing, minilm, hf:MODEL"),
-        ({"kind": "bm52"}, "kind"),
-        ({"shard_rows": 0}, "shard_rows is 0"),
         ({"factory": "IVF4096,Flat"}, "230 vectors cannot train"),
-        ({"factory": "IDMap,IVF4,Flat"}, "IndexIDMap cannot take 50 vectors"),
         ({"factory": "HNSW32", "parameters": {"efSearch": 0}}, "efSearch is 0"),
     ],
 )
@@ -266,16 +262,6 @@ def test_a_kind_of_index_that_cannot_be_filled_is_refused_before_encoding(corpus
 
     with pytest.raises(RetrievalError, match="IndexIDMap cannot take 230 vectors"):
         build_index(plan(corpus, tmp_path / "i", factory="IDMap,Flat"), progress=no_vectors)
-
-
-def test_broken_corpus_leaves_no_index(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"id": 1, "contents": "x"}\n{"id": 1, "contents": "y"}\n')
-    with pytest.raises(CorpusError, match="line 2: id '1' was used in line 1"):
-        build_index(plan(bad, tmp_path / "i"))
-    with pytest.raises(CorpusError):
-        build_index(plan(tmp_path / "none", tmp_path / "i"))
-    assert not (tmp_path / "i").exists()
 
 
 class Coarse:
@@ -361,11 +347,6 @@ def damaged(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "copy"))
 
 
-def test_opening_with_other_settings(built: Path) -> None:
-    with pytest.raises(RetrievalError, match="takes no search setting nprobe"):
-        open_retriever(built, parameters={"nprobe": 3})
-
-
 def test_another_corpus_is_refused(built: Path, corpus: Path) -> None:
     right = read_manifest(built).corpus_sha256
     open_retriever(built, corpus_sha256=right).close()
@@ -423,19 +404,6 @@ def test_flipped_byte_is_found_when_a_small_index_is_opened_and_by_verify(
     assert check_files(folder, manifest, contents=True) == [
         "faiss.index was changed after it was written (its checksum differs)"
     ]
-
-
-def test_a_changed_passage_is_refused_when_it_is_read(built: Path, tmp_path: Path) -> None:
-    folder = damaged(built, tmp_path)
-    store = PassageStore(folder / "passages")
-    text = store[3].text.encode()
-    path = folder / "passages" / "passages.bin"
-    path.write_bytes(path.read_bytes().replace(text, text.swapcase(), 1))
-    open_retriever(folder)
-    store = PassageStore(folder / "passages")
-    assert store[2].text
-    with pytest.raises(RetrievalError, match=r"passages\.bin: record 3 was changed"):
-        store[3]
 
 
 def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_says_so(

@@ -96,7 +96,7 @@ def test_a_killed_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("short_runs")
-@pytest.mark.parametrize("change", [0, 20, 30, 55, 69])
+@pytest.mark.parametrize("change", [0, 30, 69])
 def test_what_is_left_of_other_documents_is_dropped(tmp_path: Path, change: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         LuceneIndex.build(interrupted(70), tmp_path / "index")
@@ -109,7 +109,7 @@ def test_what_is_left_of_other_documents_is_dropped(tmp_path: Path, change: int)
 
 
 @pytest.mark.usefixtures("short_runs")
-@pytest.mark.parametrize("count", [0, 1, 30, 50])
+@pytest.mark.parametrize("count", [0, 30])
 def test_fewer_documents_than_were_left(tmp_path: Path, count: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         LuceneIndex.build(interrupted(70), tmp_path / "index")
@@ -236,11 +236,9 @@ def test_damage_that_only_a_search_meets(tmp_path: Path, monkeypatch: pytest.Mon
     ("name", "change", "said"),
     [
         ("ids.bin", lambda data: b"\xff" * len(data), "a name that is no text"),
-        ("terms.bin", lambda data: b"\xc8" + data[1:], "a name that is no text"),
         ("rows.npy", lambda data: data[:-4] + (1 << 24).to_bytes(4, "little"), "documents that are not there"),
         # each list ends where the next begins: 2**40 documents have the word, or more of them than there are, or -1
         ("starts.npy", lambda data: data[:-8] + (1 << 40).to_bytes(8, "little"), "lists of documents overlap"),
-        ("starts.npy", lambda data: data[:-16] + (0).to_bytes(8, "little") + data[-8:], "lists of documents overlap"),
         ("starts.npy", lambda data: data[:-16] + (1 << 40).to_bytes(8, "little") + data[-8:], "lists of documents"),
     ],
 )

@@ -89,4 +89,4 @@ def test_what_cannot_be_served_is_said(corpus: Path, capsys: pytest.CaptureFixtu
     assert main(["serve", "retrieval", "--index", f"bm25:{corpus}", "--processes", "0", "--rerank", "bert"]) == 2
     assert "no reranker 'bert'" in capsys.readouterr().err
     assert main(["serve", "retrieval", "--index", f"bm25:{corpus}", "--topk", "900"]) == 2
-    assert "topk is 900, more than max_topk, 100" in capsys.readouterr().err
+    assert "topk is 900; valid: at most 100, max_topk" in capsys.readouterr().err

@@ -60,7 +60,6 @@ def call(app: RetrievalApp, asked: dict[str, Any]) -> tuple[str, dict[str, str],
     ("change", "status"),
     [
         ({"CONTENT_TYPE": "text/plain"}, "415"),
-        ({"CONTENT_TYPE": "application/json; charset=utf-8"}, "200"),
         ({"REQUEST_METHOD": "GET"}, "405"),
         ({"REQUEST_METHOD": "HEAD", "PATH_INFO": "/health"}, "200"),
         ({"PATH_INFO": "/retrieves"}, "404"),

@@ -98,15 +98,6 @@ def test_unknown_agents_environments_and_folders(tmp_path: Path, capsys: Any) ->
     ("given", "words"),
     [
         (["--max-turns", "3", "--env-kwargs", '{"max_turns": 5}'], "max_turns is given by itself and among env_kwargs"),
-        (
-            ["--reading", "lenient", "--env-kwargs", '{"reading": "strict"}'],
-            "reading is given by itself and among env_kwargs",
-        ),
-        (
-            ["--show-admissible", "on", "--env-kwargs", '{"show_admissible": false}'],
-            "show_admissible is given by itself and among env_kwargs",
-        ),
-        (["--data", "x", "--env-kwargs", '{"data": "y"}'], "data is given by itself and among env_kwargs"),
         (["--env-kwargs", '{"channel": "text"}'], "--channel"),
     ],
 )
@@ -141,6 +132,7 @@ def test_play_records_what_was_played(tmp_path: Path, capsys: Any) -> None:
     assert "not solved (the player quit) in 1 turns, 0 of them invalid" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_report_compares_runs_and_draws(tmp_path: Path, capsys: Any) -> None:
     for agent in ("expert", "random"):
         argv = ["--agent", agent, "--tasks", "6", "--samples", "2", "--max-turns", "30"]

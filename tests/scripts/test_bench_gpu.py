@@ -1,4 +1,4 @@
-"""`turngym bench gpu` with tiny shapes on the CPU: the whole path, the server beside it, and checks that can fail."""
+"""`turngym bench gpu` with tiny shapes on the CPU: the whole path, and checks that can fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_model import ModelServer
 
 from turngym.core.errors import TurngymError
 from turngym.scripts.bench_gpu import LIBRARIES, GpuBench, Phase, StepFigures, checks, main, planned, table_rows
@@ -34,7 +33,6 @@ def figures(**changes: Any) -> StepFigures:
         tokens=64 * 7500,
         fed=64 * 4500,
         gap=0.01,
-        served_gap=None,
         loss=0.5,
         moved=True,
         matmul=700e12,
@@ -43,42 +41,33 @@ def figures(**changes: Any) -> StepFigures:
 
 
 @pytest.mark.long
-def test_the_whole_path_on_a_cpu_and_a_server_beside_it(
+def test_the_whole_path_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, out = tmp_path / "student", tmp_path / "gpu.json"
+    out = tmp_path / "gpu.json"
     monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", raising=False)
-    assert main([*TINY, "--save", str(folder), "--json", str(out)]) == 0
+    assert main([*TINY, "--json", str(out)]) == 0
     # as in a training, whose models are loaded from folders
     assert os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
     found = json.loads(out.read_text())
     step = found["step"]
-    assert (step["tokens"], step["phases"]["rollout"]["tokens"], step["served_gap"]) == (2 * (80 + 2 * 15), 20, None)
+    assert (step["tokens"], step["phases"]["rollout"]["tokens"]) == (2 * (80 + 2 * 15), 20)
     assert sorted(step["phases"]) == ["rollout", "teacher", "update"]
     # the system prompt is read once for both; of what is said, only the last id of a first response is read to go on
     assert 80 < step["fed"] <= step["tokens"] - 80 - 2 * (4 + 5)
     assert step["gap"] < 1e-4
     assert [check["holds"] for check in found["checks"]] == [True] * 3
     assert found["plan"] is None
-    with ModelServer(folder=folder) as server:
-        assert main([*TINY, "--save", str(folder), "--policy-server", server.url, "--json", str(out)]) == 0
-    again = json.loads(out.read_text())["step"]
-    assert again["phases"]["rollout, server"]["seconds"] > 0
-    assert 0 < again["served_gap"] < 1e-3
-    assert (again["tokens"], again["gap"]) == (step["tokens"], pytest.approx(step["gap"], abs=1e-5))
     said = capsys.readouterr().out
-    assert "rollout, server" in said
     # a step of the default sizes takes minutes: each of its turns and phases says when it is done
     assert "turn 2 of 2 after" in said
     assert all(f"  {phase}: " in said for phase in ("rollout", "teacher", "update"))
 
 
-def test_a_server_without_its_folder_and_a_gpu_that_is_not_there() -> None:
-    with pytest.raises(TurngymError, match=r"policy_server is '127\.0\.0\.1:1'; it needs --save"):
-        main([*TINY, "--policy-server", "127.0.0.1:1"])
-    if not torch.cuda.is_available():
-        with pytest.raises(TurngymError, match="--device cuda: "):
-            main(["--episodes", "1"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(TurngymError, match="--device cuda: "):
+        main(["--episodes", "1"])
 
 
 def test_the_plan_is_made_of_the_same_sizes() -> None:
@@ -100,7 +89,6 @@ def test_every_check_can_fail() -> None:
         "no number": figures(gap=float("nan")),
         "loss": figures(loss=float("nan")),
         "weights": figures(moved=False),
-        "server": figures(served_gap=0.6),
         "memory": figures(phases=full),
     }
     for what, found in bad.items():

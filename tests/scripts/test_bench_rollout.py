@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,28 +69,14 @@ def test_cells_by_hand() -> None:
 
 
 @pytest.mark.long
-def test_whole_rollouts_by_environments_turns_engine_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = "--models --play.episodes 3 --play.slots 1 3 --play.depths 1 3 --play.repeats 1"
-    assert main(f"{sizes} --play.workers 1".split()) == 0
+def test_whole_rollouts_by_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["--models", "--play.episodes", "3", "--play.slots", "3", "--play.depth", "3", "--play.workers", "1"]) == 0
+    )
     out = capsys.readouterr().out
-    assert "3 of 3 episodes have the ids of this process's" in out
-    for line in ("kept keys and values, 3 environments, 3 turns", "kept keys and values, 1 environments, 3 turns"):
-        assert line in out
-    for line in (
-        "kept keys and values, 3 environments, 1 turns",
-        "recompute, 3",
-        "expert (no model), 3",
-        "1 processes, 3",
-    ):
-        assert line in out
+    for name in ("this process", "1 processes"):
+        assert re.search(rf"{name}: .* s; 3 of 3 episodes have the ids of this process's", out)
     assert "1.00x" in out
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_local_engine_plays_in_the_precision_asked_for(dtype: Literal["float32", "bfloat16"]) -> None:
-    _, agent, _ = bench._players(bench.PlayBench(dtype=dtype))
-    policy = agent("ragged").policy
-    assert {weight.dtype for weight in policy.model.parameters()} == {getattr(torch, dtype)}
 
 
 def test_a_row_by_hand() -> None:
@@ -97,7 +84,6 @@ def test_a_row_by_hand() -> None:
     turns = [SimpleNamespace(response_length=2, prompt_span=(0, end)) for end in (1, 6, 1)]
     played: list[Any] = [SimpleNamespace(turns=turns[:2], timings={"env": 0.5})]
     played.append(SimpleNamespace(turns=turns[2:], timings={}))
-    base, speed = played_row("a", 4, 9, 2.0, played, None)
-    assert (base, speed) == (["a", "4", "9", "4", "3", "2", "25 %", "1.00x"], 1.5)
-    assert played_row("b", 4, 9, 0.5, played, speed, workers=2)[0][4:] == ["12", "6", "50 %", "4.00x"]
-    assert played_row("c", 4, 9, 1.0, [], 1.5)[0][3:5] == ["-", "-"]
+    base, speed = played_row("a", 2.0, played, None)
+    assert ([*base.values()], speed) == (["a", "4", "3", "2", "25 %", "1.00x"], 1.5)
+    assert [*played_row("b", 0.5, played, speed, workers=2)[0].values()][2:] == ["12", "6", "50 %", "4.00x"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents import evaluate
+from turngym.agents import EvalResult, evaluate
 from turngym.agents.evaluation.scores import hints
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter
 from turngym.agents.worlds import load_world
@@ -50,6 +50,10 @@ def test_answers_that_are_cut_and_cannot_be_read_are_explained(
         assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"]["cut_rate"] == 1.0
 
 
+def said_of(result: EvalResult) -> list[str]:
+    return hints(result.scores, result.episodes, result.spec)
+
+
 class Talks:
     """Says something in every turn, and never an action."""
 
@@ -72,7 +76,7 @@ class Talks:
 def test_what_was_expected_is_shown_as_the_system_message_shows_it(world: str, example: str) -> None:
     """The search's system message names the tags of thoughts and of results before those of an action."""
     asked = {"samples": 1, "limit": 1, "max_turns": 1, "progress": False, "channel": "text"}
-    (hint,) = evaluate(f"{world}-quickstart", Talks(), **asked).hints()
+    (hint,) = said_of(evaluate(f"{world}-quickstart", Talks(), **asked))
     assert f"Expected is an action in tags, as in {example}. Instead, turn 0 of " in hint
 
 
@@ -82,10 +86,10 @@ def test_what_is_in_use_is_not_recommended() -> None:
     assert played.title.endswith("1 task, max_turns 1 (8), reading lenient (strict): 1 sample")
     # a search has no list of possible actions
     other = "--on-invalid reject"
-    assert f"What may help: --channel tool; --examples FILE; {other}. `turngym" in played.hints()[0]
+    assert f"What may help: --channel tool; --examples FILE; {other}. `turngym" in said_of(played)[0]
     asked |= {"env_kwargs": {"show_admissible": True, "on_invalid": "reject"}}
     played = evaluate("alfworld-quickstart", Talks(), **asked)
-    assert "What may help: --channel tool; --reading lenient; --examples FILE. `turngym" in played.hints()[0]
+    assert "What may help: --channel tool; --reading lenient; --examples FILE. `turngym" in said_of(played)[0]
     assert ", show_admissible True (False): 1 sample" in played.title
     tags = [replace(played.episodes[0], system="Write between <search> and </search>.")]
     assert "as in <search>...</search>. Instead" in hints(played.scores, tags, played.spec)[0]
@@ -93,7 +97,7 @@ def test_what_is_in_use_is_not_recommended() -> None:
 
 def test_an_agent_whose_answers_can_be_read_gets_no_hints() -> None:
     result = evaluate("alfworld-quickstart", "expert", samples=1, limit=2, verify=False, progress=False)
-    assert (result.scores.cut_rate, result.hints()) == (0.0, [])
+    assert (result.scores.cut_rate, said_of(result)) == (0.0, [])
 
 
 def test_steps_without_contrast_say_that_nothing_was_updated(

@@ -15,8 +15,8 @@ from toy_evaluation import toy_spec
 
 from turngym.agents.evaluation.compare import rescore as rescored
 from turngym.agents.evaluation.open_play import record_of
-from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
-from turngym.agents.evaluation.scores import EpisodeOutcome, latest, score
+from turngym.agents.evaluation.play_panel import EvalResult, RecordedEpisodes, TaskEvaluation
+from turngym.agents.evaluation.scores import score
 from turngym.agents.play_spec import EvalSpec, Own
 from turngym.agents.playing.agent import ResponseWriter
 from turngym.core import trace as traces
@@ -170,6 +170,7 @@ def test_a_whole_list_would_be_noticed(recorded: Callable[[int], Path]) -> None:
     assert growth_of(lambda size: read_trace(recorded(size))) > 5 * MOST
 
 
+@pytest.mark.long
 def test_each_line_is_read_once(recorded: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
 
@@ -220,10 +221,12 @@ def test_episodes_are_found_again(recorded: Callable[[int], Path], tmp_path: Pat
 def test_an_error_never_takes_the_place_of_what_was_played() -> None:
     played = [episode(task, number, sample) for number, task in enumerate(tasks(40)) for sample in range(4)]
     failed = replace(played[0], status=Status.ERROR_ENV, success=False)
-    every = [EpisodeOutcome.of(episode) for episode in (failed, *played, failed)]
-    chosen = [every[place] for place in latest(every)]
+    recorded = RecordedEpisodes()
+    for one in (failed, *played, failed):
+        recorded.add(one, None)
+    chosen = recorded.outcomes()
     assert score(chosen) == score(played)
-    assert score(every).errors == 2
+    assert score([failed, *played, failed]).errors == 2
     first = [(one.task.task_id, one.sample, one.turns, one.response_tokens) for one in chosen if one.sample == 0]
     assert first == [
         (e.task.task_id, 0, e.depth, sum(turn.response_length for turn in e.turns)) for e in played if e.sample == 0

@@ -77,6 +77,7 @@ def test_it_plays_what_the_run_was_evaluated_on(tmp_path: Path, capsys: pytest.C
     assert f"| opd | 1 | {mean:.1f} | {mean:.1f} | {mean:.1f} |" in lines
 
 
+@pytest.mark.long
 def test_it_plays_as_many_turns_as_the_run_and_reads_its_examples(tmp_path: Path) -> None:
     world, run = load_world("alfworld"), tmp_path / "run"
     settings: dict[str, Any] = {"steps": 1, "episodes": 4, "max_turns": 3, "eval_every": 1}

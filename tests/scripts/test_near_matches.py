@@ -12,7 +12,7 @@ import pytest
 
 import turngym
 from turngym.agents import evaluate, play_episodes
-from turngym.core.errors import TurngymError, known_as
+from turngym.core.errors import TurngymError
 from turngym.core.redaction import HeaderKeys, redacted
 from turngym.scripts.main import main
 
@@ -25,22 +25,12 @@ STUDENT = str(turngym.load_world("alfworld").checkpoint("student"))
     ("words", "said"),
     [
         ("evl --panel x", "unknown verb 'evl'. Did you mean 'eval'"),
-        ("serve polcy", "unknown verb 'polcy'. Did you mean 'policy'"),
         ("rollout --num-tasks 3", "there is no option --num-tasks. Did you mean '--tasks'"),
-        ("eval --sample 3", "there is no option --sample. Did you mean '--samples'"),
-        (
-            "eval --max-completion-length 3",
-            "no option --max-completion-length. Did you mean '--max-new-tokens'?",
-        ),
+        ("eval --max-completion-length 3", "no option --max-completion-length. Did you mean '--max-new-tokens'?"),
         ("eval --xyzzy", "there is no option --xyzzy. `turngym eval --help-all` lists them."),
         ("rollout --agent opena:gpt", "unknown agent 'opena:gpt'. Did you mean 'openai:gpt'?"),
-        (
-            "rollout --agent /no/folder",
-            "unknown agent '/no/folder'. A model in a folder is named as --agent model:/",
-        ),
+        ("rollout --agent /no/folder", "unknown agent '/no/folder'. A model in a folder is named as --agent model:/"),
         ("rollout --agent Qwen/Qwen3-0.6B", "A model in a folder is named as --agent model:Qwen/Qwen3-0.6B."),
-        ("rollout --agent none.jsonl", "there is no trace file none.jsonl"),
-        ("rollout --agent searchin", "Did you mean 'searching'"),
     ],
 )
 def test_a_wrong_word_names_the_right_one(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,9 +45,6 @@ def test_a_wrong_word_names_the_right_one(words: str, said: str, capsys: pytest.
         ("--group-size", "'--grpo.n'"),
         ("--batch-size", "'--episodes' or '--slots'"),
         ("--beta", "'--grpo.kl-coef'"),
-        ("--max-steps", "'--steps'"),
-        ("--output-dir", "'--out'"),
-        ("--lora-r", "'--lora.rank'"),
         ("--no-optimizer.lr", None),
     ],
 )
@@ -70,31 +57,15 @@ def test_training_knows_what_other_libraries_call_its_settings(
     assert meant is None or f". Did you mean {meant}?" in err
 
 
-def test_a_name_of_the_field_is_sought_in_its_order() -> None:
-    assert known_as("--group-size", ["samples", "grpo.n", "grpo.normalize"]) == ["grpo.n", "samples"]
-    assert known_as("kl_coef", ["--ppo-kd.kl-coef", "--kl-estimator"]) == ["--ppo-kd.kl-coef"]
-    assert known_as("xyzzy", ["x"]) == []
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: evaluate(PANEL, sample=1), r"evaluate\(\): there is no setting 'sample'\. Did you mean 'samples'"),
         (lambda: evaluate(PANEL, samples="1"), "samples is '1'; valid: a whole number"),
-        (lambda: evaluate(PANEL, limit="2"), "limit is '2'; valid: a whole number"),
-        (lambda: evaluate(PANEL, seed="2"), "seed is '2'; valid: a whole number"),
-        (lambda: evaluate(PANEL, "model:x", temperature="hot"), "temperature is 'hot'; valid: a number"),
         (lambda: evaluate(PANEL, temperature=0.5), "temperature is a setting of agent = model or openai or own"),
-        (lambda: evaluate(PANEL, slots=2.5), r"slots is 2\.5; valid: a whole number"),
-        (
-            lambda: play_episodes(num_tasks=1),
-            r"there is no setting 'num_tasks'\. Did you mean 'tasks'",
-        ),
-        (lambda: play_episodes(tasks=2.5), r"tasks is 2\.5; valid: a text, or a table of settings"),
+        (lambda: play_episodes(num_tasks=1), r"there is no setting 'num_tasks'\. Did you mean 'tasks'"),
         (lambda: gym.make("turngym/ALFWorld-v0", max_turn=5), "takes no argument 'max_turn'. Did you mean 'max_turns'"),
-        (lambda: gym.make("turngym/Search-v0", horizon=5), "takes no argument 'horizon'. Did you mean 'max_turns'"),
         (lambda: turngym.train("opd", student=STUDENT, out=OUT), r"opd distills from a teacher.*in Python teacher="),
-        (lambda: turngym.train("grpo", student="s", out="o", lr="x"), r"lr is 'x'; valid: a number"),
         (lambda: turngym.train("grpo", student="s", out="o", group_size=1), r"Did you mean 'n'"),
     ],
 )

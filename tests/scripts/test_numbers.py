@@ -29,9 +29,6 @@ from turngym.trainers.live.proxy_options import ALGORITHMS, proxy_class
 from turngym.trainers.train_config import config_class, train_config
 from turngym.trainers.training_costs import StepWorkload
 
-LEAVES = ("turngym.scripts.main", "turngym.scripts.study.main", "turngym.scripts.serve", "turngym.scripts.bench")
-"""Modules whose `main` only finds the verb."""
-
 
 class Asked(Exception):
     """Holds the settings classes that a verb asks for."""
@@ -48,7 +45,12 @@ def classes() -> Iterator[tuple[str, type[Any]]]:
     yield from (("turngym serve proxy", proxy_class(name)) for name in (None, *ALGORITHMS))
     try:
         for module in pkgutil.walk_packages(turngym.scripts.__path__, "turngym.scripts."):
-            if module.name in LEAVES or "examples" in module.name or module.name.endswith(("__main__", "bootstrap")):
+            # its `main` only finds the verb
+            if (
+                module.name == "turngym.scripts.main"
+                or "examples" in module.name
+                or module.name.endswith(("__main__", "bootstrap"))
+            ):
                 continue
             verb = importlib.import_module(module.name)
             # of a package of verbs, `main` is the module that finds them
@@ -119,45 +121,18 @@ LINES = [
         ["eval", "--panel", "alfworld-quickstart", "--samples", "0"],
         "--samples is '0'; valid: a whole number of at least 1",
     ),
-    (["eval", "--panel", "alfworld-quickstart", "--temperature", "nan"], "temperature is "),
-    (
-        ["eval", "--panel", "alfworld-quickstart", "--temperature", "-1"],
-        "temperature is '-1'; valid: a number of at least 0",
-    ),
     (["eval", "--panel", "alfworld-quickstart", "--noise", "1.5"], "noise is '1.5'; valid: a number of at most 1"),
-    (
-        ["eval", "--panel", "alfworld-quickstart", "--workers", "5000"],
-        "workers is '5000'; valid: a whole number of at most",
-    ),
     (["rollout", "--seed", "-1"], "--seed is '-1'; valid: a whole number of at least 0"),
     (["rollout", "--tasks", "99999999999"], "count is 99999999999; valid: a whole number of at most 1000000000"),
-    (["play", "--seed", "-1"], "--seed is '-1'; valid: a whole number of at least 0"),
-    (["plan", "--gpus", "1", "0"], "--gpus is '1 0'; valid: a whole number of at least 1"),
     (["trace", "view", "x.jsonl", "--port", "70000"], "--port is '70000'; valid: a whole number of at most 65535"),
     (["serve", "retrieval", "--index", "x", "--drain", "inf"], "--drain is 'inf'; valid: a finite number"),
-    (
-        ["train", "opd", "--student", "x", "--out", "y", "--seed", "-1"],
-        "--seed is '-1'; valid: a whole number of at least 0",
-    ),
-    (
-        ["train", "opd", "--student", "x", "--out", "y", "--optimizer.weight-decay", "nan"],
-        "--optimizer.weight-decay is 'nan'; valid: a number of at least 0",
-    ),
     (
         ["train", "opd", "--student", "x", "--out", "y", "--episodes", "9999999"],
         "--episodes is '9999999'; valid: a whole number of at most 1000000",
     ),
     (
-        ["serve", "proxy", "--student", "x", "--out", "y", "--port", "-2"],
-        "--port is '-2'; valid: a whole number of at least 0",
-    ),
-    (
         ["train", "opd", "--student", "x", "--out", "y", "--optimizer.betas", "0.9", "1"],
         "--optimizer.betas is '0.9 1'; valid: a number below 1",
-    ),
-    (
-        ["train", "ppo-kd", "--student", "x", "--out", "y", "--ppo-kd.gamma", "2"],
-        "--ppo-kd.gamma is '2'; valid: a number of at most 1",
     ),
     (["trace", "print", "a.jsonl", "--limit", "1", "--limit", "2"], "--limit is given twice"),
     (["study", "plan", "--most-seeds", "0"], "--most-seeds is '0'; valid: a whole number of at least 1"),

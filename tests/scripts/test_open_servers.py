@@ -29,11 +29,7 @@ CONFIG = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": fake.VOCABULARY, 
 
 
 TOKENIZER = json.dumps(
-    {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
-    }
+    {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
 )
 
 
@@ -132,8 +128,6 @@ def test_a_student_inside_of_another_model(server: Any, tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("generation_config.json", "{", "generation_config.json: "),
-        ("generation_config.json", "[1]", r"generation_config.json is \[1\]"),
-        ("tokenizer.json", '{"version": "1.0", "model": {"type": "Nope"}}', "cannot load the tokenizer in "),
         ("tokenizer.json", TOKENIZER.replace("WordLevel", "Nope"), "cannot load the tokenizer in "),
         ("config.json", "{}", "names a vocab_size"),
     ],

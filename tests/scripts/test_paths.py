@@ -15,7 +15,7 @@ import pytest
 
 from turngym.agents.worlds import load_world
 from turngym.scripts.main import main
-from turngym.scripts.report_data import load_run
+from turngym.scripts.report_data import expanded, load_run
 from turngym.trainers.several_envs import further_env
 
 NAMES = {
@@ -30,11 +30,11 @@ NAMES = {
 }
 NAMES["all"] = "/".join(["x=y/-dash", *(NAMES[name] for name in ("signs", "line", "bytes", "markup", "ending"))])
 """What is special wherever it stands is in one path; a home must come first."""
-QUICK = "all"
+QUICK, LATE = "all", (pytest.mark.long, pytest.mark.nightly)
 Run = Callable[..., str]
 
 
-@pytest.fixture(params=[name if name == QUICK else pytest.param(name, marks=pytest.mark.long) for name in NAMES])
+@pytest.fixture(params=[name if name == QUICK else pytest.param(name, marks=LATE) for name in NAMES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of that name in the working folder, as it is typed."""
     monkeypatch.chdir(tmp_path)
@@ -131,8 +131,8 @@ def test_a_run_is_called_by_its_whole_name(tmp_path: Path) -> None:
         assert main(["rollout", "--agent", "expert", "--tasks", "1", "--out", out]) == 0
         shutil.copy(tmp_path / name / "trace.jsonl", tmp_path / name / "eval" / "trace.jsonl")
         for spec in (name, f"{name}/trace.jsonl", f"{name}/eval"):
-            assert load_run(str(tmp_path / spec)).name == name
-    assert load_run(f"mine={tmp_path}/x=opd").name == "mine"
+            assert load_run("", tmp_path / spec).name == name
+    assert expanded(f"mine={tmp_path}/x=opd")[0][0] == "mine"
 
 
 def test_two_traces_whose_names_have_dots_have_settings_of_their_own(tmp_path: Path) -> None:

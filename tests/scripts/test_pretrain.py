@@ -16,8 +16,7 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import TurngymError
 from turngym.scripts import main
-from turngym.scripts.pretrain import pretrain
-from turngym.scripts.train_argv import sft_argv
+from turngym.scripts.pretrain import pretrain, sft_settings
 
 WORLD = load_world("alfworld-loops")
 
@@ -114,10 +113,8 @@ def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:
 
 def test_the_worlds_that_were_there_are_made_as_before() -> None:
     world = load_world("alfworld")
-    words = sft_argv(world, world.recipes["teacher"])
-    assert "--sft.players" not in words
-    assert "--sft.train-on" not in words
-    assert words[words.index("--sft.weight") + 1] == "token_mean"
+    own = sft_settings(world, world.recipes["teacher"])["sft"]
+    assert own == {"noise": (0.0, 0.5), "mistakes": 0.5, "weight": "token_mean"}
 
 
 def test_a_role_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from judged import judge_of
 from openai_fake import FakeOpenAI, served
 
 import turngym
 from turngym.agents import evaluate
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.servers.server_options import ServersOf, TeacherServed
 from turngym.agents.worlds import load_world
 from turngym.core.clean_keys import recorded_command
@@ -38,16 +38,13 @@ STUDENT = str(load_world("alfworld").checkpoint("student"))
     [
         (f"--judge http://user:{MARK}@host:1/v1", "--judge http://***@host:1/v1"),
         (f"http://host/v1?api_key={MARK}&x=1", "http://host/v1?***"),
-        (f"wss://host/v1?{MARK}#part", "wss://host/v1?***#part"),
         (f'{{"api_key": "{MARK}", "top_p": 0.9}}', '{"api_key": "***", "top_p": 0.9}'),
         (f"{{'headers': {{'Authorization': 'Bearer {MARK}'}}}}", "{'headers': {'Authorization': '***'}}"),
         ('{"max_tokens": "3", "stop": "x", "keys": "k"}', '{"max_tokens": "3", "stop": "x", "keys": "k"}'),
         ("is it true? http://host/v1, or not? a@b.c", "is it true? http://host/v1, or not? a@b.c"),
         (f"http://user:a/{MARK}#1@host/v1", "http://***@host/v1"),
-        ("http://host:80/@ann http://[::1]:80/@ann", "http://host:80/@ann http://[::1]:80/@ann"),
         (f'{{"api_key": ["{MARK}"], "password": 123456}}', '{"api_key": "***", "password": "***"}'),
         (json.dumps({"api_key": f'a"{MARK}'}), '{"api_key": "***"}'),
-        (f'said {{"api_key": "a\\"{MARK}"}}', 'said {"api_key": "***"}'),
         (f'{{"hf_token": "{MARK}", "Cookie": "a={MARK}", "auth": {{"x": "{MARK}"}}}}', ALL_HIDDEN),
         ('{"eos_token": "</s>",  "key": null, "token": true}', '{"eos_token": "</s>",  "key": null, "token": true}'),
         # no key is a fraction
@@ -75,14 +72,11 @@ TRAIN = ["train", "prm-rl", "--student", STUDENT, "--steps", "1"]
     "words",
     [
         ["eval", *PANEL, "--agent", "openai:m", "--base-url", WITH_PASSWORD],
-        ["eval", *PANEL, f"--policy-server={WITH_PASSWORD}"],
         ["eval", *PANEL, "--env-kwargs", json.dumps({"retriever": WITH_PASSWORD})],
-        ["rollout", "--agent", "openai:m", "--base-url", WITH_PASSWORD],
         [*TRAIN, "--judge", WITH_PASSWORD],
         [*TRAIN, "--policy-server", WITH_PASSWORD],
         ["serve", "proxy", "--student", STUDENT, "--judge", WITH_PASSWORD],
         ["index", "build", "--corpus", WITH_PASSWORD],
-        ["play", "--env-kwargs", json.dumps({"retriever": WITH_PASSWORD})],
         ["pretrain", "--world", "x/y-v0", "--env-kwargs", json.dumps({"url": WITH_PASSWORD})],
     ],
 )

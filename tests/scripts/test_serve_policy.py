@@ -260,6 +260,7 @@ def test_the_hash_of_seeds() -> None:
             assert int(found[row, column]) == murmur3(data)
 
 
+@pytest.mark.long
 def test_stand_ins_take_the_place_of_what_only_cuda_has() -> None:
     code = (
         f"import runpy, sys; sys.argv = ['x']; module = runpy.run_path({str(CPU)!r}, run_name='__mp_main__')\n"

@@ -204,13 +204,10 @@ def test_recording_only_honors_the_temperature(run: Any, tmp_path: Path) -> None
     [
         ({"host": "0.0.0.0"}, "set a key in TURNGYM_PROXY_KEY"),
         ({"batch_turns": 0}, r"batch_turns is 0; .*at least 1"),
-        ({"judge": "rules"}, "judges are: auto, words, model:FOLDER"),
-        ({"judge": "orakel"}, "unknown judge"),
         ({"algorithm": "opd"}, "name its folder with --teacher"),
         ({"importance_cap": 1.5}, ": staleness must be given"),
         ({"policy_server": "http://127.0.0.1:9", "swap_wait": 1.0}, r"swap_wait is 1\.0; it needs a model"),
         ({"algorithm": None, "judge": "words"}, "there is no setting 'judge'"),
-        ({"judge_votes": 2}, "judge_votes is a setting of method.judge = model or url or own"),
     ],
 )
 def test_what_cannot_be_served(tmp_path: Path, more: dict[str, Any], text: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import proxy_run
 import pytest
 import torch
+from late import late
 from sglang_model import ModelServer
 
 from turngym.agents.models import load_model
@@ -53,7 +54,7 @@ def start() -> Iterator[Callable[..., Any]]:
         yield make
 
 
-@pytest.mark.parametrize("kind", ["copy", pytest.param("process", marks=pytest.mark.long), "servers"])
+@pytest.mark.parametrize("kind", late(["copy", "process", "servers"], "copy"))
 def test_turns_during_an_update_have_the_old_weights_and_those_after_it_the_new(
     start: Any, tmp_path: Path, kind: str
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import proxy_run
 import pytest
 import torch
+from late import late
 from sglang_model import ModelServer
 
 from turngym.agents import models
@@ -43,7 +44,7 @@ def logprobs(folder: Path, turn: TurnRecord) -> Any:
     return LocalScorer(model=load_model(folder)).logprobs([ids], [where])[0]
 
 
-@pytest.mark.parametrize("kind", ["student", "copy", pytest.param("process", marks=pytest.mark.long), "servers"])
+@pytest.mark.parametrize("kind", late(["student", "copy", "process", "servers"], "copy"))
 def test_only_adapters_learn_and_what_answers_has_them(start: Any, tmp_path: Path, kind: str) -> None:
     with ExitStack() as held:
         more: dict[str, Any] = {"serve_from": "auto" if kind == "servers" else kind}

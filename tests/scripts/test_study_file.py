@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late import late
 
 from turngym.agents.worlds.built_in import WORLDS
 from turngym.core.errors import TurngymError
@@ -101,13 +102,10 @@ def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path
         ("of = 'opd'\neval_temperature = 0.5", "temperature 0.5 in alfworld-loops, opd with 0.85"),
         ("of = 'opd'\neval_temperature = 0.85", ""),
         ("of = 'opd'\npanel = 'alfworld-quickstart'", "tasks.panel 'alfworld-quickstart-v1' in"),
-        ("of = 'opd'\nenv_kwargs.show_admissible = true", "env.show_admissible True in"),
         # the panel says it, whatever is trained on
         ("of = 'opd'\nenv_kwargs.on_invalid = 'reject'\nsplit = 'train'", ""),
         ("of = 'opd'\ndepth = 6", ""),
         ("agent = 'expert'\nmax_turns = 7", "max_turns 7 in"),
-        ("agent = 'expert'\nenv_kwargs.show_admissible = true", "env.show_admissible True in"),
-        ("agent = 'expert'\nenv_kwargs.config = 'full'", "env_kwargs.config 'full' in"),
         ("agent = 'openai:m'\nbase_url = 'http://h/v1'\ntemperature = 0.5", "temperature 0.5 in"),
         ("agent = 'random'\npanel = 'alfworld-generated-eval'", "methods.other.panel: it is its world's"),
     ],
@@ -143,10 +141,7 @@ def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
         *((f"{key} = 'expert'", f"methods.expert.{key}: an agent is not trained") for key in ("algorithm", "text")),
         *((f"{key} = 'x'", f"methods.expert: there is no setting '?{key}") for key in ("student", "rescore")),
         ("env = 'turngym/WebShop-v0'", "alfworld-loops-v1 is a panel of turngym/ALFWorld-v0"),
-        *(("samples = 2", "write it as samples in"), ("limit = 2", "write it as tasks in")),
         ("in.alfworld-loops.samples = 2", "expert.in.alfworld-loops.samples: write it as samples in"),
-        ("temperature = 0.5", "methods.expert: temperature is a setting of agent = model"),
-        ("env_kwargs = '{\"nonsense\": 1}'", "env_kwargs.nonsense 1 in"),
         *((f"agent = '{name}'", f"unknown agent '{name}'") for name in ("exprt", "first-hit")),
         ("panel = 'alfworld-loops'", "methods.expert.panel: it is its world's"),
         ("episodes = 3", "there is no setting 'episodes'"),
@@ -300,11 +295,10 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
 
 def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "entcredit.py").write_text(
-        "from dataclasses import dataclass\n"
+        "from turngym.core import Spec\n"
         "from turngym.trainers import AlgorithmSpec\n"
         "from turngym.trainers.algorithms import grpo\n"
-        "@dataclass(frozen=True, slots=True, kw_only=True)\n"
-        "class Config:\n"
+        "class Config(Spec):\n"
         '    """Entropy credit."""\n'
         "    power: float = 1.0\n"
         '    """Of the entropy."""\n'
@@ -354,8 +348,6 @@ def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -
     [
         ("alfworld-loops", 1e-3, 48),
         ("webshop-loops", 2e-5, 30),
-        ("search-loops", 1e-4, 30),
-        ("search-chains", 1e-4, 30),
     ],
 )
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, tmp_path: Path) -> None:
@@ -363,12 +355,12 @@ def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, t
     assert said(cell, "optimizer.lr", "max_turns", "panel") == [rate, turns, world]
 
 
-@pytest.mark.parametrize("name", built_in())
+@pytest.mark.parametrize("name", late(built_in(), "learn", "bench", "paper-luffy"))
 def test_the_studies_that_come_along_can_be_run(name: str, tmp_path: Path) -> None:
     study = read_study_file(name, ["seeds = [0]"])
     found = cells_of(study, tmp_path)
     assert study.title
-    assert study.tables
+    assert study.file.tables
     assert len({cell.folder for cell in found}) == len(found)
 
 
@@ -407,59 +399,30 @@ def test_an_environment_of_ones_own_has_no_expert(tmp_path: Path) -> None:
         ('baseline = "odp"', "baseline: there is no 'odp'. Did you mean 'opd'"),
         ('world = "alfworld-lops"', "there is no world 'alfworld-lops'. Did you mean 'alfworld-loops'"),
         ('worlds = ["alfworld"]', "valid is one of `world`"),
-        ('tables = ["overveiw"]', "tables: there is no 'overveiw'. Did you mean 'overview'"),
         ("seeds = [0, 0]", "seeds is [0, 0]; valid: different whole numbers"),
-        ("seeds = [-1]", "seeds is [-1]"),
-        ("seeds = 3", "seeds is 3; valid: a list"),
-        ("title = 3", "title is 3; valid: a text"),
         ("methods = {}", ""),
         ("methods.grpo.optimizer.lrr = 1.0", "methods.grpo: there is no setting 'optimizer.lrr'"),
-        ('methods.grpo.optimizer.lr = "high"', "lr is 'high'"),
         ("methods.grpo.turnopd.weight = 'turn'", "there is no setting turnopd. It belongs to turnopd."),
         ("methods.sage-opd.distill.support = 'student'", "distill.support. It belongs to opd, "),
-        ('methods.grpo.algorithm = "grop"', "methods.grpo: "),
-        ('methods.grpo.algorithm = "no_such_module:X"', "no_such_module"),
         ('methods.grpo.against = "grpo"', "methods.grpo.against: there is no 'grpo'"),
-        ('methods.grpo.against = "odp"', "methods.grpo.against: there is no 'odp'"),
         ('methods.grpo.of = "grpo"', "goes round in a circle"),
-        ('methods.grpo.of = "x"', "methods.grpo.of: there is no 'x'"),
-        ("methods.grpo.depth = 3", "methods.grpo.depth is 3 of 'grpo'; valid"),
         ("methods.opd.depth = 0", "methods.opd: depth is 0"),
         ("methods.grpo.eval_every = 3", "methods.grpo.eval_every: write it as times in [evaluate]"),
         ("methods.grpo.seed = 3", "methods.grpo.seed: it is no setting of a study; `seeds` lists them"),
         ('methods.grpo.student = "starts.warm"', "student: there is no 'warm'"),
         *((f"methods.'{name}' = {{}}", "names a folder") for name in ("a/b", "..", "a\\b")),
         ("worlds.'../../esc' = { world = 'search' }", "valid is one of `world`"),
-        *(
-            (f"{table}.algorithm = 'sft'", f"{table}.algorithm: it is no setting of a study")
-            for table in ("train", "methods.opd.in.alfworld-loops")
-        ),
-        *(
-            (f"methods.opd.in.alfworld-loops.{key} = 3", f"in.alfworld-loops.{key}: ")
-            for key in ("seed", "out", "eval_samples")
-        ),
         ("methods.opd.in.webshp.steps = 3", "methods.opd.in: there is no 'webshp'"),
         ("methods.opd.worlds = ['webshp']", "methods.opd.worlds: there is no 'webshp'"),
-        ("methods.opd.worlds = []", "worlds is []; valid: a list of at least 1"),
         *(
             (f"starts.warm = {{ algorithm = 'sft', {key} = 3 }}", f"starts.warm.{key}: a start is not compared")
             for key in ("seeds", "worlds", "group", "against", "agent")
         ),
-        ("methods.opd.depth = 49", "at most 48, the turns of an episode"),
-        *((f"methods.opd.optimizer = {value}", "optimizer") for value in ("3", "[]", "['lr']")),
         *((f"train.optimizer = {value}", "optimizer") for value in ("3", "[]", "['lr']")),
-        ("methods.grpo.of = ['opd']", "of is ['opd']; valid: a text"),
-        ("methods.grpo.of = 3", "of is 3; valid: a text"),
-        ("train.steps = " + "9" * 5000, "is not TOML"),
-        ('methods.grpo.text = "books"', "methods.grpo: text is 'books'; valid: expert, passages"),
         ("methods.grpo.episodes = 12", "grpo in alfworld-loops: 12 episodes per step are not whole groups of 8"),
         ("train.distill.topk = 3", "train: there is no setting 'distill.topk'. Did you mean 'distill.top_k'"),
-        ("train.turnopd = 'text'", "turnopd is 'text'; valid: a table"),
-        ("train.stepps = 3", "train: there is no setting 'stepps'. Did you mean 'steps'"),
         ("starts.warm = { algorithm = 'sft', stepps = 3 }", "starts.warm: there is no setting 'stepps'"),
         ("starts.warm.algorithm = 'sftt'", "starts.warm: "),
-        ("train.steps = 61", "61 steps cannot be cut into 10 equal parts (evaluate.times)"),
-        ("evaluate.time = 3", "evaluate: there is no setting 'time'"),
         ("evaluate.samples = 0", "evaluate: samples is 0"),
         ("evaluate = { times = 2, average = true }", "evaluate.average needs 4 evaluations"),
         ("nonsense", "--set 'nonsense' is not TOML"),
@@ -486,10 +449,7 @@ def test_what_cannot_be_meant_is_one_line(
     [
         ("worlds.'../../esc' = { world = 'search' }", "worlds '../../esc' names a folder"),
         ("worlds.a.world = ['b']", "there is no world ['b']"),
-        ("worlds = {}", "worlds is empty"),
-        ("worlds = []", "worlds is []"),
         ("worlds = 3", "worlds is 3"),
-        ("world = 3", "world is 3"),
         ("worlds.alfworld = 3", "worlds is {'alfworld': 3}"),
     ],
 )
@@ -529,10 +489,9 @@ def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -
     cells_of(read_study_file(path, ["methods.opd.teacher = 'folder'"]), tmp_path / "out")
 
 
-OWN = """from dataclasses import dataclass
+OWN = """from turngym.core import Spec
 from turngym.trainers.algorithm import AlgorithmSpec
-@dataclass(frozen=True)
-class Own:
+class Own(Spec):
     "Reads text."
 def build(config, context):
     return context.tokenizer.encode("text")
@@ -548,8 +507,3 @@ def test_an_own_method_may_read_the_tokenizer_which_no_file_has(
     path = tmp_path / "mine.toml"
     path.write_text(SHORT)
     assert cells_of(read_study_file(path, ['methods.own.algorithm = "own_method:ALGORITHM"']), tmp_path / "out")
-
-
-def test_a_study_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "run", "turnopt"]) == 2
-    assert "there is no file turnopt, and no study of that name. Did you mean 'turnopd" in capsys.readouterr().err

@@ -89,23 +89,15 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
             "env.max_turns 24, .*new has env.max_turns 7",
         ),
         (cell("tcod", 0, game=GAME | {"tasks": {"sha256": "b"}}), "of new has tasks.sha256 'b'"),
-        (cell("tcod", 0, game=GAME | {"temperature": 0.5}), "of new has temperature 0.5"),
-        (cell("tcod", 0, more={"play": {"env_kwargs": {"a b": 2}}}), "of new has play.env_kwargs.a b 2"),
         (
             cell("turnopd", 1, more={"optimizer": {"lr": 1}}),
             "of old has optimizer.lr None, .* of new has optimizer.lr 1",
         ),
         (cell("tcod", 0, more={"optimizer": {"lr": 1}}), ""),
         (cell("tcod", 0, folder="/other/pair"), ""),
-        (cell("opd", 2, folder="/other/pair", more={"run": {"checkpoint_every": 10, "keep_checkpoints": 4}}), ""),
         (cell("opd", 2, more={"models": {"device": "cuda"}, "workers": {"workers": 4}}), ""),
-        (cell("opd", 2, more={"run": {"micro_tokens": 64}}), "has run.micro_tokens 64"),
         (cell("opd", 2, more={"models": {"student": "/here/x/student"}}), "has models.student 'x/student'"),
-        (cell("tcod", 0, samples=2), "has samples 2"),
-        (
-            cell("tcod", 0, categories={"a": "place"}),
-            r"has tasks played \['a', 'b'\], .* of new has tasks played",
-        ),
+        (cell("tcod", 0, categories={"a": "place"}), r"has tasks played \['a', 'b'\], .* of new has tasks played"),
         (replace(cell("tcod", 0), evaluations=cell("tcod", 0).evaluations[1:]), r"has evaluations after steps \[20\]"),
         (cell("turnopd", 1, more={"method": {"turnopd": {"weight": "turn"}}}), "has method.turnopd.weight 'turn'"),
         (replace(cell("turnopd", 1), world="alfworld"), ""),
@@ -128,8 +120,7 @@ def player(name: str, **game: Any) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("setting", "other"),
-    [("play.env", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")],
+    ("setting", "other"), [("play.env", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")]
 )
 def test_files_and_code_of_ones_own_must_be_the_same(setting: str, other: str) -> None:
     """An environment in all cells of a world, the rest in those of a method."""
@@ -162,6 +153,7 @@ def test_studies_with_other_baselines_are_not_one() -> None:
         merge_records({"old": OLD, "new": replace(NEW, baseline="grpo")})
 
 
+@pytest.mark.long
 def test_the_command_merges_files_and_writes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {"old": OLD, "new": NEW}.items():
         (tmp_path / name).mkdir()

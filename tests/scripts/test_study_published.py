@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from turngym.agents.evaluation.packed_file import read_result
+from turngym.agents.evaluation.seeds import signed
 from turngym.scripts.study.show import tables_of
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import Rows, same_step, total_cost
-from turngym.trainers.study.tables import StudyWorld, regime, signed
+from turngym.trainers.study.tables import StudyWorld, regime
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESEARCH = DOCS / "research"
@@ -72,7 +73,7 @@ def test_the_page_shows_what_the_data_say(file: str) -> None:
 
 def test_the_regime_is_in_the_tables_of_a_recorded_study() -> None:
     study = read_records(DOCS / "data" / "study-loopstop-alfworld.json.gz")
-    view = StudyWorld(world="alfworld", rows=study.worlds["alfworld"], baseline="opd", against={})
+    view = StudyWorld(rows=study.worlds["alfworld"], baseline="opd", against={})
     assert [row[:6] for row in regime(view)[1]][:2] == [
         ["opd", "early", "24", "0.240", "0.393", "164.0 %"],
         ["opd", "late", "24", "0.084", "0.118", "140.2 %"],

@@ -199,7 +199,7 @@ def test_a_changed_file_adds_what_is_new_and_says_what_no_longer_fits(
     # another setting of cells that are there
     launched.clear()
     with pytest.raises(TurngymError, match=r"opd-seed0 in .* was run with optimizer.lr = 0.001, and .* says 0.5"):
-        run.run_study(path, out, changes=["train.optimizer.lr = 0.5"])
+        run.run_study(path, out, set=["train.optimizer.lr = 0.5"])
     assert not launched
 
 
@@ -275,10 +275,10 @@ def test_files_of_ones_own_count_by_their_content(tmp_path: Path, launched: list
     before = panel.read_text()
     panel.write_text(before + "\n")
     with pytest.raises(TurngymError, match=f"opd-seed0 in .* another content of evaluation.panel, {panel}: "):
-        run.run_study(path, out, changes=["seeds = [0, 1, 2]"])
+        run.run_study(path, out, set=["seeds = [0, 1, 2]"])
     assert not launched
     panel.write_text(before)
-    assert len(run.run_study(path, out, changes=["seeds = [0, 1, 2]"]).records) == 6
+    assert len(run.run_study(path, out, set=["seeds = [0, 1, 2]"]).records) == 6
 
 
 def test_the_file_says_what_a_method_is(tmp_path: Path, launched: list[str]) -> None:
@@ -335,7 +335,7 @@ def test_an_evaluation_that_was_played_anew_is_packed_anew(
 def test_every_command_that_wrote_records_is_kept(tmp_path: Path, launched: list[str]) -> None:
     path, out = study(tmp_path)
     for command, seeds in (("first", [0]), ("second", [0, 1]), ("nothing", [0, 1])):
-        found = run.run_study(path, out, changes=[f"seeds = {seeds}"], command=command)
+        found = run.run_study(path, out, set=[f"seeds = {seeds}"], command=command)
     assert [made["command"] for made in found.made_by] == ["first", "second"]
     assert read_records(out).made_by == found.made_by
 
@@ -351,7 +351,7 @@ def test_processes_that_overlap_both_keep_their_commands(
             inner.append("begun")
             monkeypatch.setattr(running, "launch", works)
             # another process does one of the cells while this one runs, and writes the records first
-            run.run_study(path, out, changes=["seeds = [1]"], command="inner", parallel=1)
+            run.run_study(path, out, set=["seeds = [1]"], command="inner", parallel=1)
         return works(job, cores)
 
     monkeypatch.setattr(running, "launch", launch)
@@ -421,6 +421,7 @@ def test_a_world_of_a_model_that_is_not_here_is_refused_before_anything_runs(
     assert len(launched) == 4
 
 
+@pytest.mark.long
 def test_the_command_writes_and_shows_tables(
     tmp_path: Path, launched: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,13 +52,10 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     ("cell", "written"),
     [
         ("=1+1", "'=1+1"),
-        (" @SUM(1)", "' @SUM(1)"),
         ("x;=cmd|' /C calc'!A0", "x;'=cmd|' /C calc'!A0"),
         ("\uff1d1", "'\uff1d1"),
-        ("-2+3+cmd|x", "'-2+3+cmd|x"),
         ("-1.5e-3", "-1.5e-3"),
         ("+1.0 [-0.5, +2.5] *", '"+1.0 [-0.5, +2.5] *"'),
-        ("-", "-"),
         ("a\t=1", "a\\t=1"),
     ],
 )

@@ -104,6 +104,7 @@ def test_a_rollout_into_the_trace_of_an_evaluation(tmp_path: Path) -> None:
     assert (done.returncode, f"process {pid}" in done.stderr, "turngym eval" in done.stderr) == (2, True, True)
 
 
+@pytest.mark.long
 def test_a_second_pretraining_is_refused_in_one_line_and_touches_nothing(tmp_path: Path) -> None:
     words = [*TURNGYM, "pretrain", "--steps", "1", "--out", str(tmp_path / "out")]
     with held(words, tmp_path / "out" / LOCK) as pid:

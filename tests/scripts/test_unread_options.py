@@ -40,14 +40,8 @@ def test_each_verb_says_so_before_anything_is_opened(
     [
         ("eval --token-ids", "token_ids is a setting of agent = openai or own; agent is player"),
         ("eval --agent random --noise .2", "noise is a setting of agent = player or own; agent is random"),
-        ("eval --agent expert --memory all", "memory is a setting"),
         ("eval --agent openai:m --examples.form text", "examples must be given"),
-        ("eval --agent openai:m --device cpu", "device is a setting"),
         ("eval --agent model:x --policy-server http://127.0.0.1:1 --threads 2", "threads is a setting"),
-        (
-            "rollout --policy-server http://127.0.0.1:1",
-            "policy_server is a setting of agent = model or own; agent is player",
-        ),
     ],
 )
 def test_settings_of_another_kind_are_refused_by_type(
@@ -102,7 +96,6 @@ ROWS = [
     ("--width 9", "trace print f", "--turns"),
     ("--seed 3", "bench rollout --models", "--models tiny"),
     ("--play.slots 3", "bench rollout --play.episodes 0", "--play.episodes 1"),
-    ("--policy-server x", "bench gpu", "--save s"),
     ("--latex", "report r", "--out o"),
     ("--methods a b", "study plan", "--data d"),
     ("--first a b", "study plan --data d", ""),

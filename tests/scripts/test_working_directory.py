@@ -43,6 +43,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_a_command_plays_what_lies_beside_it_in_workers_too(here: Path) -> None:
     words = ("rollout", "--env", "own_lamps:tests/Lamps-v0", "--agent", "expert", "--tasks", "4")
     for more in ((), ("--workers", "2")):

@@ -57,10 +57,8 @@ def test_panels_are_what_the_generator_makes(name: str, families: dict[str, int]
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [("search-quickstart", "tiny"), pytest.param("search-world-eval", "full", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "config"), [("search-quickstart", "tiny"), ("search-world-eval", "full")])
 def test_no_panel_question_is_in_training(name: str, config: str) -> None:
     panel = load_panel(name)
     everything = open_source(config=config, split="all").questions

@@ -174,16 +174,10 @@ SERVERS = {
         extra=lambda body: {**usage()(body), "stats": {"tokens_per_second": 51}},
     ),
     "ollama": Server(
-        calls(reasoning="hm"),
-        COMMON,
-        {"thoughts": "reasoning", "calls": "parsed"},
-        {"calls": "not asked for"},
+        calls(reasoning="hm"), COMMON, {"thoughts": "reasoning", "calls": "parsed"}, {"calls": "not asked for"}
     ),
     "gemma behind vllm": Server(
-        bare_json,
-        (no_system,),
-        {"system": "user", "calls": "in the text (llama)"},
-        {"calls": "not asked for"},
+        bare_json, (no_system,), {"system": "user", "calls": "in the text (llama)"}, {"calls": "not asked for"}
     ),
     "azure": Server(
         calls(refusal=None),
@@ -210,10 +204,7 @@ SERVERS = {
                 "another model: anthropic/claude-haiku",
             ],
         },
-        {
-            "calls": "not asked for",
-            "noticed": ["unknown field routing_score", "another model: anthropic/claude-haiku"],
-        },
+        {"calls": "not asked for", "noticed": ["unknown field routing_score", "another model: anthropic/claude-haiku"]},
         extra=second_choice,
     ),
 }

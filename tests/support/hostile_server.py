@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from judged import judge_of
 
 from turngym.agents.endpoint.client import Address, EndpointClient, EndpointError
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.model_judges import HttpJudge
 from turngym.agents.servers.server_connection import ClientLimits, Connection, ServerError
 from turngym.core.http_client import LoopThread

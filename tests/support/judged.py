@@ -8,8 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.judges.judge_settings import AnyJudge, JudgeSettings
 from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest, Judgment
+from turngym.core.spec import Spec, read
+
+
+class _Alone(Spec):
+    judge: AnyJudge
+
+
+def judge_of(text: str, **settings: Any) -> AnyJudge:
+    """The judge that a text names, with settings of its kind. Raises SettingsError for one that its kind lacks."""
+    return read(_Alone, {"judge": {**JudgeSettings.table_of(text), **settings}}, f"judge {text}").judge
 
 
 @dataclass(slots=True)

@@ -123,13 +123,7 @@ class Bench:
         service = {name: options.pop(name) for name in names if name in options}
         service.setdefault("max_context", 4096)
         self.service = ProxyService(
-            self.policy,
-            self.renderer,
-            folder,
-            ProxySettings(**options),
-            learns=True,
-            clock=lambda: self.now,
-            **service,
+            self.policy, self.renderer, folder, ProxySettings(**options), learns=True, clock=lambda: self.now, **service
         )
         self.service.on_session = self.note
 

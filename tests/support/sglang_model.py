@@ -106,9 +106,7 @@ class ModelServer(FakeServer):
             logp = self.network(input_ids=torch.tensor([prompt])).logits[0].float().log_softmax(-1)
         rows = [float(logp[place - 1, prompt[place]]) for place in range(start + 1, len(prompt))]
         given = [[None, prompt[start], None]]
-        return {
-            "input_token_logprobs": given + [[row, prompt[start + 1 + n], None] for n, row in enumerate(rows)],
-        }
+        return {"input_token_logprobs": given + [[row, prompt[start + 1 + n], None] for n, row in enumerate(rows)]}
 
     def post_pause_generation(self, body: Any) -> Reply:
         self.held += 1

@@ -8,6 +8,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
+from turngym.agents.rendering.text_encoder import HIDDEN
+
 USER, ANSWER, END, BOS = "<|user|>", "<|assistant|>", "<|end|>", "<s>"
 TEMPLATE = (
     "{{- bos_token -}}{%- for m in messages -%}{{- '<|' + m.role + '|>\n' + m.content + '<|end|>\n' -}}{%- endfor -%}"
@@ -168,3 +170,8 @@ def llama_tokenizer(*, legacy: bool) -> Any:
     found.pad_token = found.eos_token
     found.chat_template = PLAIN
     return found
+
+
+def reveal(text: str) -> str:
+    """`text` as people read it, nothing hidden in it."""
+    return HIDDEN.sub(lambda found: chr((ord(found[1]) - 0xE000 << 12) + ord(found[2]) - 0xE200), text)

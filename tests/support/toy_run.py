@@ -45,10 +45,7 @@ def episode(ids: np.ndarray, logp: np.ndarray, number: int, status: Status, orig
     turns = []
     for index in range(len(logp)):
         start = index * (PROMPT + RESPONSE)
-        spans = {
-            "prompt_span": (start, start + PROMPT),
-            "response_span": (start + PROMPT, start + PROMPT + RESPONSE),
-        }
+        spans = {"prompt_span": (start, start + PROMPT), "response_span": (start + PROMPT, start + PROMPT + RESPONSE)}
         turn = Turn(
             index=index,
             observation="",

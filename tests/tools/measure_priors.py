@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turngym.core.spec import Spec
+from turngym.scripts.options import read_options
+
 FACT = re.compile(r"\(([^\s()]+) ([^()]+)\)")
 TASK = re.compile(r"Your task is to: ([^\"]*)\"")
 ROOMS = {0: "kitchen", 2: "living", 3: "bedroom", 4: "bathroom"}
@@ -201,8 +204,7 @@ def dump(table: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class Arguments(Spec):
     """Where to read and write."""
 
     data: Path
@@ -213,8 +215,6 @@ class Arguments:
 
 def main(argv: Sequence[str]) -> int:
     """Read the train games and write the table."""
-    from turngym.scripts.options import read_options
-
     arguments = read_options(Arguments, argv, prog="measure_priors.py", about=__doc__)
     root = arguments.data if (arguments.data / "train").is_dir() else arguments.data / "json_2.1.1"
     table = measure(root / "train")

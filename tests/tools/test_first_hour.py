@@ -37,6 +37,7 @@ def test_what_ends_the_script() -> None:
     assert f"row {LONGEST}" not in lines
 
 
+@pytest.mark.long
 def test_steps_are_run_once_in_a_folder_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

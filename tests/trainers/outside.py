@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from turngym.core import Spec
 from turngym.core.episode import Episode
 from turngym.trainers import (
     WEIGHTS,
@@ -20,12 +21,11 @@ from turngym.trainers import (
     Targets,
     TokenLosses,
     Tokens,
-    checked_table,
+    tables_of,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LooConfig:
+class LooConfig(Spec):
     """Leave-one-out policy gradient."""
 
     n: int = 4
@@ -76,7 +76,7 @@ def build(config: LooConfig, context: BuildContext) -> Algorithm:
         token_loss=ClippedImportance(config.clip),
         group=config.n,
         needs_teacher=False,
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -14,7 +14,7 @@ from thread_ranks import in_ranks
 
 from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
-from turngym.trainers.distributed import PlayedAheadTogether, SharedSource
+from turngym.trainers.distributed import SharedSource
 from turngym.trainers.ranks import DistributedError
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot
 
@@ -36,8 +36,7 @@ class Process:
         self.versions: list[int] = []
         snapshot = WeightSnapshot(student, copy, self.versions.append)
         self.servers = None if servers is None else servers.of(self)
-        together = PlayedAheadTogether(ranks=ranks, servers=self.servers)
-        self.order = AsyncRollout(staleness=staleness, last=STEPS, snapshot=snapshot, together=together)
+        self.order = AsyncRollout(staleness=staleness, last=STEPS, snapshot=snapshot, ranks=ranks, servers=self.servers)
         self.source = SharedSource(source=self.play, ranks=ranks, model=None, servers=self.servers)
 
     def play(self, request: RolloutRequest) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import toy_run as toy
+from late import late
+from metric_columns import SOME
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
@@ -17,7 +19,6 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, DepthPlan
 from turngym.trainers.algorithms import grpo
-from turngym.trainers.metrics import SOME_METRICS
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import Ahead, OptimizerConfig, RunConfig
 from turngym.trainers.train_config import train_config
@@ -50,6 +51,7 @@ def stale(out: Path, staleness: int, steps: int = 8, **changes: Any) -> tuple[Tr
     return replace(made, algorithm=algorithm, source=played, order=order), played
 
 
+@pytest.mark.long
 def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     toy.trainer(tmp_path / "plain", steps=4).train()
     made, _ = stale(tmp_path / "ahead", 0, steps=4)
@@ -64,7 +66,7 @@ def test_no_staleness_is_the_ordinary_run(tmp_path: Path) -> None:
     assert truncated(made.algorithm, None) is made.algorithm
 
 
-@pytest.mark.parametrize("staleness", [1, 3])
+@pytest.mark.parametrize("staleness", late([1, 3], 1))
 def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Path, staleness: int) -> None:
     made, played = stale(tmp_path / "run", staleness)
     made.train()
@@ -77,11 +79,12 @@ def test_batches_are_played_by_the_student_of_so_many_steps_before(tmp_path: Pat
     # the depth of a batch was planned when it was begun, and the step that learns from it goes by that plan
     assert [cap for _, _, cap in played.log] == [row["depth/cap"] for row in rows]
     assert rows[0]["gap_max"] < 1e-4 < rows[-1]["gap_max"]
-    assert {"importance/ratio", "importance/truncated"} <= set(rows[0]) & set(SOME_METRICS)
+    assert {"importance/ratio", "importance/truncated"} <= set(rows[0]) & SOME
     assert rows[0]["importance/truncated"] == 0.0
     assert all(0.0 < row["importance/ratio"] <= 2.0 for row in rows)
 
 
+@pytest.mark.long
 def test_the_numbers_do_not_depend_on_timing(tmp_path: Path) -> None:
     one, _ = stale(tmp_path / "one", 2, steps=5)
     one.train()
@@ -113,6 +116,7 @@ def test_a_stopped_run_plays_what_was_under_way_again(tmp_path: Path) -> None:
         stale(tmp_path / "stopped", 1)[0].train(resume=True)
 
 
+@pytest.mark.long
 def test_an_interrupt_between_playing_and_learning_loses_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.batch import BatchError, pack
 from turngym.trainers.group_advantage import AdvantageError, SplitAdvantage
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.step_metrics import rollout_row
 from turngym.trainers.train_loop import TrainError
 
@@ -54,7 +54,7 @@ def test_episodes_that_are_no_whole_groups(tmp_path: Path) -> None:
 def test_groups_without_anything_to_compare() -> None:
     with pytest.raises(SettingsError, match="n is 1"):
         grpo.build(grpo.GrpoConfig(n=1), BuildContext(run=RunConfig()))
-    with pytest.raises(ConfigError, match="needs at least 1 without a prefix"):
+    with pytest.raises(SettingsError, match="needs at least 1 without a prefix"):
         luffy.LuffyConfig(n=2, prefix=PrefixSchedule(count=2))
 
 

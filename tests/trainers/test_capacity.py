@@ -20,6 +20,7 @@ from turngym.agents.local_engine import decoder
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.protocols import GenerateRequest, Sampling
+from turngym.core.spec import changed
 from turngym.scripts import plan
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.model_shapes import (
@@ -46,9 +47,7 @@ from turngym.trainers.training_costs import (
 
 SMALL = ModelShape(layers=2, width=64, heads=4, kv_heads=2, head_dim=24, mlp=160, vocab=50, tied=True)
 HYBRID = replace(
-    SMALL,
-    layers=4,
-    linear=LinearShape(layers=2, key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4),
+    SMALL, layers=4, linear=LinearShape(layers=2, key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4)
 )
 SMOLLM2 = ModelShape(layers=30, width=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, tied=True)
 OTHER = replace(SMALL, width=96, heads=6, kv_heads=3, head_dim=16, mlp=112)
@@ -165,7 +164,7 @@ def test_operations_of_an_update_are_counted(lora_rank: int) -> None:
     by_formula, by_torch = [], []
     for layers in (2, 4):
         shape = replace(SMALL, layers=layers)
-        seconds = estimate(shape, None, chip, 1, replace(work, compute_share=1.0)).update_s
+        seconds = estimate(shape, None, chip, 1, changed(work, compute_share=1.0)).update_s
         attention = 3 * 101 * layers * 4 * shape.query_width * 101 / 2
         norms = (2 if lora_rank else 3) * 101 * layers * 2 * (2 * shape.width + 2 * shape.head_dim)
         by_formula.append(seconds - attention - norms)
@@ -235,11 +234,11 @@ def test_an_update_needs_the_largest_of_its_parts_by_hand() -> None:
     kept = activation_bytes(shape, 8192, checkpointing=True, precision="autocast")
     update = estimate(shape, None, CHIPS["H100"], 8, work).update
     assert update == pytest.approx(kept + 8 * 1000 * 151_936 + gathered_bytes(shape))
-    few = replace(work, turns=1, micro_tokens=250, head_chunk=1)
+    few = changed(work, turns=1, micro_tokens=250, head_chunk=1)
     assert estimate(shape, None, CHIPS["H100"], 8, few).update == pytest.approx(
         4 * 151_936 * 2048 + gathered_bytes(shape)
     )
-    plain = replace(few, precision="float32")
+    plain = changed(few, precision="float32")
     assert estimate(shape, None, CHIPS["H100"], 1, plain).update == pytest.approx(4 * 1_720_574_976)
 
 
@@ -260,7 +259,7 @@ def test_adapters_by_hand() -> None:
     work = StepWorkload(lora_rank=16, rollout_dtype="bfloat16", head_chunk=1000)
     found = estimate(shape, None, CHIPS["H100"], 8, work)
     assert found.states == pytest.approx((4 * frozen + 16 * adapters) / 8 + 2 * frozen)
-    merged = estimate(shape, None, CHIPS["H100"], 8, replace(work, rollout_dtype="float32"))
+    merged = estimate(shape, None, CHIPS["H100"], 8, changed(work, rollout_dtype="float32"))
     assert merged.states == pytest.approx((4 * frozen + 16 * adapters) / 8 + 4 * (frozen - 151_936 * 2048))
     kept = activation_bytes(shape, 8192, checkpointing=True, precision="autocast", lora_rank=16)
     logits = 8 * 1000 * 151_936
@@ -334,8 +333,8 @@ def test_rows_are_those_of_the_memory_by_hand(memory: str, rows: tuple[int, ...]
     assert (work.row_lengths, work.length, work.tokens) == (rows, max(rows), sum(rows))
     assert work.context == sum(row * row / 2 for row in rows) / sum(rows)
     assert work.fresh == sum(rows) - 400
-    one = replace(work, episodes=1)
-    found = estimate(SMALL, None, CHIPS["H100"], 1, replace(one, compute_share=1.0, checkpointing=False))
+    one = changed(work, episodes=1)
+    found = estimate(SMALL, None, CHIPS["H100"], 1, changed(one, compute_share=1.0, checkpointing=False))
     flops = sum(3 * SMALL.forward_flops(row, row / 2, 100 * 4 / len(rows)) for row in rows)
     assert found.update_s == pytest.approx(flops / CHIPS["H100"].flops)
     assert found.rollout == SMALL.episode_bytes(max(rows), "float32")
@@ -347,7 +346,7 @@ def test_models_and_updates_by_hand() -> None:
     size, usual = shape.parameters, estimate(shape, None, chip, 1, plain)
 
     def more(**given: Any) -> tuple[float, float, float]:
-        found = estimate(shape, None, chip, 1, replace(plain, **given))
+        found = estimate(shape, None, chip, 1, changed(plain, **given))
         return found.states - usual.states, found.teacher_s, found.update_s / usual.update_s
 
     own = more(reference="own")
@@ -362,24 +361,20 @@ def test_models_and_updates_by_hand() -> None:
     assert more(dtype="bfloat16")[0] == (8 - 16 + 4) * size  # a float32 copy plays
     assert more(epochs=3)[2] == pytest.approx(3)
     assert more(updates=5) == (0.0, 0.0, 1.0)
-    adapted = estimate(shape, None, chip, 1, replace(plain, lora_rank=8))
-    base = estimate(shape, None, chip, 1, replace(plain, lora_rank=8, reference="base"))
+    adapted = estimate(shape, None, chip, 1, changed(plain, lora_rank=8))
+    base = estimate(shape, None, chip, 1, changed(plain, lora_rank=8, reference="base"))
     assert (base.states, base.teacher_s) == (adapted.states, own[1])
-    assert estimate(shape, None, chip, 1, replace(plain, plays=False, eval_episodes=0)).rollout_s == 0
+    assert estimate(shape, None, chip, 1, changed(plain, plays=False, eval_episodes=0)).rollout_s == 0
     with pytest.raises(TurngymError, match="reference is base without lora_rank"):
         StepWorkload(reference="base")
     with pytest.raises(TurngymError, match="memory 'window' is unknown"):
         StepWorkload(memory="window")
-    two, ten = (traffic(shape, None, 2, replace(plain, updates=n)).update for n in (1, 400))
+    two, ten = (traffic(shape, None, 2, changed(plain, updates=n)).update for n in (1, 400))
     assert ten > 1.5 * two  # an update of less than a pass of tokens is a pass all the same
 
 
 @pytest.mark.parametrize(
-    ("shape", "checkpointing", "measured"),
-    [
-        (SMOLLM2, 0, 11.72),
-        (SHAPES["Qwen2.5-1.5B"], 1, 31.03),
-    ],
+    ("shape", "checkpointing", "measured"), [(SMOLLM2, 0, 11.72), (SHAPES["Qwen2.5-1.5B"], 1, 31.03)]
 )
 def test_the_update_takes_what_an_h200_measured(shape: ModelShape, checkpointing: int, measured: float) -> None:
     """SmolLM2-135M and the shape of Qwen2.5-1.5B, 24 episodes of 10 turns with 140 + 60 tokens, autocast
@@ -410,7 +405,7 @@ def test_time_by_hand() -> None:
     assert found.update_s == pytest.approx(3 * (20 * layers + 10 * 2 * 151_936 * 1024) / chip.flops)
     assert found.teacher_s == 0.0
     # 644 operations a token take longer to start than one row's weights to read
-    waiting = estimate(shape, None, chip, 1, replace(work, start_us=20.0))
+    waiting = estimate(shape, None, chip, 1, changed(work, start_us=20.0))
     assert waiting.rollout_s == pytest.approx(10 * 28 * 23 * 20e-6 + 10 * layers / chip.flops)
     assert waiting.update_s == found.update_s
 
@@ -470,9 +465,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert plan.main(["--student", "8B", "--teacher", "32B", "--chip", "A100-40", "--gpus", "1"]) == 1
 
 
-def test_no_gpu_and_unknown_chips_are_refused() -> None:
-    with pytest.raises(TurngymError, match="gpus is 0; valid: at least 1"):
-        estimate(SMALL, None, CHIPS["H100"], 0, StepWorkload())
+def test_unknown_chips_are_refused() -> None:
     with pytest.raises(TurngymError, match="chip 'TPU' is unknown; valid: A100-40"):
         plan.plan_table(plan.PlanOptions(chip="TPU"))
 

@@ -12,6 +12,7 @@ import toy_run as toy
 from tiny_runs import untimed
 
 from turngym.agents.models import load_model
+from turngym.core.spec import changed
 from turngym.trainers.checkpoint import (
     CheckpointError,
     latest_model,
@@ -88,14 +89,14 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
     made = toy.trainer(tmp_path / "run", steps=1)
     made.train()
     before = snapshot(tmp_path / "run")
-    changed = replace(
+    other = replace(
         made,
-        run=replace(made.run, episodes=6, eval_every=1, checkpoint_every=7, keep_checkpoints=9, tensorboard=True),
-        optimizer=replace(made.optimizer, betas=(0.5, 0.9)),
+        run=changed(made.run, episodes=6, eval_every=1, checkpoint_every=7, keep_checkpoints=9, tensorboard=True),
+        optimizer=changed(made.optimizer, betas=(0.5, 0.9)),
         algorithm=replace(made.algorithm, settings={**made.algorithm.settings, "n": 2}),
     )
     with pytest.raises(CheckpointError) as caught:
-        changed.train(resume=True)
+        other.train(resume=True)
     text = str(caught.value)
     assert "algorithm.n: checkpoint None, now 2" in text
     assert "run.episodes: checkpoint 12, now 6" in text
@@ -188,7 +189,7 @@ def test_a_run_that_was_made_for_its_end_says_why_it_cannot_be_longer(
         if "order" in changes:
             snapshot = WeightSnapshot(made.model, frozen_copy(made.model), lambda version: None)
             order = AsyncRollout(staleness=1, last=steps, snapshot=snapshot)
-        optimizer = replace(made.optimizer, schedule=changes.get("schedule", "constant"))
+        optimizer = changed(made.optimizer, schedule=changes.get("schedule", "constant"))
         algorithm = replace(made.algorithm, weight=weight)
         return replace(made, algorithm=algorithm, optimizer=optimizer, order=order)
 

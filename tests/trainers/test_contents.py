@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tiny_runs import save_tiny
@@ -13,14 +12,13 @@ from turngym.core.settings import read_toml
 from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts.main import main
 from turngym.trainers import contents
-from turngym.trainers.study.records import make_record, read_records
+from turngym.trainers.study.records import read_records, record_of_run
 
 METHOD = """
-from dataclasses import dataclass
+from turngym.core import Spec
 from turngym.trainers import AlgorithmSpec
 from turngym.trainers.algorithms import grpo
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Spec):
     power: float = 1.0
 ALGORITHM = AlgorithmSpec(name="credit", config=Config, uses=frozenset({"reward"}), build=grpo.build)
 """
@@ -131,8 +129,8 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     kept = contents.kept(out)
     assert kept == contents.of_files({"method": {"judge": {"kind": "skills", "folder": str(told)}}})
     assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
-    cell = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0, "verb": "train", "settings": {}}
-    assert make_record(SimpleNamespace(game={}, folder=out, **cell)).contents == kept
+    named = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0}
+    assert record_of_run(out, {}, {}, **named).contents == kept
     capsys.readouterr()
     skills(told, "open every drawer first")
     assert main([*words, "--steps", "2", "--resume"]) != 0

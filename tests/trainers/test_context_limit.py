@@ -24,12 +24,12 @@ from turngym.agents.servers.policy import ServerScorer
 from turngym.agents.servers.server_connection import ClientLimits, ServerError
 from turngym.core.episode import Status
 from turngym.core.errors import ModelError, TurngymError
+from turngym.core.spec import SettingsError
 from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
 from turngym.trainers import models
 from turngym.trainers.microbatch import check_packing
 from turngym.trainers.recorded_source import check_lengths
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.teacher import teachers_length
 
@@ -179,7 +179,7 @@ def test_the_trial_of_packed_rows_is_longer_than_the_window(monkeypatch: pytest.
         return attend(*args, **rest)
 
     monkeypatch.setattr(models, "_attend_rows", all_of_it)
-    with pytest.raises(ConfigError, match="see each other"):
+    with pytest.raises(SettingsError, match="see each other"):
         check_packing(model)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithms.luffy import PrefixSchedule
-from turngym.trainers.run_config import ConfigError
 
 
 def plan(strategy: str, **more: object) -> PrefixSchedule:
@@ -48,6 +48,6 @@ def test_reverse_linear_raises_its_ceiling_by_tenths_and_begins_with_demonstrati
 
 
 def test_bad_ratios_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"prefix ratios are 0.9 to 0.5"):
+    with pytest.raises(SettingsError, match=r"prefix ratios are 0.9 to 0.5"):
         PrefixSchedule(low=0.9, high=0.5)
     assert PrefixSchedule(low=0.0, steps=1)(1, 0) == ()

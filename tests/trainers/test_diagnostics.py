@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from turngym.core.episode import Episode, Status
+from turngym.core.spec import changed
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack
@@ -167,7 +168,7 @@ def test_a_replay_is_what_the_run_did(make_episode: Callable[..., Episode], chan
     assert (runner.compared, runner.differing, runner.hbar_error) == (40, 0, 0.0)
     assert runner.probes == 3 + 10
     # another controller on the same probes is seen to be another one
-    seen = ControllerReplay(replace(config, rho=0.9))
+    seen = ControllerReplay(changed(config, rho=0.9))
     for item in rows:
         seen.add(item)
     assert seen.state.hbar != rows[-1]["depth/hbar"]
@@ -224,10 +225,10 @@ def test_what_can_be_replayed(make_episode: Callable[..., Episode]) -> None:
     shape = run_shape(rows)
     assert replayable(shape, config, controlled=True)
     assert not replayable(shape, None, controlled=False), "a curriculum's capped steps are no probes"
-    assert not replayable(shape, replace(config, probe_share=0.5), controlled=True)
+    assert not replayable(shape, changed(config, probe_share=0.5), controlled=True)
     found = diagnose(lambda: rows, depth=config, controlled=True)
     assert found.replay is not None
-    assert (found.replay.differing, found.variants[0].name, found.variants[0].hbar) == (
+    assert (found.replay.differing, found.variants[0].name, found.variants[0].state.hbar) == (
         0,
         "as set",
         rows[-1]["depth/hbar"],
@@ -239,7 +240,7 @@ def test_what_can_be_replayed(make_episode: Callable[..., Episode]) -> None:
 
 def test_turns_that_caps_would_play() -> None:
     runner = ControllerReplay(DepthConfig(h_max=4, warmup=0, probe_interval=100))
-    runner.controller = AdaptiveDepth(replace(runner.controller.config, h_max=2))
+    runner.controller = AdaptiveDepth(changed(runner.controller.config, h_max=2))
     runner.state = DepthState(hbar=1.0)
     for step in (1, 2):
         runner.add({"step": step, "kind": "train"})

@@ -32,7 +32,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
-from turngym.trainers.distributed import SharedSource, blocks, open_ranks, shared_scorer, update_servers
+from turngym.trainers.distributed import SharedSource, blocks, open_ranks, shared_scorer
 from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.ranks import (
     SINGLE,
@@ -43,6 +43,7 @@ from turngym.trainers.ranks import (
     on_all_ranks,
     on_rank_zero,
 )
+from turngym.trainers.rollout_schedule import update_servers
 from turngym.trainers.run import run_training
 from turngym.trainers.scorer import LocalScorer
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import pytest
 import torch
+from metric_columns import known_metric
 from tiny_runs import save_tiny, with_file
 
 import turngym.envs
@@ -20,7 +21,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.core.trace import TraceWriter, read_episodes
 from turngym.scripts import train
 from turngym.trainers.algorithm import BUILT_IN
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.recorded_source import RecordedSource
 from turngym.trainers.run import build_trainer
 

@@ -27,10 +27,7 @@ from turngym.trainers.metrics import read_metrics
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")]
 STUDENT = command("opd", Path())[3]
 NAMES = ("loss", "grad_norm", "tokens", "success", "valid_actions", "entropy")
 AHEAD = (*NAMES, "staleness_mean", "staleness_max", "gap_mean", "importance/ratio")

@@ -21,7 +21,6 @@ from turngym.trainers.algorithms.gigpo import (
     TurnAdvantage,
     centered,
     clusters,
-    discounted_returns,
     episode_advantage,
 )
 from turngym.trainers.batch import pack
@@ -50,12 +49,6 @@ def attempts(make_episode: Make) -> list[Episode]:
         episode(make_episode, 8, "a", [4.0], [2]),
         episode(make_episode, 8, "ad", [0.0, 2.0], [1, 1]),
     ]
-
-
-def test_returns_by_hand() -> None:
-    np.testing.assert_allclose(discounted_returns(np.array([1.0, 0.0, 4.0]), 0.5), [2.0, 2.0, 4.0])
-    np.testing.assert_allclose(discounted_returns(np.array([1.0, 0.0, 4.0]), 0.0), [1.0, 0.0, 4.0])
-    assert discounted_returns(np.zeros(0), 0.5).tolist() == []
 
 
 def test_what_a_turn_was_paid(make_episode: Make) -> None:

@@ -38,12 +38,7 @@ def test_partial_rewards_are_contrast_without_any_success(grouped: Callable[...,
     chosen = ComparableGroups()
     assert names(chosen(mixed)) == list(range(8))
     assert chosen(mixed)[0] is shop[0]
-    assert chosen.row(mixed) == {
-        "groups/kept": 1,
-        "groups/lost": 0,
-        "groups/uniform": 2,
-        "groups/uniform_solved": 1,
-    }
+    assert chosen.row(mixed) == {"groups/kept": 1, "groups/lost": 0, "groups/uniform": 2, "groups/uniform_solved": 1}
     assert chosen([]) == []
     assert chosen.row([])["groups/kept"] == 0
 
@@ -54,10 +49,7 @@ def test_the_reward_that_is_optimized_decides(make_episode: Make) -> None:
         return [replace(episode, score=worth) for episode, worth in zip(found, score, strict=True)]
 
     # 1: only success differs; 2: only the score
-    episodes = [
-        *pair(1, success=(True, False), score=(0.5, 0.5)),
-        *pair(2, success=(True, True), score=(0.2, 0.3)),
-    ]
+    episodes = [*pair(1, success=(True, False), score=(0.5, 0.5)), *pair(2, success=(True, True), score=(0.2, 0.3))]
     assert [episode.group for episode in ComparableGroups(reward="success")(episodes)] == [1, 1]
     assert [episode.group for episode in ComparableGroups(reward="score")(episodes)] == [2, 2]
     assert ComparableGroups(reward="return")(episodes) == []

@@ -6,9 +6,9 @@ from typing import Any
 
 import judged as tools
 import pytest
+from judged import judge_of
 
 from turngym.agents.judges.env_judges import ENV_JUDGES, RuleJudge
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import BothQuestions, WordJudge, make_judge
 from turngym.core.protocols import JudgeRequest, Judgment, joined, separate
 from turngym.trainers.judged_episodes import judged

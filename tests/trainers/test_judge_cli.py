@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from judged import judge_of
+from metric_columns import known_metric
 from tiny_runs import break_off, save_tiny, untimed, with_file
 
-from turngym.agents.judges.judge_settings import judge_of
 from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.agents.meaning import meaning
 from turngym.core.errors import TurngymError
@@ -18,7 +19,6 @@ from turngym.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.judged_episodes import JudgedSource
-from turngym.trainers.metrics import known_metric
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -40,13 +40,10 @@ def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("prm-rl", ()),
         ("prm-rl", ("--judge", "expert", "prm_rl.exclude = 'openclaw'", "--prm-rl.kl-coef", "0")),
-        ("opd-hints", ()),
         ("opd-hints", ("--opd-hints.form", "topk", "opd_hints.position = 'last_message'")),
-        ("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01")),
-        ("opd-hints", ("--expert", "searching", "--teacher", "MODEL")),
-        ("prm-opd", ()),
+        pytest.param("opd-hints", ("--judge", "rules", "--opd-hints.entropy-coef", "0.01"), marks=pytest.mark.long),
+        pytest.param("opd-hints", ("--expert", "searching", "--teacher", "MODEL"), marks=pytest.mark.long),
         ("prm-opd", ("--prm-opd.form", "topk", "prm_opd.reject_below = 0.05", "--judge", "rules")),
     ],
 )

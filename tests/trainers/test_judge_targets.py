@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, Status, TopK
 from turngym.trainers.algorithm import PrivilegedText, Scorers
-from turngym.trainers.algorithms.judge_targets import (
-    HintTargets,
-    TurnScore,
-    up_to_rejection,
-)
+from turngym.trainers.algorithms.judge_targets import HintTargets, TurnScore, up_to_rejection
 from turngym.trainers.batch import pack
 from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, judge_episodes
 from turngym.trainers.privileged import batch_turns

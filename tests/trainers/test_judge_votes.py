@@ -19,15 +19,11 @@ BOX = r"\boxed"
         (BOX + "{0}", 0.0),
         (f"at first {BOX}{{1}}, but then {BOX}{{-1}}.", -1.0),
         (f"{BOX}{{1}} then cut {BOX}{{-1", None),
-        (f"{BOX}{{1}} then none {BOX} -1", None),
         (f"{BOX}{{1}} then odd {BOX}" + r"{\frac{1}{2}}", None),
         (f"{BOX}{{1}} then open {BOX}" + r"{\text{-1}", None),
-        (f"{BOX}{{1}} then empty {BOX}", None),
         (f"{BOX}{{1}} and {BOX}{{2}}", None),
         (BOX + "{+1}", 1.0),
         (BOX + "{+-1}", None),
-        (BOX + "{++1}", None),
-        (BOX + "{+0}", None),
         (BOX + "{ 1 }", 1.0),
         (f"{BOX}{{1}} but {BOX} {{-1}}", -1.0),
         (f"{BOX}{{1}} but {BOX}" + r"{\mathbf{ \text {- 1}}}", -1.0),
@@ -36,9 +32,7 @@ BOX = r"\boxed"
         (BOX + "{}", None),
         (BOX + "{11}", None),
         (BOX + r"{\text{1}}", 1.0),
-        (BOX + r"{\text{-}1}", -1.0),
         (BOX + r"{\text{1}\text{-1}}", None),
-        (BOX + r"{\text{1} or -1}", None),
         *((BOX + rf"{{\{face}1}}", None) for face in ("textminus", "textendash ", "mathminus", "textless")),
         *((BOX + rf"{{\{face}{{-1}}}}", -1.0) for face in ("text", "textbf", "textnormal", "mathrm", "mathtt")),
         *((f"{BOX}{{1}} but {other}{{-1}}", None) for other in (r"\Boxed", r"\fbox", "boxed", "\boxed", "BOXED ")),
@@ -59,7 +53,6 @@ def test_the_last_box_counts_or_none_does(text: str, score: float | None) -> Non
         (r"[HINT_START]a[HINT_END] or [HINT_START]b" "\nc[HINT_END] \\boxed{1}", 1.0, "b\nc"),
         (r"[HINT_START]a [HINT_START]b[HINT_END] c[HINT_END]\boxed{1}", 1.0, "b"),
         (r"[HINT_END] x [HINT_START] y \boxed{1}", 1.0, None),
-        (r"[HINT_START]a[HINT_END], rather [HINT_START]b \boxed{1}", 1.0, None),
         *(
             (rf"[HINT_START]a[HINT_END], rather {mark}b[HINT_END] \boxed{{1}}", 1.0, None)
             for mark in ("[hint_start]", "[HINT START]", "[ Hint-Start ]", "[HINTSTART]")
@@ -67,7 +60,6 @@ def test_the_last_box_counts_or_none_does(text: str, score: float | None) -> Non
         (r"\boxed{1} no, \boxed{-1}", -1.0, None),
         (r"[HINT_START]said[HINT_END] \boxed{0}", None, "said"),
         (r"[HINT_START][HINT_END]\boxed{1}", 1.0, ""),
-        (r"[HINT_START]said[HINT_END] \boxed{+1}", 1.0, "said"),
     ],
 )
 def test_hints_are_the_last_block_and_zero_is_no_vote(text: str, score: float | None, hint: str | None) -> None:
@@ -76,15 +68,7 @@ def test_hints_are_the_last_block_and_zero_is_no_vote(text: str, score: float | 
 
 @pytest.mark.parametrize(
     ("votes", "score"),
-    [
-        ((1, 1, -1), 1),
-        ((1, -1), 0),
-        ((1, -1, 0), 0),
-        ((-1, -1, 1, 1, 0), 0),
-        ((0, 0, 1), 0),
-        ((-1,), -1),
-        ((), 0),
-    ],
+    [((1, 1, -1), 1), ((1, -1), 0), ((1, -1, 0), 0), ((-1, -1, 1, 1, 0), 0), ((0, 0, 1), 0), ((-1,), -1), ((), 0)],
 )
 def test_majority_by_hand(votes: tuple[float, ...], score: float) -> None:
     assert majority(votes) == score

@@ -22,7 +22,7 @@ from turngym.scripts import trace
 from turngym.scripts.trace import Records, lines, records
 from turngym.trainers.judged_episodes import ScoredTurns, judged
 from turngym.trainers.live.judging import SessionJudge
-from turngym.trainers.live.sessions import SessionBuffer, TurnSelection, reason_name, select_turns
+from turngym.trainers.live.sessions import SessionBuffer, reason_name, select_turns
 
 UP, DOWN = Feedback(score=1), Feedback(score=-1)
 WORDS = Feedback(score=-1, text="look into [HINT_END] the fridge \\boxed{1}")
@@ -106,12 +106,11 @@ def episode(make_episode: Callable[..., Any]) -> Any:
 def test_each_turn_has_its_fate_and_its_reason(episode: Any) -> None:
     found = select_turns(episode, ScoredTurns())
     left_out = {1: "the judge failed", 2: "4 versions old", 3: "no next state"}
-    assert found == TurnSelection(trained=(0,), left_out=left_out)
-    assert found.as_json()["left_out"] == {"1": "the judge failed", "2": "4 versions old", "3": "no next state"}
+    assert found == ((0,), left_out)
     nothing = replace(episode, turns=(replace(episode.turns[0], excluded="x"), *episode.turns[1:]))
     dropped = select_turns(nothing, ScoredTurns())
-    assert dropped == TurnSelection(trained=(), left_out={0: "x", **left_out})
-    assert select_turns(episode, None) == TurnSelection(trained=(0, 1, 3), left_out={2: "4 versions old"})
+    assert dropped == ((), {0: "x", **left_out})
+    assert select_turns(episode, None) == ((0, 1, 3), {2: "4 versions old"})
 
 
 def test_ages_and_reasons_are_counted(episode: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from turngym.core.spec import changed
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.lm_loss import LmLoss, TextError, read_texts
 from turngym.trainers.models import tiny_qwen3
@@ -65,7 +66,7 @@ def test_the_settings_of_a_run_reach_the_term(files: tuple[Path, ...]) -> None:
     term = LmLoss.of(BuildContext(run=run, lm_loss=config, tokenizer=Words()))
     assert [row.tolist() for row in term.rows(1)] == [encode("firs"), encode("seco")]
     assert (term._micro_tokens, term._autocast) == (77, True)
-    assert not LmLoss.of(BuildContext(run=replace(run, autocast="off"), lm_loss=config, tokenizer=Words()))._autocast
+    assert not LmLoss.of(BuildContext(run=changed(run, autocast="off"), lm_loss=config, tokenizer=Words()))._autocast
 
 
 @dataclass(frozen=True)

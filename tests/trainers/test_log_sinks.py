@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from late import late
 from toy_run import trainer
 
 from turngym.core.errors import TurngymError
@@ -77,10 +78,7 @@ class FakeTracker:
         return [row for rows in self.shown.values() for row in rows]
 
 
-RARE = [pytest.param(kind, marks=pytest.mark.long) for kind in ("wandb offline", "trackio remote")]
-
-
-@pytest.fixture(params=["wandb", "trackio", *RARE])
+@pytest.fixture(params=late(["trackio", "wandb", "wandb offline", "trackio remote"], "trackio"))
 def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     name, _, kind = request.param.partition(" ")
     fake = FakeTracker(name, offline=kind == "offline")
@@ -114,12 +112,7 @@ class Killed(Exception):
 
 
 # between a checkpoint and the evaluation of its step, and behind both
-QUICK = {(2, "train"), (3, "train")}
-KILLS = [
-    pytest.param(*row, marks=() if row in QUICK else pytest.mark.long)
-    for row in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (4, "eval"))
-]
-RAW = (2, "eval", os.fsdecode(b"raw\xff"))
+KILLS = late([(0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (4, "eval")], (3, "train"))
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, kind: str) -> None:
@@ -204,7 +197,11 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("step", "kind", "name"), [*(pytest.param(*row.values, "toy", marks=row.marks) for row in KILLS), RAW]
+    ("step", "kind", "name"),
+    [
+        *(pytest.param(*row.values, "toy", marks=row.marks) for row in KILLS),
+        pytest.param(2, "eval", os.fsdecode(b"raw\xff"), marks=pytest.mark.long),
+    ],
 )
 def test_tensorboard_shows_each_row_once(
     step: int, kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

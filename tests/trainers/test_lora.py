@@ -14,6 +14,7 @@ import pytest
 import torch
 import toy_run as toy
 from distributed_cases import command
+from late import late
 from safetensors.torch import load_file, save_file
 
 from turngym.agents.local_engine.engine import LocalEngine
@@ -244,9 +245,7 @@ APART |= {"scaled embedding", "whole embedding", "whole pair", "rslora", "embedd
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", late(KINDS, *QUICK))
 def test_every_adapter_is_merged_into_the_model_that_peft_reads(kind: str, tmp_path: Path) -> None:
     from peft import LoraConfig as Settings
     from peft import PeftModel, get_peft_model
@@ -363,12 +362,13 @@ def test_the_identity_of_an_adapter_is_that_of_its_base_too(tmp_path: Path) -> N
     assert one["base/model.safetensors"] != two["base/model.safetensors"]
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     whole = student()
     trainer(tmp_path / "whole", whole, steps=5).train()
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
-    for late in list_checkpoints(tmp_path / "killed")[1:]:
-        shutil.rmtree(late)
+    for checkpoint in list_checkpoints(tmp_path / "killed")[1:]:
+        shutil.rmtree(checkpoint)
     resumed = student()
     trainer(tmp_path / "killed", resumed, steps=5).train(resume=True)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from metric_columns import known_metric
 from tiny_runs import with_file
 
 from turngym.agents import load_world, play_episodes
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.settings import read_toml
 from turngym.core.spec import at
 from turngym.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train
 from turngym.scripts.train import help_lines
 from turngym.trainers.adapters.token_session import Trajectory
 from turngym.trainers.batch import pack
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
@@ -104,25 +104,6 @@ def test_a_model_demonstrates_and_the_student_goes_on_within_its_response(tmp_pa
     assert row["off/tokens"] == wanted
     # the student's numbers after what was begun for it are those of training
     assert row["gap_max"] < 1e-4
-
-
-def test_a_resumed_run_must_have_the_same_demonstrations(tmp_path: Path) -> None:
-    shown = ("--demonstrations", f"model:{TEACHER}")
-    words = command(tmp_path / "run", "luffy", *TOKENS, *shown)
-    train.main(words)
-    config = read_toml(tmp_path / "run" / "config.toml")
-    assert at(config, "method.luffy.prefix.unit") == "tokens"
-    assert at(config, "method.demonstrations.demonstrator.folder") == str(TEACHER)
-    more = ["--resume", "--steps", "2"]
-    with pytest.raises(TurngymError, match=r"method\.luffy\.prefix\.unit: checkpoint 'tokens', now 'turns'"):
-        train.main([*command(tmp_path / "run", "luffy", *HALF, *shown), *more])
-    with pytest.raises(TurngymError, match=r"demonstrator\.kind: checkpoint 'model', now 'player'"):
-        train.main([*words, *more, "--demonstrations", "expert"])
-    with pytest.raises(TurngymError, match=r"demonstrator\.temperature"):
-        train.main([*command(tmp_path / "run", "luffy", *TOKENS, *shown, "demonstrator.temperature = 0.1"), *more])
-    with pytest.raises(TurngymError, match=r"demonstrations\.demonstration_success"):
-        train.main([*words, *more, "--demonstration-success"])
-    train.main([*words, *more])
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.saved_model import save_model
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import ModelError, TurngymError
-from turngym.core.spec import SettingsError
+from turngym.core.spec import SettingsError, changed
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_episodes
@@ -43,7 +43,7 @@ from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
 from turngym.trainers.recorded_source import check_tokenizer
-from turngym.trainers.run_config import CriticConfig, OptimizerConfig, checked_table
+from turngym.trainers.run_config import CriticConfig, OptimizerConfig, tables_of
 
 torch.set_num_threads(1)
 
@@ -114,7 +114,7 @@ def test_zero_clips_nothing_for_the_critic_too() -> None:
     np.testing.assert_array_equal(found[0.0], found[1e6])
     for kind in (CriticConfig, OptimizerConfig):
         with pytest.raises(SettingsError, match="max_grad_norm"):
-            checked_table(kind(max_grad_norm=-1.0))
+            tables_of(kind(max_grad_norm=-1.0))
 
 
 def gemma(vocab: int = 61) -> Any:
@@ -278,7 +278,7 @@ def test_a_resumed_run_may_take_less_memory(tmp_path: Path, capsys: pytest.Captu
     def trainer(**more: Any) -> Any:
         model = toy.tiny(1)
         made = toy.trainer(tmp_path / "run", steps=2, model=model, source=toy.Sampled(model), evaluate=None)
-        made.run = replace(made.run, checkpoint_every=1, **more)
+        made.run = changed(made.run, checkpoint_every=1, **more)
         return made
 
     break_off(trainer(), 2)

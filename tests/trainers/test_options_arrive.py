@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turngym.core.spec import SettingsError, Spec, fields_of
 from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, PrivilegedText
 from turngym.trainers.algorithms import (
     gigpo,
@@ -64,7 +65,7 @@ from turngym.trainers.losses import (
     renorm_reverse_kl,
 )
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.run_config import ConfigError, CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.run_config import CriticConfig, DistillConfig, LmLossConfig, RunConfig
 from turngym.trainers.targets import SampledAdvantage, StudentTopK, TeacherTopK, WithReference, WithSequences
 from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, SupportKL
 from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
@@ -135,7 +136,7 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     (lambda **more: OPD(form="jsd", **more), "beta", 0.2, "token_loss", JensenShannon(0.2)),
     (lambda **more: OPD(form="mixed", **more), "beta", 0.2, "token_loss", MixedKL(0.2)),
     (OPD, "form", "sampled", "target_fn", SampledAdvantage()),
-    (OPD, "form", "sampled", "token_loss", ClippedAdvantage(eps_low=0.2, eps_high=0.28)),
+    (OPD, "form", "sampled", "token_loss", ClippedAdvantage(loss=PolicyGradient(clip=(0.2, 0.28)))),
     (OPD, "tail", "bin", "token_loss", bin_reverse_kl),
     (OPD, "tail", "raw", "token_loss", raw_reverse_kl),
     (OPD, "tail", "renorm", "token_loss", renorm_reverse_kl),
@@ -364,28 +365,28 @@ OPTIONS: list[tuple[Build, str, Any, str, Any]] = [
     ),
     (SDAR, "coef", 0.3, "token_loss.coef", ITSELF),
     (SDAR, "beta", 2.0, "token_loss.beta", ITSELF),
-    (SDAR, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (SDAR, "clip", (0.1, 0.3), "token_loss", PolicyGradient(clip=(0.1, 0.3), kl_coef=0.01)),
     (RLSD, "lam", 0.3, "target_fn", rlsd.Directed(lam=0.3, eps=0.2, fade=100)),
     (RLSD, "eps", 0.3, "target_fn", rlsd.Directed(lam=0.5, eps=0.3, fade=100)),
     (RLSD, "fade", 7, "target_fn", rlsd.Directed(lam=0.5, eps=0.2, fade=7)),
     (SKILL_SD, "coef", 0.3, "token_loss.coef", ITSELF),
-    (SKILL_SD, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3, kl_coef=0.01)),
+    (SKILL_SD, "clip", (0.1, 0.3), "token_loss", PolicyGradient(clip=(0.1, 0.3), kl_coef=0.01)),
     (OPID, "w_told", 0.3, "target_fn", opid.Added(w_told=0.3)),
     (OPID, "scale", "none", "target_fn.scale", ITSELF),
     (AGENT_OPSD, "lam", 0.3, "target_fn", agent_opsd.Believed(lam=0.3, eps=0.2)),
     (AGENT_OPSD, "eps", 0.3, "target_fn", agent_opsd.Believed(lam=0.5, eps=0.3)),
     # prm-opd
     (PRM_OPD, "form", "sampled", "target_fn", HintTargets()),
-    (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28, kl_coef=0.02)),
+    (PRM_OPD, "form", "sampled", "token_loss", PolicyGradient(clip=(0.2, 0.28), kl_coef=0.02)),
     (PRM_OPD, "form", "topk", "target_fn", HintTargets(k=9)),
-    (PRM_OPD, "form", "topk", "token_loss", PolicyGradient(eps_low=0.2, eps_high=0.28)),
+    (PRM_OPD, "form", "topk", "token_loss", PolicyGradient(clip=(0.2, 0.28))),
     (PRM_OPD, "form", "topk", "token_loss", SupportKL(kl=bin_reverse_kl, importance=(0.1, 10.0))),
     (PRM_OPD, "form", "topk", "token_loss.kl_coef", 0.02),
     (PRM_OPD, "w_reward", 0.25, "target_fn", HintTargets(w_reward=0.25)),
     (PRM_OPD, "w_hint", 0.25, "target_fn", HintTargets(w_hint=0.25)),
     (PRM_OPD_TOPK, "w_reward", 0.25, "token_loss.w_reward", ITSELF),
     (PRM_OPD_TOPK, "w_hint", 0.25, "token_loss.w_hint", ITSELF),
-    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss", PolicyGradient(eps_low=0.1, eps_high=0.3)),
+    (PRM_OPD_TOPK, "clip", (0.1, 0.3), "token_loss", PolicyGradient(clip=(0.1, 0.3))),
     (PRM_OPD_TOPK, "reject_below", 0.05, "target_fn", HintTargets(k=9, reject_below=0.05)),
     (PRM_OPD_TOPK, "entropy_coef", 0.07, "token_loss.entropy_coef", ITSELF),
     (PRM_OPD, "reject_below", 0.05, "target_fn", HintTargets(reject_below=0.05)),
@@ -430,8 +431,8 @@ def test_an_option_arrives() -> None:
 def parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields what `value` is composed of, with the names that lead to it."""
     yield path, value
-    if is_dataclass(value):
-        for item in fields(value):
+    if is_dataclass(value) or isinstance(value, Spec):
+        for item in fields_of(type(value)) if isinstance(value, Spec) else fields(value):
             yield from parts(getattr(value, item.name), (*path, item.name))
     elif isinstance(value, partial):
         for name, given in value.keywords.items():
@@ -445,7 +446,7 @@ def is_part(names: Sequence[str], path: Sequence[str]) -> bool:
 
 
 def is_formula(value: Any) -> bool:
-    return is_dataclass(value) or callable(value)
+    return is_dataclass(value) or isinstance(value, Spec) or callable(value)
 
 
 def test_an_option_arrives_nowhere_else() -> None:
@@ -460,11 +461,11 @@ def test_an_option_arrives_nowhere_else() -> None:
 def test_the_lower_and_the_upper_clip_are_told_apart(build: Build) -> None:
     loss = build(clip=(0.15, 0.35)).token_loss
     assert isinstance(loss, PolicyGradient)
-    assert (loss.eps_low, loss.eps_high) == (0.15, 0.35)
+    assert loss.clip == (0.15, 0.35)
 
 
 def test_the_clip_of_the_sampled_form() -> None:
-    assert OPD(form="sampled", clip=(0.15, 0.35)).token_loss == ClippedAdvantage(eps_low=0.15, eps_high=0.35)
+    assert OPD(form="sampled", clip=(0.15, 0.35)).token_loss == ClippedAdvantage(loss=PolicyGradient(clip=(0.15, 0.35)))
 
 
 @pytest.mark.parametrize(
@@ -509,7 +510,7 @@ def test_text_in_the_reward_is_no_term_and_warns(tmp_path: Path) -> None:
 
 
 def test_text_in_the_reward_of_a_group_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cancels in a group-relative advantage"):
+    with pytest.raises(SettingsError, match="cancels in a group-relative advantage"):
         grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path, in_reward=0.25))
     assert [term.name for term in grpo_kd.WITH_TEXT.build(grpo_kd.GrpoKdConfig(), with_text(tmp_path)).terms] == ["lpt"]
 
@@ -530,7 +531,7 @@ def test_the_dual_clip_is_on_where_episodes_may_be_stale(more: dict[str, Any], b
     assert (loss.loss if "staleness" in more else loss).dual_clip == bound
     for refused in (0.5, 1.0):
         config = train_config("grpo", {"student": "s", "out": "o", "dual_clip": refused}, "test")
-        with pytest.raises(ConfigError, match=f"dual_clip is {refused}"):
+        with pytest.raises(SettingsError, match=f"dual_clip is {refused}"):
             build_algorithm(config)
 
 
@@ -547,9 +548,9 @@ def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:
     reward = TeacherReward(coef=2.0, student_entropy=True)
     assert own.target_fn == MiniLlmAdvantage(reward=reward, env_coef=0.5, gamma=0.9, whiten="none")
     assert PPO_KD(advantage="minillm", teacher_mix=0.2).target_fn.share == 0.2  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="teacher_coef is 0"):
+    with pytest.raises(SettingsError, match="teacher_coef is 0"):
         PPO_KD(advantage="minillm", teacher_coef=0.0, env_coef=1.0)
-    with pytest.raises(ConfigError, match=r"in_reward is 0\.5; it needs advantage=gae"):
+    with pytest.raises(SettingsError, match=r"in_reward is 0\.5; it needs advantage=gae"):
         ppo_kd.WITH_TEXT.build(ppo_kd.PpoKdConfig(advantage="minillm"), with_text(tmp_path, in_reward=0.5))
 
 

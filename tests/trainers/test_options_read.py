@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ("__post_init__", "__eq__", "__hash__", "__repr__")
 WHOLE = {
-    "checked_table": "trainers/run_config.py",
+    "tables_of": "trainers/run_config.py",
     "spec_of_run": "trainers/run_spec.py",
     "unread": "trainers/train_config.py",
     "loop": "trainers/train_config.py",

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import untimed
 
-from turngym.core.spec import SettingsError, read
+from turngym.core.spec import SettingsError, changed, read
 from turngym.trainers import train_loop
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError
@@ -26,7 +26,7 @@ from turngym.trainers.microbatch import check_packing, micro_batches, packing_fo
 from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.optimizer_step import Forward
 from turngym.trainers.ranks import SINGLE
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.run_folder import with_saved_settings
 from turngym.trainers.scorer import LocalScorer
 
@@ -161,12 +161,12 @@ def test_models_whose_rows_see_each_other_are_refused() -> None:
     check_packing(model)
     check_packing(toy.tiny(2).bfloat16())
     model.set_attn_implementation("eager")
-    with pytest.raises(ConfigError, match="has layers other than sdpa attention"):
+    with pytest.raises(SettingsError, match="has layers other than sdpa attention"):
         check_packing(model)
     model.set_attn_implementation("sdpa")
     inner, forward = model.model, model.model.forward
     inner.forward = lambda line=None, **more: forward(**more)
-    with pytest.raises(ConfigError, match="--packing on: Qwen3ForCausalLM"):
+    with pytest.raises(SettingsError, match="--packing on: Qwen3ForCausalLM"):
         check_packing(model)
 
 
@@ -174,7 +174,7 @@ def test_a_packed_run_gives_the_numbers_of_a_padded_one(tmp_path: Path) -> None:
     rows = []
     for packing in ("off", "on"):
         made = toy.trainer(tmp_path / packing, steps=2)
-        replace(made, run=replace(made.run, packing=packing, micro_tokens=64)).train()
+        replace(made, run=changed(made.run, packing=packing, micro_tokens=64)).train()
         rows.append([row for row in read_metrics(tmp_path / packing) if row["kind"] == "train"])
     for padded, packed in zip(*rows, strict=True):
         assert packed["loss"] == pytest.approx(padded["loss"], abs=1e-5)
@@ -204,7 +204,7 @@ def test_auto_leaves_a_model_alone_that_cannot_have_it() -> None:
     inner, forward = model.model, model.model.forward
     inner.forward = lambda line=None, **more: forward(**more)
     assert [packing_for(name, model) for name in ("auto", "off")] == ["off", "off"]
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingsError):
         packing_for("on", model)
     inner.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
     assert packing_for("auto", model) == "off"  # it knows no positions
@@ -213,7 +213,7 @@ def test_auto_leaves_a_model_alone_that_cannot_have_it() -> None:
 def begun(folder: Path, packing: Any, *, resume: bool = False) -> list[dict[str, Any]]:
     """What three steps say, or the rest of them; times apart."""
     made = toy.trainer(folder, steps=3)
-    run = replace(made.run, packing=packing, checkpoint_every=1, keep_checkpoints=9)
+    run = changed(made.run, packing=packing, checkpoint_every=1, keep_checkpoints=9)
     replace(made, run=run).train(resume=resume)
     return untimed(folder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tiny_runs import save_tiny
 from turngym.agents.models import model_config
 from turngym.agents.presets import presets
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import changed
 from turngym.scripts.plan import notes_of_run, of_run
 from turngym.trainers.algorithm import BUILT_IN, find_algorithm
 from turngym.trainers.batch import pack
@@ -81,7 +81,7 @@ def test_a_plan_holds_the_models_of_the_trainer(
     assert work.plays == (trainer.algorithm.imitates is None)
     scorers = [one.model for one in (teacher, reference) if one is not None and one.model is not trainer.model]
     ours = estimate(shape, shape if planned.teacher else None, CHIPS["H100"], 1, work)
-    without = replace(work, reference="none", teacher_dtype="float32")
+    without = changed(work, reference="none", teacher_dtype="float32")
     alone = estimate(shape, None, CHIPS["H100"], 1, without)
     assert ours.states - alone.states == weights(scorers)
 
@@ -99,7 +99,7 @@ def test_a_plan_counts_the_rows_and_tokens_of_the_trainer(model: Path, tmp_path:
     assert batch.tokens <= 2 * 3 * 4
     lengths = [len(segment) for segment in episodes[0].segments]
     seen = (lengths[0] - 4) if memory != "all" else (lengths[0] - 12) // 3
-    planned = replace(work, observation=seen)
+    planned = changed(work, observation=seen)
     assert len(batch.input_ids_M) == pytest.approx(2 * planned.tokens, rel=0.4)
 
 

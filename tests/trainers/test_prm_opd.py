@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from turngym.core.episode import Episode, TopK
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum
 from turngym.trainers.batch import pack
 from turngym.trainers.judged_episodes import ScoredTurns
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.token_losses import PolicyGradient, Regularized, SupportKL, with_dual_clip
 
 Table: Any = importlib.import_module("test_judge_targets").Table
@@ -178,7 +178,7 @@ def test_the_dual_clip_reaches_the_surrogate() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="not both 0"):
+    with pytest.raises(SettingsError, match="not both 0"):
         prm_opd.PrmOpdConfig(w_reward=0.0, w_hint=0.0)
-    with pytest.raises(ConfigError, match=r"reject_below is 0\.0009"):
-        prm_opd.PrmOpdConfig(reject_below=0.0009)
+    with pytest.raises(SettingsError, match=r"reject_below is 0\.0009"):
+        prm_opd.build(prm_opd.PrmOpdConfig(reject_below=0.0009), BuildContext())

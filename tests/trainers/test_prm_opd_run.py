@@ -9,12 +9,13 @@ import judged as tools
 import pytest
 import torch
 import toy_run as toy
+from metric_columns import known_metric
 
 from turngym.agents.judges.judges import BothQuestions
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.judged_episodes import JudgedSource
-from turngym.trainers.metrics import known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
@@ -49,7 +50,8 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
     return read_metrics(out)
 
 
-@pytest.mark.parametrize("form", [pytest.param("sampled", marks=pytest.mark.long), "topk"])
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["sampled", "topk"])
 def test_a_run_learns_from_both(tmp_path: Path, form: str) -> None:
     rows = run(tmp_path / "both", form)
     assert all(known_metric(name) for row in rows for name in row)

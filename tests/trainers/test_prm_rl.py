@@ -9,6 +9,7 @@ from typing import Any
 import judged as tools
 import torch
 import toy_run as toy
+from metric_columns import known_metric
 from tiny_runs import break_off, untimed
 
 from turngym.core.episode import Episode
@@ -16,7 +17,6 @@ from turngym.core.protocols import JudgeRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.judged_episodes import JudgedSource
-from turngym.trainers.metrics import known_metric
 from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer

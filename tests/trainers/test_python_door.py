@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ import numpy as np
 import outside
 import pytest
 import torch
+from metric_columns import known_metric
 from tiny_runs import columns, command, untimed
 
 from turngym.core.errors import TurngymError
@@ -22,8 +21,8 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import SettingsError, at, settings_of
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, FixedDepth, OptimizerConfig, RunConfig, Targets, train
-from turngym.trainers.algorithm import BUILT_IN, PARTS, TokenLosses, checked_targets, find_algorithm
-from turngym.trainers.metrics import MetricsLog, known_metric, read_metrics
+from turngym.trainers.algorithm import BUILT_IN, PARTS, TokenLosses, find_algorithm
+from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.token_weights import Static
 from turngym.trainers.train_config import config_class
 
@@ -170,7 +169,7 @@ def of_advantage(make: Callable[[int], Any]) -> AlgorithmSpec:
     return of_mine(target_fn=target_fn)
 
 
-def of_log(**log: Any) -> AlgorithmSpec:
+def of_log(log: Any) -> AlgorithmSpec:
     """The other package's algorithm with another log."""
 
     def target_fn(batch: Any, episodes: Any, scorers: Any) -> Targets:
@@ -217,13 +216,11 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
     some_quickly(
         [
             (of_mine(uses=["teacher"]), r"'outside:MINE': its uses are \['teacher'\]; valid: a frozenset of teacher"),
-            (of_mine(uses=frozenset({"nope"})), r"its uses are .*'nope'"),
-            (of_mine(config=int), "its config is .*int.*; valid: a dataclass"),
+            (of_mine(config=int), "its config is .*int.*; valid: a Spec"),
             (of_mine(build=lambda config, context: None), "loo: its build returned NoneType; valid: an Algorithm"),
             (of_mine(build=broken), "loo: its build failed: ZeroDivisionError: division by zero"),
             (of_mine(group=0), "loo: its group is 0; valid: a whole number of at least 1"),
             (of_mine(settings={"a": {1, 2}}), "loo: its settings are no JSON"),
-            (of_mine(settings={"a": math.nan}), "loo: its settings are no JSON"),
             *((of_mine(**{part: None}), f"loo: its {part} is None") for part in PARTS),
             (of_mine(depth=FixedDepth), "loo: its depth is <class"),
             (of_mine(target_fn=lambda *given: sys.exit(5)), "loo: its target_fn failed: SystemExit: 5"),
@@ -234,28 +231,21 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
                 of_advantage(lambda n: np.zeros(n + 1, np.float32)),
                 r"loo: its advantage_N has the shape \[\d+\]; valid: ",
             ),
-            (of_advantage(lambda n: np.zeros((n, 2), np.float32)), r"its advantage_N has the shape \[\d+, 2\]"),
-            (of_advantage(lambda n: [0.0] * n), "its advantage_N is list; valid: a NumPy array"),
             (of_advantage(lambda n: np.full(n, None)), "its advantage_N holds object; valid: numbers"),
             (
                 of_mine(target_fn=lambda batch, *_: Targets(topk_ids_NK=np.zeros((batch.tokens, 2), np.int64))),
                 "topk_logp_NK",
             ),
-            (of_mine(target_fn=lambda *_: Targets(log=5)), "its log is 5; valid: numbers by name"),
-            (of_log(step=3), "loo: its log has the name 'step'"),
-            (of_log(**{"turn/mine": 1.0}), "its log has the name 'turn/mine'"),
-            (of_log(**{"a\nb": 1.0}), "its log has the name"),
-            (of_log(mine="many"), "its log: mine is 'many'; it must be a finite number"),
-            (of_log(mine=[1.0]), "its log: mine is"),
-            (of_log(loss=1.0), "its log has 'loss', a column of every run"),
+            (of_log(5), "its log is 5; valid: numbers by name"),
+            (of_log({"turn/mine": 1.0}), "metrics of step 1: turn/mine is 1.0"),
+            (of_log({"mine": "many"}), "metrics of step 1: mine is 'many'; valid: a number"),
+            (of_log({"step": 3}), "its log has 'step', a column of every run"),
             (of_mine(select=lambda episodes: None), "loo: its select gave None; valid: a list of episodes"),
             (of_mine(select=iter), "its select gave .*iterator.*; valid: a list of episodes"),
-            (of_mine(select=Counting({"kept": "many"})), "the row of its select: kept is 'many'"),
+            (of_mine(select=Counting(5)), "the row of its select is 5; valid: numbers by name"),
             (of_mine(select=Counting({"loss": 1.0})), "the row of its select has 'loss', a column of every run"),
             (of_weight(lambda n: np.ones(n)), "loo: its weights sum to"),
             (of_weight(lambda n: np.full(n, np.nan)), "its weights sum to nan"),
-            (of_weight(lambda n: np.full((n, 1), 1 / n)), r"its weight gave shape \[\d+, 1\]"),
-            (of_weight(lambda n: [1 / n] * n), r"its weight gave \[.*valid: a float array"),
             (of_loss(lambda logp: -logp), "the token loss gave Tensor; valid: TokenLosses"),
             (of_loss(lambda logp: TokenLosses(loss_n=-logp.mean(), diagnostics={})), r"its loss_n has the shape \[\]"),
             (of_loss(lambda logp: TokenLosses(loss_n=-logp.detach(), diagnostics={})), "its loss_n has no gradient"),
@@ -263,7 +253,6 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
                 of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"a": logp[None]})),
                 r"its a has the shape \[1, ",
             ),
-            (of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"a": 0.5})), "its a has float"),
             (of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"entropy": logp})), "a diagnostic 'entropy'"),
         ]
     ),
@@ -313,15 +302,6 @@ def test_a_row_that_could_not_be_read_is_not_written(value: Any, read: Any, tmp_
     assert found[-1].get("eval/mine") == (None if read == "refused" else read)
 
 
-def test_numbers_of_a_log_are_plain() -> None:
-    log: Any = {"a": np.float32(0.5), "b": np.int64(3), "c": float("nan"), "d": None, "e": True, "f": np.float64("inf")}
-    log["g"] = np.float32("nan")
-    found = checked_targets(Targets(log=log), 1, "mine").log
-    assert [found[name] for name in "abe"] == [0.5, 3, 1.0]
-    assert all(np.isnan(found[name]) for name in "cdfg")
-    assert {type(value) for value in found.values()} == {float, int}
-
-
 def test_a_run_whose_updates_are_all_dropped_says_so(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -356,8 +336,3 @@ def test_new_columns_are_selected_and_others_are_left_whole() -> None:
     assert part.extra["pairs"].tolist() == [[6, 7], [2, 3]]
     assert part.reward is targets.reward
     assert part.topk_ids_NK is None
-
-
-def test_the_public_names_load_no_torch() -> None:
-    code = "import sys, turngym.trainers as t; dir(t); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,12 +20,12 @@ from turngym.agents.models import trained_on
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import SettingsError
 from turngym.core.trace import TraceWriter
 from turngym.envs.channels import make_channel
 from turngym.scripts import train
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import build_trainer, run_training
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.several_envs import ENVIRONMENT
 
 torch.set_num_threads(1)
@@ -152,7 +152,7 @@ def test_several_environments_in_one_trace_have_each_their_own_words(
     short = options(model, tmp_path / "s", "sft", "--traces", *both, *also)
     assert [episode.system for episode in collected(short, 4)] == [episode.system for episode in found]
     shares = ("--also", f"{HOUSE},split=generated,share=2")
-    with pytest.raises(ConfigError, match=r"share= is given, \[1.0, 2.0\], with --traces"):
+    with pytest.raises(SettingsError, match=r"share= is given, \[1.0, 2.0\], with --traces"):
         build_trainer(options(model, tmp_path / "t", "sft", "--traces", *both, "--env", SHOP, *shares))
 
 

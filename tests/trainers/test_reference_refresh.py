@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import toy_run as toy
+from late import late
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
 from turngym.core.rollout_request import RolloutRequest
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.ranks import SINGLE, Ranks
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, Renewed, RunConfig
+from turngym.trainers.run_config import OptimizerConfig, Renewed, RunConfig
 from turngym.trainers.scorer import LocalScorer, reference_refresh
 from turngym.trainers.train_loop import Trainer
 
@@ -88,7 +90,7 @@ def test_the_rate_of_a_run_reaches_its_reference(tmp_path: Path) -> None:
     assert untimed(tmp_path / "whole")[1]["kl_reference"] < 1e-6 < untimed(tmp_path / "run")[1]["kl_reference"]
 
 
-@pytest.mark.parametrize(("stopped", "every", "rate"), [(3, 2, 1.0), (3, 1, 0.25)])
+@pytest.mark.parametrize(("stopped", "every", "rate"), late([(3, 2, 1.0), (3, 1, 0.25)], (3, 1, 0.25)))
 def test_a_resumed_run_has_the_same_reference(tmp_path: Path, stopped: int, every: int, rate: float) -> None:
     trainer(tmp_path / "whole", every, rate=rate).train()
     made = trainer(tmp_path / "run", every, rate=rate)
@@ -109,9 +111,9 @@ def test_what_cannot_be_had_is_said() -> None:
     scorer, student = LocalScorer(model=toy.tiny(1)), toy.tiny(2)
     assert reference_refresh(None, None, student, SINGLE) is None
     assert reference_refresh(None, scorer, student, SINGLE) is None
-    with pytest.raises(ConfigError, match="reference_every is 3, but"):
+    with pytest.raises(SettingsError, match="reference_every is 3, but"):
         reference_refresh(Renewed(reference_every=3), None, student, SINGLE)
-    with pytest.raises(ConfigError, match="with 2 training processes"):
+    with pytest.raises(SettingsError, match="with 2 training processes"):
         reference_refresh(Renewed(reference_every=3), scorer, student, Ranks(size=2))
 
 

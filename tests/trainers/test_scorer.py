@@ -35,10 +35,7 @@ def test_scores_are_those_of_a_plain_softmax(model: torch.nn.Module, settings: d
     support = [np.tile(np.array([0, 7, 30]), (len(where), 1)) for where in POSITIONS]
     found, gathered, labels = (
         scorer.topk(IDS, POSITIONS, 5),
-        *(
-            scorer.gather(IDS, POSITIONS, support),
-            scorer.logprobs(IDS, POSITIONS),
-        ),
+        *(scorer.gather(IDS, POSITIONS, support), scorer.logprobs(IDS, POSITIONS)),
     )
     for row in (0, 1):
         logp = plain(model, row, settings.get("temperature", 1.0), settings.get("vocab_size", 60))

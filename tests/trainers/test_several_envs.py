@@ -17,12 +17,12 @@ from tiny_runs import break_off, save_tiny, untimed
 from turngym.core.episode import Episode
 from turngym.core.protocols import EvalPoint
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.spec import SettingsError
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack
 from turngym.trainers.distributed import SharedEvaluation
 from turngym.trainers.run import build_trainer
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.scorer import load_student
 from turngym.trainers.several_envs import (
     ENVIRONMENT,
@@ -44,7 +44,7 @@ def test_shares_are_whole_groups() -> None:
     assert shared_groups([1.0, 1.0, 1.0], 8) == [3, 2, 3]
     assert shared_groups([2.0, 1.0, 1.0], 8) == [4, 2, 2]
     assert shared_groups([1.0, 0.25], 5) == [4, 1]
-    with pytest.raises(ConfigError, match="without one"):
+    with pytest.raises(SettingsError, match="without one"):
         shared_groups([1.0, 0.1], 4)
 
 
@@ -70,7 +70,7 @@ def test_what_an_environment_says_of_itself() -> None:
         ("a/b,share=1,share=3", "share is given 2 times"),
         ("a/b,env.topk=1,env.topk=2", "env.topk is given 2 times"),
     ):
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(SettingsError, match=why):
             further_env(wrong)
 
 
@@ -172,6 +172,7 @@ def weights(made: Any) -> torch.Tensor:
     return torch.cat([value.flatten() for value in made.model.state_dict().values()])
 
 
+@pytest.mark.long
 def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: Path, tmp_path: Path) -> None:
     also = (f"{ALSO[0]},teacher={models / 'two'}", ALSO[1])
     whole = trainer(models, tmp_path / "whole", also=also)
@@ -216,7 +217,7 @@ def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: P
     ],
 )
 def test_what_cannot_be_played_together(models: Path, tmp_path: Path, also: Any, more: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(SettingsError, match=why):
         trainer(models, tmp_path / "run", *more, also=also)
 
 

@@ -13,11 +13,12 @@ import pytest
 from turngym.core.episode import Episode, Status
 from turngym.core.task import Verdict
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import DepthPlan, DepthState, Targets, selection_row
+from turngym.trainers.algorithm import DepthPlan, DepthState, Targets, with_own_numbers
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
 from turngym.trainers.token_weights import Blend, Static, trajectory_weights
+from turngym.trainers.turn_stats import turn_row
 
 Make = Callable[..., Episode]
 NAN = float("nan")
@@ -84,10 +85,13 @@ def test_demonstrations_count_apart(episodes: list[Episode], batch: RolloutBatch
 
 
 def test_a_filter_may_say_what_it_left_out(episodes: list[Episode]) -> None:
-    assert selection_row(None, episodes, "grpo") == {}
-    assert selection_row(lambda found: list(found), episodes, "grpo") == {}
-    found = selection_row(ComparableGroups(spread=False), episodes, "grpo")
-    assert found == {"groups/kept": 1, "groups/lost": 0}  # all in group 0
+    for select, found in (
+        (None, {}),
+        (list, {}),
+        (ComparableGroups(spread=False), {"groups/kept": 1, "groups/lost": 0}),
+    ):
+        algorithm: Any = SimpleNamespace(name="mine", select=select)
+        assert with_own_numbers({"tokens": 1}, algorithm, episodes, {"own": 2}) == {"tokens": 1, **found, "own": 2}
 
 
 def test_how_old_the_policy_was(episodes: list[Episode], make_episode: Make) -> None:
@@ -183,7 +187,7 @@ def test_columns_by_turn(episodes: list[Episode], make_episode: Make) -> None:
         "entropy": column(1.0, 0.5, 1.5, 2.0),
         "teacher_entropy": column(0.0, 0.25, 0.75, 1.0),
     }
-    row = step_metrics.turn_row(batch, columns, weight_N)
+    row = turn_row(batch, columns, weight_N, full_depth=False)
     assert row == {
         "turn/loss_share": [0.5, 0.5],
         "turn/weight": [0.75, 0.25],
@@ -205,18 +209,18 @@ def test_columns_by_turn(episodes: list[Episode], make_episode: Make) -> None:
         "turn/tokens_success": [1, 2],
         "turn/tokens_failure": [1, 0],
     }
-    bare = step_metrics.turn_row(batch, {"loss": columns["loss"], "entropy": columns["entropy"]}, weight_N)
+    bare = turn_row(batch, {"loss": columns["loss"], "entropy": columns["entropy"]}, weight_N, full_depth=False)
     ended = {"turn/survivors", "turn/ended_success", "turn/ended_cut"}
     tokens = {"turn/tokens", "turn/tokens_success", "turn/tokens_failure"}
     assert set(bare) == {"turn/loss_share", "turn/weight", "turn/entropy"} | ended | tokens
     cut = pack([solved, replace(lost, status=Status.TRUNCATED_DEPTH)])
-    assert step_metrics.turn_row(cut, columns, weight_N)["turn/tokens_failure"] == [0, 0]
-    assert step_metrics.turn_row(cut, columns, weight_N, full_depth=True)["turn/tokens_failure"] == [1, 0]
+    assert turn_row(cut, columns, weight_N, full_depth=False)["turn/tokens_failure"] == [0, 0]
+    assert turn_row(cut, columns, weight_N, full_depth=True)["turn/tokens_failure"] == [1, 0]
 
 
 def test_who_ended_where(episodes: list[Episode], batch: RolloutBatch) -> None:
     """A is solved in its second turn, B cut after its first."""
-    row = step_metrics.turn_row(batch, {"loss": column(1, 1, 1, 1)}, np.ones(4))
+    row = turn_row(batch, {"loss": column(1, 1, 1, 1)}, np.ones(4), full_depth=False)
     assert (row["turn/survivors"], row["turn/ended_success"], row["turn/ended_cut"]) == ([2, 1], [0, 1], [1, 0])
 
 

@@ -134,7 +134,6 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
     [
         ("/no/such", r"there is no folder /no/such\. A model is a folder with config\.json"),
         # a file of that name would be no model
-        ("note.txt", r"there is no folder note\.txt\. A model is a folder"),
         ("runs/stduent", r"there is no folder runs/stduent\. Did you mean 'student'\?$"),
         (
             "Qwen/Qwen3-0.6B",
@@ -142,7 +141,6 @@ def test_weights_that_are_not_there_are_not_made_up(run: Path) -> None:
         ),
         ("m.gguf", r"`turngym model import m\.gguf --out FOLDER` makes a model folder .*llama\.cpp"),
         ("none.gguf", r"there is no folder none\.gguf\. Did you mean 'm\.gguf'\?$"),
-        ("notes.txt", r"notes\.txt is a file; a model is a folder with config\.json"),
         ("runs", r"runs holds no model: config\.json, model\.safetensors and a tokenizer are needed$"),
         ("runs/opd", r"runs/opd holds no model; the model is in runs/opd/checkpoints/step_000020/model$"),
     ],

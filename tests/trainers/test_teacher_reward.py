@@ -12,6 +12,7 @@ import torch
 from scorers import Slope
 
 from turngym.core.episode import Episode, Status
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,
@@ -24,7 +25,7 @@ from turngym.trainers.algorithms.kd_reward import (
 )
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import explained_variance, value_loss
-from turngym.trainers.run_config import ConfigError, RunConfig
+from turngym.trainers.run_config import RunConfig
 from turngym.trainers.targets import NoTargets, SampledAdvantage, TargetError
 
 
@@ -175,20 +176,14 @@ def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[...
     # log q - log p is -0.05 times the label, and here the advantage too
     gap = -0.05 * np.array([10, 11, 12, 20, 21])
     np.testing.assert_allclose(weighed.advantage_N, gap / (0.8 + 0.2 * np.exp(gap)), rtol=1e-5)
-    with pytest.raises(TargetError, match="weighs advantages"):
-        MixtureWeighted(target_fn=NoTargets(), share=0.2)(pack(pair), pair, SCORERS)
 
 
 def test_when_rollouts_may_be_mixed() -> None:
     signal = NoTargets()
     assert mixed(signal, 0.0, RunConfig(temperature=0.7)) is signal
     assert mixed(signal, 0.2, RunConfig()) == MixtureWeighted(target_fn=signal, share=0.2)
-    with pytest.raises(ConfigError, match=r"it is 0\.7"):
+    with pytest.raises(SettingsError, match=r"it is 0\.7"):
         mixed(signal, 0.2, RunConfig(temperature=0.7))
-    for share in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match=f"teacher_mix is {share}"):
-            mixed(signal, share, RunConfig())
-    mixed(signal, 0.99, RunConfig())
 
 
 def test_a_scorer_that_is_missing_or_answers_too_little(make_episode: Callable[..., Episode]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import BuildContext, Tokens
 from turngym.trainers.algorithms import opd, prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
@@ -26,7 +27,7 @@ from turngym.trainers.losses import (
     kl_k1,
     raw_reverse_kl,
 )
-from turngym.trainers.run_config import ConfigError, DistillConfig
+from turngym.trainers.run_config import DistillConfig
 from turngym.trainers.token_losses import (
     ClippedAdvantage,
     NegativeLogLikelihood,
@@ -193,7 +194,7 @@ def test_clipped_advantage_by_hand() -> None:
     close(found.diagnostics["kl_bin"], [-2.0, 2.0, -1.0, -3.0])
     close(found.diagnostics["kl_raw"], [-2.0, 2.0, -1.0, -3.0])
     close(found.diagnostics["clipped"], [1.0, 1.0, 0.0, 0.0])
-    close(ClippedAdvantage(eps_low=0.6, eps_high=0.1)(given).loss_n, [-2.2, 1.0, -1.1, -3.0])
+    close(ClippedAdvantage(loss=PolicyGradient(clip=(0.6, 0.1)))(given).loss_n, [-2.2, 1.0, -1.1, -3.0])
     with pytest.raises(ValueError, match="advantage_N"):
         ClippedAdvantage()(tokens([1.0]))
 
@@ -208,7 +209,7 @@ def test_policy_gradient_by_hand() -> None:
     )
     surrogate = [-2 * 1.2, 2 * 0.8, -3.0]
     close(PolicyGradient()(given).loss_n, surrogate)
-    close(PolicyGradient(eps_low=0.6, eps_high=0.1)(given).loss_n, [-2.2, 1.0, -3.0])
+    close(PolicyGradient(clip=(0.6, 0.1))(given).loss_n, [-2.2, 1.0, -3.0])
     k3 = [0.0, 2 - 1 - LN2, 0.5 - 1 + LN2]
     found = PolicyGradient(kl_coef=0.5, entropy_coef=0.1)(given)
     close(found.loss_n, [surrogate[i] + 0.5 * k3[i] - 0.1 * [1, 2, 4][i] for i in range(3)])
@@ -236,7 +237,7 @@ def test_tokens_of_a_sequence_are_clipped_together() -> None:
 
 def test_the_weight_alone_may_be_clipped() -> None:
     given = tokens([2.0, 0.5], advantage_n=[1.0, -1.0])
-    found = PolicyGradient(surrogate=clipped_weight, eps_low=1.0, eps_high=0.5)(given)
+    found = PolicyGradient(surrogate=clipped_weight, clip=(1.0, 0.5))(given)
     close(found.loss_n, [-1.5 * log(0.5), 0.5 * log(0.125)])
 
 
@@ -249,7 +250,11 @@ def test_where_behavior_is_unknown_the_ratio_is_one_and_keeps_its_gradient() -> 
 
 @pytest.mark.parametrize(
     "loss",
-    [PolicyGradient(), ClippedAdvantage(), MixedPolicyGradient(off=Reshape(), on=Reshape(shape="no_reshape"))],
+    [
+        PolicyGradient(),
+        ClippedAdvantage(),
+        MixedPolicyGradient(off=Reshape(), on=Reshape(shape="no_reshape")),
+    ],
     ids=lambda loss: type(loss).__name__,
 )
 def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:
@@ -267,14 +272,13 @@ def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:
 @pytest.mark.parametrize(
     "clipped",
     [
-        lambda low, high: PolicyGradient(eps_low=low, eps_high=high),
-        lambda low, high: ClippedAdvantage(eps_low=low, eps_high=high),
+        lambda low, high: PolicyGradient(clip=(low, high)),
         lambda low, high: MixedPolicyGradient(off=Reshape(), on=Reshape(), clip=(low, high)),
     ],
 )
 def test_a_clip_out_of_range_is_refused_before_anything_is_played(clipped: Any) -> None:
     for low, high in ((1.5, 0.2), (-0.1, 0.2), (0.2, -0.1), (0.2, nan)):
-        with pytest.raises(ConfigError, match=rf"clip is {low} and {high};"):
+        with pytest.raises(SettingsError, match=rf"clip is {low} and {high};"):
             clipped(low, high)
     clipped(1.0, 0.0)
 
@@ -297,7 +301,7 @@ def test_a_dual_clip_that_no_loss_has_is_refused() -> None:
         lambda form: guided_opd.build(guided_opd.GuidedOpdConfig(), BuildContext(distill=DistillConfig(form=form))),
     ):
         none: Any = build("topk")
-        with pytest.raises(ConfigError, match=rf"^dual_clip is 2\.0; {none.name} as it is set has no "):
+        with pytest.raises(SettingsError, match=rf"^dual_clip is 2\.0; {none.name} as it is set has no "):
             bounded(none, 2.0, stale=False)
         # by default, or switched off, it is nobody's
         for setting in (None, 0.0):
@@ -342,7 +346,7 @@ def test_truncated_importance_by_hand() -> None:
     """Ratios 4, 1.5, 0.5, unknown; A = -1: the gradient of l = -A min(r, cap) is min(r, cap) where nothing clips."""
     given = tokens([4.0, 1.5, 0.5, nan], advantage_n=[-1.0] * 4)
     sampled = given.sampled_logp_n.requires_grad_()
-    wide = PolicyGradient(eps_low=1.0, eps_high=0.0)
+    wide = PolicyGradient(clip=(1.0, 0.0))
     found = TruncatedImportance(loss=wide, cap=2.0)(given)
     close(found.loss_n.detach(), [2.0, 1.5, 0.5, 1.0])
     close(torch.autograd.grad(found.loss_n.sum(), sampled)[0], [2.0, 1.5, 0.5, 1.0])
@@ -360,7 +364,7 @@ def test_a_ratio_that_was_truncated_at_a_bound_keeps_its_gradient(advantage: flo
     ratios = torch.linspace(cap, 40.0, 2000).tolist()
     given = tokens(ratios, advantage_n=[advantage] * len(ratios))
     sampled = given.sampled_logp_n.requires_grad_()
-    loss = PolicyGradient(eps_low=0.2, eps_high=0.28, dual_clip=3.0)
+    loss = PolicyGradient(clip=(0.2, 0.28), dual_clip=3.0)
     found = TruncatedImportance(loss=loss, cap=cap)(given)
     gradient = torch.autograd.grad(found.loss_n.sum(), sampled)[0]
     torch.testing.assert_close(gradient, torch.full_like(gradient, -advantage * cap), rtol=1e-5, atol=0.0)

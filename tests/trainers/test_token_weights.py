@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.batch import pack
-from turngym.trainers.run_config import ConfigError
 from turngym.trainers.token_weights import (
     WEIGHTS,
     Blend,
@@ -131,15 +131,6 @@ def test_thresholds_reach_the_reliable_turns(make_episode):
         np.testing.assert_allclose(blend_weights(batch, 1.0, n_min=n_min, min_share=min_share), wanted)
 
 
-def test_bad_settings_are_errors(ragged):
-    with pytest.raises(ValueError, match=r"alpha is 1\.5"):
-        blend_weights(pack(ragged), 1.5)
-    with pytest.raises(ValueError, match="total steps is 0"):
-        blend_alpha(1, 0)
-    with pytest.raises(ValueError, match=r"end 0\.2 lies before its start 0\.5"):
-        blend_alpha(1, 10, 0.5, 0.2)
-
-
 lengths = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=12).filter(
     lambda games: any(map(any, games))
 )
@@ -173,7 +164,7 @@ def test_every_reliable_turn_and_every_trajectory_weighs_the_same(make_episode, 
 
 
 def test_a_blend_that_ends_before_it_starts_is_refused():
-    with pytest.raises(ConfigError, match=r"blend_start is 0\.5 and blend_end 0\.2"):
+    with pytest.raises(SettingsError, match=r"blend_start is 0\.5 and blend_end 0\.2"):
         TurnOpdConfig(blend_start=0.5, blend_end=0.2)
     TurnOpdConfig(blend_start=0.5, blend_end=0.5)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from metric_columns import EVERY, known_metric
 from tiny_runs import columns, untimed
 
 from turngym.core.episode import Status
@@ -24,7 +25,7 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import BuildContext
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
-from turngym.trainers.metrics import METRICS, known_metric, read_metrics
+from turngym.trainers.metrics import read_metrics
 from turngym.trainers.progress import LiveProgress, describe
 from turngym.trainers.recorded_source import RecordedSource
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
@@ -47,7 +48,7 @@ def test_rows_of_a_run(finished: Path) -> None:
     assert [row["step"] for row in train] == list(range(1, 9))
     assert all(known_metric(name) for row in rows for name in row)
     # LoopStop's two are in its own runs (test_loopstop)
-    missing = set(METRICS) - {name for row in rows for name in row}
+    missing = EVERY - {name for row in rows for name in row}
     assert missing == {"depth/loop_ratio", "depth/left_loops"}
     assert [row["depth/probe"] for row in train] == [1, 0, 1, 0, 0, 1, 0, 0]
     assert [row["depth/cap"] for row in train if row["depth/probe"]] == [6, 6, 6]

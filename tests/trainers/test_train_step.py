@@ -13,6 +13,7 @@ import pytest
 
 from turngym.core.episode import Episode, Status
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.spec import SettingsError, changed
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets
@@ -28,7 +29,7 @@ from turngym.trainers.optimizer_step import (
     run_epochs,
 )
 from turngym.trainers.ranks import SINGLE, Ranks
-from turngym.trainers.run_config import ConfigError, OptimizerConfig, RunConfig
+from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.run_folder import RunState
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.train_loop import ClockReading, TrainError, TrainLoop
@@ -292,7 +293,7 @@ def test_a_filter_has_no_name_that_every_run_has(ragged: list[Episode], monkeypa
         def row(self, episodes: list[Episode]) -> dict[str, Any]:
             return {"loss": 1.0}
 
-    with pytest.raises(ConfigError, match="its select has 'loss'"):
+    with pytest.raises(SettingsError, match="its select has 'loss'"):
         stepped(ragged, monkeypatch, COLUMNS, select=Named(9))
 
 
@@ -343,7 +344,7 @@ def test_how_the_forward_passes_are_computed() -> None:
         ranks=SINGLE,
     )
     for word, wanted in (("off", (False, False)), ("bfloat16", (True, True))):
-        bench.trainer.run = replace(RUN, autocast=word)
+        bench.trainer.run = changed(RUN, autocast=word)
         assert (bench.loop._forward().autocast, bench.loop._forward().autocast_head) == wanted
 
 
@@ -365,7 +366,7 @@ def test_when_a_run_is_evaluated() -> None:
         "time/train_s": 100.0,
     }
     assert 0 <= row["time/eval_s"] < 60
-    for change in ({"evaluate": None}, {"run": replace(RUN, eval_every=0)}):
+    for change in ({"evaluate": None}, {"run": changed(RUN, eval_every=0)}):
         quiet = Bench()
         for name, value in change.items():
             setattr(quiet.trainer, name, value)
@@ -463,11 +464,11 @@ def test_minibatches_by_hand(ragged: list[Episode], make_episode: Callable[..., 
 def test_the_learning_rate_by_step() -> None:
     config = OptimizerConfig(lr=0.5, lr_warmup=1, schedule="linear")
     assert [learning_rate(config, step, 5) for step in (1, 2, 3, 5)] == [0.25, 0.5, 0.375, 0.125]
-    cosine = replace(config, schedule="cosine", lr_warmup=0)
+    cosine = changed(config, schedule="cosine", lr_warmup=0)
     assert [learning_rate(cosine, step, 4) for step in (1, 3)] == pytest.approx([0.5, 0.25])
-    assert learning_rate(replace(config, schedule="constant"), 5, 5) == 0.5
+    assert learning_rate(changed(config, schedule="constant"), 5, 5) == 0.5
     # warm-up as long as the run: it ends where the fall would begin
-    assert [learning_rate(replace(config, lr_warmup=3), step, 3) for step in (1, 3)] == [0.125, 0.375]
+    assert [learning_rate(changed(config, lr_warmup=3), step, 3) for step in (1, 3)] == [0.125, 0.375]
 
 
 def test_how_far_the_weights_have_moved(ragged: list[Episode], monkeypatch: pytest.MonkeyPatch) -> None:

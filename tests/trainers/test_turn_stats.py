@@ -19,7 +19,7 @@ from turngym.trainers.turn_stats import (
     kl_share,
     loss_share,
     sum_by_turn,
-    turn_stats,
+    turn_row,
 )
 
 repeatable = settings(derandomize=True)
@@ -29,39 +29,22 @@ KL = np.array([0.2, 0.4, 1.5, 0.1, 0.1])
 NAN = float("nan")
 
 
+def by_turn(batch, kl_N, full_depth=False):
+    return turn_row(batch, {"loss": kl_N, "kl_bin": kl_N, "kl_raw": kl_N}, np.ones(len(kl_N)), full_depth=full_depth)
+
+
 def test_divergence_by_turn_by_hand(ragged):
-    stats = turn_stats(pack(ragged), KL)
-    assert (stats.tokens_T.tolist(), stats.survivors_T.tolist()) == ([4, 1], [2, 1])
+    stats = by_turn(pack(ragged), KL)
+    assert (stats["turn/tokens"], stats["turn/survivors"]) == ([4, 1], [2, 1])
     # pooled over tokens: 0.8 / 4, not the mean of episode means
-    np.testing.assert_allclose(stats.kl_T, [0.2, 1.5])
+    np.testing.assert_allclose(stats["turn/kl"], [0.2, 1.5])
+    np.testing.assert_allclose(stats["turn/kl_failure"], [0.3, 1.5])
+    np.testing.assert_allclose(stats["turn/kl_success"], [0.1, NAN])
 
 
 def test_pooling_is_over_tokens_not_episodes(make_episode):
     batch = pack([make_episode([([1], [2, 3, 4])]), make_episode([([1], [2])])])
-    np.testing.assert_allclose(turn_stats(batch, np.array([1.0, 1, 1, 5])).kl_T, [2.0])
-
-
-def test_outcome_separation_by_hand(ragged):
-    stats = turn_stats(pack(ragged), KL)
-    np.testing.assert_allclose(stats.kl_fail_T, [0.3, 1.5])
-    np.testing.assert_allclose(stats.kl_success_T, [0.1, NAN])
-
-
-def test_both_outcomes_are_told_apart_in_every_turn(make_episode):
-    """A failed and B succeeded, with two turns of one token each; the last digit is the turn."""
-    pieces = [([1], [2]), ([3], [4])]
-    batch = pack([make_episode(pieces), make_episode(pieces, success=True)])
-    kl, entropy, teacher = (np.array([10.0, 11.0, 30.0, 31.0]) + 100 * n for n in range(3))
-    stats = turn_stats(batch, kl, entropy_N=entropy, teacher_entropy_N=teacher)
-    assert stats.tokens_success_T.tolist() == stats.tokens_fail_T.tolist() == [1, 1]
-    assert (stats.kl_fail_T.tolist(), stats.kl_success_T.tolist()) == ([10, 11], [30, 31])
-    assert (stats.kl_T.tolist(), stats.entropy_T.tolist(), stats.teacher_entropy_T.tolist()) == (
-        [20, 21],
-        [120, 121],
-        [220, 221],
-    )
-    assert stats.teacher_entropy_fail_T.tolist() == [210, 211]
-    assert stats.teacher_entropy_success_T.tolist() == [230, 231]
+    np.testing.assert_allclose(by_turn(batch, np.array([1.0, 1, 1, 5]))["turn/kl"], [2.0])
 
 
 def test_loss_share_by_hand(ragged):
@@ -80,16 +63,6 @@ def test_deep_third_by_hand():
     # of four turns only turn 3 lies at or beyond 8/3
     assert deep_third(np.array([0.4, 0.3, 0.2, 0.1])) == pytest.approx(0.1)
     assert deep_third(np.array([1.0])) == 0.0
-
-
-def test_entropy_by_turn_by_hand(ragged):
-    batch = pack(ragged)
-    stats = turn_stats(batch, KL, entropy_N=np.array([1.0, 2, 3, 1, 0]), teacher_entropy_N=np.array([0.0, 0, 7, 2, 2]))
-    np.testing.assert_allclose(stats.entropy_T, [1.0, 3.0])
-    np.testing.assert_allclose(stats.teacher_entropy_T, [1.0, 7.0])
-    np.testing.assert_allclose(stats.teacher_entropy_fail_T, [0.0, 7.0])
-    np.testing.assert_allclose(stats.teacher_entropy_success_T, [2.0, NAN])
-    assert np.isnan(turn_stats(batch, KL).entropy_T).all()
 
 
 def test_a_probe_counts_every_episode(ragged, make_episode):
@@ -139,16 +112,16 @@ def test_short_episodes_of_a_partial_probe_do_not_count(ragged, make_episode):
 def test_a_cut_episode_has_failed_at_full_depth_and_is_open_below(ragged, make_episode):
     capped = make_episode([([1], [2, 3])], status=Status.TRUNCATED_DEPTH)
     kl = np.array([*KL, 9.0, 9.0])
-    open_ = turn_stats(pack([*ragged, capped]), kl)
-    np.testing.assert_allclose(open_.kl_fail_T, [0.3, 1.5])
-    np.testing.assert_allclose(open_.kl_T, [18.8 / 6, 1.5])
-    full = turn_stats(pack([*ragged, capped]), kl, full_depth=True)
-    np.testing.assert_allclose(full.kl_fail_T, [18.6 / 4, 1.5])
-    assert (full.tokens_fail_T.tolist(), full.tokens_success_T.tolist()) == ([4, 1], [2, 0])
+    open_ = by_turn(pack([*ragged, capped]), kl)
+    np.testing.assert_allclose(open_["turn/kl_failure"], [0.3, 1.5])
+    np.testing.assert_allclose(open_["turn/kl"], [18.8 / 6, 1.5])
+    full = by_turn(pack([*ragged, capped]), kl, full_depth=True)
+    np.testing.assert_allclose(full["turn/kl_failure"], [18.6 / 4, 1.5])
+    assert (full["turn/tokens_failure"], full["turn/tokens_success"]) == ([4, 1], [2, 0])
     # one that a partial probe stopped before full depth is still open
-    short = turn_stats(pack([*ragged, replace(capped, meta={SHORT: 1})]), kl, full_depth=True)
-    np.testing.assert_allclose(short.kl_fail_T, [0.3, 1.5])
-    assert short.tokens_fail_T.tolist() == [2, 1]
+    short = by_turn(pack([*ragged, replace(capped, meta={SHORT: 1})]), kl, full_depth=True)
+    np.testing.assert_allclose(short["turn/kl_failure"], [0.3, 1.5])
+    assert short["turn/tokens_failure"] == [2, 1]
 
 
 def test_kl_share_by_hand(ragged):
@@ -161,22 +134,12 @@ def test_kl_share_by_hand(ragged):
 
 def test_a_turn_without_supervised_tokens_still_has_survivors(make_episode):
     episode = make_episode([([1], [2]), ([3], [4]), ([5], [6])], origins=["policy", "noise", "policy"])
-    stats = turn_stats(pack([episode]), np.array([1.0, 3.0]))
-    assert (stats.survivors_T.tolist(), stats.tokens_T.tolist()) == ([1, 1, 1], [1, 0, 1])
-    np.testing.assert_allclose(stats.kl_T, [1, NAN, 3])
+    stats = by_turn(pack([episode]), np.array([1.0, 3.0]))
+    assert (stats["turn/survivors"], stats["turn/tokens"]) == ([1, 1, 1], [1, 0, 1])
+    np.testing.assert_allclose(stats["turn/kl"], [1, NAN, 3])
     late = make_episode([([1], [2]), ([3], [4])], origins=["policy", "noise"])
     # the last turn has no tokens, and only one of the two episodes reached it
     np.testing.assert_allclose(sum_by_turn(np.array([1.0, 2.0]), pack([late, make_episode([([1], [2])])])), [3, 0])
-
-
-def test_columns_of_another_length_are_errors(ragged):
-    batch = pack(ragged)
-    with pytest.raises(ValueError, match=r"^entropy has shape \(3,\).*\(5,\)"):
-        turn_stats(batch, KL, entropy_N=np.zeros(3))
-    with pytest.raises(ValueError, match=r"^teacher_entropy has shape \(3,\).*\(5,\)"):
-        turn_stats(batch, KL, teacher_entropy_N=np.zeros(3))
-    with pytest.raises(ValueError, match=r"^kl has shape \(2,\)"):
-        turn_stats(batch, np.zeros(2))
 
 
 games = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=6)
@@ -190,14 +153,14 @@ def test_totals_are_kept_and_order_does_not_matter(make_episode, lengths, random
     ]
     batch = pack(episodes)
     kl = np.linspace(0.1, 1.0, batch.tokens)
-    stats = turn_stats(batch, kl)
-    assert (stats.kl_T * stats.tokens_T).sum() == pytest.approx(kl.sum())
+    stats = by_turn(batch, kl)
+    assert (np.array(stats["turn/kl"]) * stats["turn/tokens"]).sum() == pytest.approx(kl.sum())
     assert loss_share(kl, np.ones(batch.tokens), batch).sum() == pytest.approx(1.0)
     order = random.sample(range(len(episodes)), len(episodes))
     moved = np.concatenate([kl[batch.episode_N == k] for k in order])
-    other = turn_stats(pack([episodes[k] for k in order]), moved)
-    for name in ("kl_T", "survivors_T", "kl_fail_T", "tokens_T"):
-        np.testing.assert_allclose(getattr(other, name), getattr(stats, name), atol=1e-12)
+    other = by_turn(pack([episodes[k] for k in order]), moved)
+    for name in ("turn/kl", "turn/survivors", "turn/kl_failure", "turn/tokens"):
+        np.testing.assert_allclose(other[name], stats[name], atol=1e-12)
 
 
 def test_which_turn_was_the_last_by_hand(make_episode):

@@ -12,6 +12,7 @@ import numpy as np
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
+from turngym.core.tables import written_whole
 from turngym.core.task import Task
 from turngym.core.user_files import must_be_new
 from turngym.trainers.adapters.token_session import Trajectory
@@ -106,16 +107,17 @@ def write_table(table: Iterable[Mapping[str, Any]], path: str | Path, schema: An
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path, total, waiting = Path(path), 0, iter(table)
-    must_be_new(path, TurngymError)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    total, waiting = 0, iter(table)
+    must_be_new(Path(path), TurngymError)
     # a Parquet file without its footer, which comes last, cannot be read at all
-    unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("wb") as file, pq.ParquetWriter(file, schema) as writer:
+    with (
+        written_whole(path) as scratch,
+        scratch.open("wb") as file,
+        pq.ParquetWriter(file, schema) as writer,
+    ):
         while chunk := list(islice(waiting, _ROWS_PER_WRITE)):
             writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
             total += len(chunk)
-    unfinished.rename(path)
     return total
 
 

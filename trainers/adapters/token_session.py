@@ -30,7 +30,13 @@ def play(sessions: Sequence[EpisodeSession], policy: Policy) -> list[Episode]:
     """
     try:
         while waiting := [(session, request) for session in sessions if (request := session.request) is not None]:
-            answers = _answers(policy, [request for _, request in waiting])
+            answers: Sequence[Generation | BaseException]
+            try:
+                answers = policy.generate([request for _, request in waiting])
+            except PartialFailure as failure:
+                if all(isinstance(result, BaseException) for result in failure.results):
+                    raise
+                answers = failure.results
             for (session, request), answer in zip(waiting, answers, strict=True):
                 if isinstance(answer, BaseException):
                     late = isinstance(answer, TimeoutError)
@@ -47,15 +53,6 @@ def play(sessions: Sequence[EpisodeSession], policy: Policy) -> list[Episode]:
         # also after an error: an environment that is not given back is lost to the pool
         for session in sessions:
             session.close()
-
-
-def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Generation | BaseException]:
-    try:
-        return policy.generate(requests)
-    except PartialFailure as failure:
-        if all(isinstance(result, BaseException) for result in failure.results):
-            raise
-        return failure.results
 
 
 async def play_async(session: EpisodeSession, generate: Generate) -> Episode:

@@ -17,13 +17,14 @@ from turngym.agents.playing.rollout import STATES
 from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative, Portion, Share
 from turngym.core.plugin_values import checked_texts
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS
+from turngym.trainers.returns import rewards_to_go
 from turngym.trainers.rewards import Reward, turn_rewards
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -32,15 +33,6 @@ FloatT = NDArray[np.float64]
 IntT = NDArray[np.int64]
 Anchor = Literal["observation", "state"]
 Scale = Literal["none", "std"]
-
-
-def discounted_returns(reward_T: FloatT, gamma: float) -> FloatT:
-    """R_t = sum_{k >= t} gamma^(k - t) r_k: float64 [T]. Source: [gigpo] eq. 5; docs/algorithms.md#step-advantage."""
-    return_T, carried = np.zeros(len(reward_T)), 0.0
-    for turn in reversed(range(len(reward_T))):
-        carried = float(reward_T[turn]) + gamma * carried
-        return_T[turn] = carried
-    return return_T
 
 
 def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
@@ -75,13 +67,6 @@ def episode_advantage(
     A_j = (R_j - mean_g R) / F_g; F_g = 1, or std_g R + 1e-6 with `scale="std"` (unbiased). `baseline="turns"` takes
     mean and deviation over the turns of the group, each with the return of its episode: long episodes count more.
     Source: [gigpo] eq. 3; docs/algorithms.md#step-advantage (`turns` is the published code's default).
-
-    Args:
-        total_E: return [E] of each episode.
-        group_E: group [E] of each episode.
-        depth_E: number of turns [E] of each episode.
-        scale: `none`, or `std` to divide by the deviation.
-        baseline: whether the mean is over episodes or over their turns.
     """
     if baseline == "episodes":
         return centered(total_E, group_E, scale)
@@ -134,7 +119,8 @@ class TurnAdvantage:
         own_E = episode_advantage(total_E, batch.group_E, batch.depth_E, self.scale, self.baseline)
 
         # Step advantages of the turns that the policy chose, over all episodes; the others are in no comparison.
-        return_T = np.concatenate([discounted_returns(reward_T, self.gamma) for reward_T in paid])
+        episode_T = np.repeat(np.arange(len(paid)), [len(reward_T) for reward_T in paid])
+        return_T = rewards_to_go(np.concatenate(paid), episode_T, gamma=self.gamma)
         chosen_t = np.flatnonzero([is_trainable(turn) for episode in played for turn in episode.turns])
         anchor_t = self._anchors(played, batch)[chosen_t]
         step_T = np.zeros(len(return_T))
@@ -186,8 +172,7 @@ class TurnAdvantage:
         return iter([*states, *[""] * missing])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GigpoConfig:
+class GigpoConfig(Spec):
     """Group-in-group policy optimization: attempts are compared as wholes, and turn by turn where they meet."""
 
     n: Group = 8
@@ -239,7 +224,6 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
     the mean over episodes (`baseline=turns` is its code's), groups of which failed episodes leave one are left out.
     Groups whose returns do not differ stay: their turns may.
     """
-    low, high = config.clip
     signal = TurnAdvantage(
         reward=config.reward,
         invalid_cost=config.invalid_cost,
@@ -256,8 +240,7 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
-            eps_low=low,
-            eps_high=high,
+            clip=config.clip,
             kl_coef=config.kl_coef,
             kl=KL_ESTIMATORS[config.kl],
             entropy_coef=config.entropy_coef,
@@ -268,7 +251,7 @@ def build(config: GigpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

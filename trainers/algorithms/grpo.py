@@ -5,23 +5,21 @@ Read next: trainers/group_advantage.py, trainers/token_losses.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import Group, NotNegative, Number
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoConfig:
+class GrpoConfig(Spec):
     """Group-relative policy optimization with verifiable rewards."""
 
     n: Group = 8
@@ -71,7 +69,6 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
     `weight=trajectory` are the paper's), groups whose rewards do not differ are left out, no KL unless asked for. A
     group of which failed episodes leave one is left out in any case: it has no contrast.
     """
-    low, high = config.clip
     signal: TargetFn = GroupAdvantage(reward=config.reward, scale=config.scale, over=config.group_over)
     if config.ratio != "token":
         signal = WithSequences(target_fn=signal, unit=config.ratio)
@@ -82,8 +79,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(
             surrogate=clipped_weight if config.objective == "weight" else clipped_surrogate,
-            eps_low=low,
-            eps_high=high,
+            clip=config.clip,
             kl_coef=config.kl_coef,
             kl=KL_ESTIMATORS[config.kl],
             entropy_coef=config.entropy_coef,
@@ -98,7 +94,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -5,24 +5,22 @@ Read next: trainers/algorithms/kd_reward.py, trainers/returns.py, trainers/losse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from turngym.core.numbers import Group, NotNegative
-from turngym.core.spec import Unread, needing
+from turngym.core.numbers import BelowOne, Group, NotNegative
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import KL_ESTIMATORS
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoKdConfig:
+class GrpoKdConfig(Spec):
     """GRPO with knowledge-distillation rewards."""
 
     n: Group = 8
@@ -42,7 +40,7 @@ class GrpoKdConfig:
     """Weight of the KL to the initial policy. 0 needs no copy of it."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL; k1 is literal and has no gradient in expectation on fresh rollouts."""
-    teacher_mix: NotNegative = 0.0
+    teacher_mix: BelowOne = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
@@ -65,7 +63,6 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
     Differs from the paper: the reward is a mean over tokens (`reward=sum` is literal); k3 instead of k1; the ratio is
     clipped.
     """
-    low, high = config.clip
     signal: TargetFn = GroupTeacherAdvantage(
         reward=TeacherReward(student_entropy=config.student_entropy),
         pool=config.reward,
@@ -78,20 +75,20 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),
         group=config.n,
         # every reward is below 0: what cannot be compared has no baseline, not one of 0
         select=ComparableGroups(spread=False, tokens=True),
         terms=terms,
         needs_reference=bool(config.kl_coef),
         teacher_mix=config.teacher_mix,
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 
 def _with_text(config: GrpoKdConfig, context: BuildContext) -> Algorithm:
     if context.lm_loss.in_reward:
-        raise ConfigError(
+        raise SettingsError(
             f"lm_loss.in_reward is {context.lm_loss.in_reward}; it is ppo-minillm's: what a whole group gets alike "
             "cancels in a group-relative advantage"
         )

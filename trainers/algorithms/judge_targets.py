@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.judges.votes import majority
 from turngym.core.episode import Episode, TopK
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import PrivilegedText, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.privileged import (
@@ -65,6 +66,11 @@ class HintTargets:
     w_hint: float = 1.0
     privileged: PrivilegedText = field(default_factory=PrivilegedText)
     """Who reads the hints: the live student teaches itself ([sdpo])."""
+
+    def __post_init__(self) -> None:
+        # the teacher is asked for its 1 / reject_below most likely ids
+        if self.reject_below and self.reject_below < 0.001:
+            raise SettingsError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         score_N = np.zeros(batch.tokens, np.float32) if self.own is None else self.own(batch, episodes)
@@ -132,14 +138,7 @@ def _placeholder(tokens: int, width: int) -> tuple[NDArray[np.int64], NDArray[np
 def up_to_rejection(
     batch: RolloutBatch, episodes: Sequence[Episode], logp_N: NDArray[np.floating[Any]], below: float
 ) -> NDArray[np.bool_]:
-    """bool [N]: no token before it in its response has a probability (`logp_N`, nats) of less than `below`.
-
-    Args:
-        batch: whose responses are cut.
-        episodes: what `batch` was packed from.
-        logp_N: the teacher's log-probability [N] of each label, nats.
-        below: probability under which a token is rejected.
-    """
+    """bool [N]: no token before it in its response has a probability (`logp_N`, nats) of less than `below`."""
     kl_mask_N = np.ones(batch.tokens, np.bool_)
     for _, _, tokens in batch_turns(batch, episodes):
         rejected = np.flatnonzero(logp_N[tokens] < np.log(below))

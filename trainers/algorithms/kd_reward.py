@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.protocols import Scorer
+from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT
 from turngym.trainers.returns import Whitening, against_critic, at_last_token, minillm_returns, whiten
-from turngym.trainers.run_config import ConfigError, RunConfig
-from turngym.trainers.targets import TargetError, label_logprobs
+from turngym.trainers.run_config import RunConfig
+from turngym.trainers.targets import label_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +167,7 @@ class MixtureWeighted:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
-        if targets.advantage_N is None:
-            raise TargetError("teacher-mixed sampling weighs advantages; this target function gives none")
+        assert targets.advantage_N is not None
         mine, theirs = (
             label_logprobs(scorer, batch, role).astype(np.float64)
             for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
@@ -179,12 +179,10 @@ class MixtureWeighted:
 def mixed(target_fn: TargetFn, share: float, run: RunConfig) -> TargetFn:
     """`target_fn` for rollouts of which the teacher chooses a `share`; itself where that is 0.
 
-    Raises ConfigError for another share than [0, 1), or a rollout at another temperature than models are scored at.
+    Raises SettingsError for a rollout at another temperature than models are scored at.
     """
     if not share:
         return target_fn
-    if not 0.0 < share < 1.0:
-        raise ConfigError(f"teacher_mix is {share}; valid: 0 (the student alone) to below 1")
     if run.temperature != 1.0:
-        raise ConfigError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
+        raise SettingsError(f"teacher_mix needs --temperature 1, at which models are scored; it is {run.temperature}")
     return MixtureWeighted(target_fn=target_fn, share=share)

@@ -6,20 +6,20 @@ Read next: trainers/group_advantage.py, trainers/losses.py, agents/demonstration
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share, Signed
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import known_behavior, regularized
 from turngym.trainers.token_weights import WEIGHTS
@@ -42,12 +42,6 @@ class Reshape:
     """Weight of logp (demonstrated tokens only) and p_logp."""
     e: float = 0.5
     """Exponent of pow; above 0."""
-
-    def __post_init__(self) -> None:
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape is {self.shape!r}; valid: {', '.join(get_args(Shape))}")
-        if not self.a > 0 or not self.e > 0:
-            raise ValueError(f"a is {self.a} and e is {self.e}; both must be above 0")
 
     def off_policy(self, logp_N: Tensor) -> Tensor:
         """f(pi) of tokens that a demonstrator chose: [N], with gradient. Their behavior probability is taken as 1."""
@@ -90,12 +84,6 @@ def off_policy_loss(
 
     `clamp` are the least and the greatest f, None for no bound; a bound that binds stops the gradient.
     Source: [luffy] eq. 6; docs/algorithms.md#policy-shaping.
-
-    Args:
-        logp_N: log-probabilities [N] of the demonstrated ids, nats, with gradient.
-        advantage_N: advantages [N].
-        reshape: f, the shaping of the probability.
-        clamp: the least and the greatest f; None for no bound.
     """
     shaped_N = reshape.off_policy(logp_N)
     low, high = clamp
@@ -117,14 +105,6 @@ def on_policy_loss(
 
     `clip` None: l_i = -A r. `dual_clip` c: at most -A c where A < 0, with a `clip` or without.
     Source: [luffy] eq. 5; docs/algorithms.md#policy-shaping.
-
-    Args:
-        logp_N: log-probabilities [N] of the sampled ids under the student, nats, with gradient.
-        old_logp_N: the same under the policy that drew them.
-        advantage_N: advantages [N].
-        reshape: the shaping of the ratio.
-        clip: how far the ratio may fall below 1 and rise above it; None for no clip.
-        dual_clip: the greatest ratio that counts where the advantage is negative; None for no bound.
     """
     advantage_N = advantage_N.detach()
     ratio_N = reshape.on_policy(logp_N, old_logp_N)
@@ -175,8 +155,7 @@ WINDOWS = 10
 """Number of parts into which `linear_max` and `reverse_linear` cut the training."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixSchedule:
+class PrefixSchedule(Spec):
     """Ratios in [low, high] for `count` prefixed episodes of each group.
 
     With t = min((step - 1) / steps, 1): random U(low, high); linear high (1 - t); in the i-th tenth of the training
@@ -208,7 +187,7 @@ class PrefixSchedule:
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise ConfigError(f"prefix ratios are {self.low} to {self.high}; valid: low <= high")
+            raise SettingsError(f"prefix ratios are {self.low} to {self.high}; valid: low <= high")
 
     def unread(self) -> Unread:
         if self.strategy in ("random", "fixed"):
@@ -238,13 +217,12 @@ class PrefixSchedule:
         return tuple(tuple(float(value) for value in np.broadcast_to(row, self.count)) for row in drawn)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LuffyConfig:
+class LuffyConfig(Spec):
     """Learning to reason under off-policy guidance, in turns."""
 
     n: Number = 8
     """Episodes per task, prefixed ones included."""
-    prefix: PrefixSchedule = field(default_factory=PrefixSchedule)
+    prefix: PrefixSchedule = PrefixSchedule()
     """Which of them begin with a demonstration, and how much of it."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
@@ -284,7 +262,7 @@ class LuffyConfig:
 
     def __post_init__(self) -> None:
         if self.n <= self.prefix.count:
-            raise ConfigError(
+            raise SettingsError(
                 f"n is {self.n} with {self.prefix.count} prefixed episodes; a group needs at least 1 without a prefix"
             )
 
@@ -340,7 +318,7 @@ def build(config: LuffyConfig, context: BuildContext) -> Algorithm:
         needs_teacher=False,
         needs_reference=bool(config.kl_coef or config.kl_reward_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -5,17 +5,16 @@ Read next: trainers/targets.py, trainers/token_losses.py, trainers/lm_head.py, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpdConfig:
+class OpdConfig(Spec):
     """Vanilla on-policy distillation."""
 
     weight: Literal["trajectory", "token_mean", "turn_mean"] = "trajectory"
@@ -38,7 +37,7 @@ def build(config: OpdConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 

@@ -5,12 +5,11 @@ Read next: trainers/judged_episodes.py, agents/judges/hinted_prompts.py, trainer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import BelowOne, Million, NotNegative
 from turngym.core.protocols import Position
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -22,14 +21,13 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judged_episodes import HintedTurns
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpdHintsConfig:
+class OpdHintsConfig(Spec):
     """On-policy distillation from a teacher that has read a hint."""
 
     n: Million = 1
@@ -55,11 +53,6 @@ class OpdHintsConfig:
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
 
-    def __post_init__(self) -> None:
-        # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and self.reject_below < 0.001:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
-
     def unread(self) -> Unread:
         if self.form != "sampled":
             yield from needing("form sampled", "clip")
@@ -76,8 +69,7 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
     offset; a failed request is an error, not zeros.
     """
     if context.has_teacher and config.reader == "live":
-        raise ConfigError("reader is live, and --teacher names another model: leave one of them out")
-    low, high = config.clip
+        raise SettingsError("reader is live, and --teacher names another model: leave one of them out")
     topk = config.form == "topk"
     privileged = PrivilegedText(position=config.position, reader=config.reader)
     signal = HintTargets(
@@ -86,12 +78,9 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         own=None,
         privileged=privileged,
     )
-    loss: TokenLoss = PolicyGradient(
-        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
-    )
+    loss: TokenLoss = PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     if topk:
-        inner = support_kl(context.distill)
-        loss = Regularized(loss=inner, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+        loss = Regularized(loss=support_kl(context.distill), kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",
         depth=FixedDepth(h_max=context.run.full_depth),
@@ -106,7 +95,7 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         needs_reference=bool(config.kl_coef) or privileged.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 

@@ -6,7 +6,7 @@ Read next: trainers/returns.py, trainers/critic.py, trainers/optimizer_step.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import NotNegative, Share
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import against_critic, at_last_token
 from turngym.trainers.rewards import Reward, rewards, turn_rewards
-from turngym.trainers.run_config import CriticConfig, checked_table
+from turngym.trainers.run_config import CriticConfig, tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -81,8 +82,7 @@ class CriticBaseline:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpoConfig:
+class PpoConfig(Spec):
     """PPO with a critic. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
     reward: Reward = "return"
@@ -105,7 +105,7 @@ class PpoConfig:
     """Weight of the entropy bonus."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: CriticConfig = CriticConfig()
 
 
 def build(config: PpoConfig, context: BuildContext) -> Algorithm:
@@ -118,7 +118,6 @@ def build(config: PpoConfig, context: BuildContext) -> Algorithm:
     Differs from the paper: advantages are whitened, actions are tokens, and policy and critic share no weights (with
     `critic.kind` head the critic reads the policy's hidden states, which its gradient does not reach).
     """
-    low, high = config.clip
     signal: TargetFn = CriticBaseline(
         reward=config.reward, paid=config.paid, gamma=config.gamma, lam=config.lam, bootstrap=config.bootstrap
     )
@@ -127,14 +126,12 @@ def build(config: PpoConfig, context: BuildContext) -> Algorithm:
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(
-            eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
-        ),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef),
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
         critic=config.critic,
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -7,24 +7,22 @@ trainers/lm_loss.py.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
 from typing import Literal
 
-from turngym.core.numbers import NotNegative, Share
-from turngym.core.spec import Unread, needing
+from turngym.core.numbers import BelowOne, NotNegative, Share
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import Whitening
-from turngym.trainers.run_config import ConfigError, CriticConfig, checked_table
+from turngym.trainers.run_config import CriticConfig, tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpoKdConfig:
+class PpoKdConfig(Spec):
     """PPO with knowledge-distillation rewards. Epochs and minibatches are `optimizer.ppo_epochs` and `minibatches`."""
 
     teacher_coef: NotNegative = 1.0
@@ -52,16 +50,16 @@ class PpoKdConfig:
     """Weight of the KL to the initial policy. It is k3; 0 needs no copy of the policy."""
     entropy_coef: NotNegative = 0.01
     """Weight of the entropy bonus (c_ent)."""
-    teacher_mix: NotNegative = 0.0
+    teacher_mix: BelowOne = 0.0
     """Share of tokens that the teacher chooses. Sampled ones, corrected for by the importance weight; MiniLLM's is 0.2.
     It needs rollouts and a teacher in this process, and --temperature 1."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: CriticConfig = CriticConfig()
 
     def __post_init__(self) -> None:
         if not self.teacher_coef and not self.env_coef:
-            raise ConfigError("teacher_coef and env_coef are both 0; one of them must reward something")
+            raise SettingsError("teacher_coef and env_coef are both 0; one of them must reward something")
         if self.advantage == "minillm" and not self.teacher_coef:
-            raise ConfigError("teacher_coef is 0; MiniLLM's returns are of the teacher's log-likelihood")
+            raise SettingsError("teacher_coef is 0; MiniLLM's returns are of the teacher's log-likelihood")
 
     def unread(self) -> Unread:
         if self.advantage != "gae":
@@ -93,7 +91,6 @@ def build(
         terms: further terms of the loss.
         in_reward: text whose loss is subtracted from every reward, and its weight lambda; None: nothing is subtracted.
     """
-    low, high = config.clip
     reward = TeacherReward(student_entropy=config.student_entropy, coef=config.teacher_coef)
     signal: TargetFn = CriticAdvantage(
         reward=reward if config.teacher_coef else None,
@@ -114,23 +111,21 @@ def build(
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
-        token_loss=PolicyGradient(
-            eps_low=low, eps_high=high, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
-        ),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef),
         terms=terms,
         needs_teacher=bool(config.teacher_coef or config.teacher_mix),
         teacher_mix=config.teacher_mix,
         needs_reference=bool(config.kl_coef),
         critic=None if minillm else config.critic,
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 
 def _with_text(config: PpoKdConfig, context: BuildContext) -> Algorithm:
     coef = context.lm_loss.in_reward
     if coef and config.advantage == "minillm":
-        raise ConfigError(f"lm_loss.in_reward is {coef}; it needs advantage=gae, whose critic learns the offset")
+        raise SettingsError(f"lm_loss.in_reward is {coef}; it needs advantage=gae, whose critic learns the offset")
     if not coef:
         return build(config, context, (LmLoss.of(context),))
     warnings.warn(

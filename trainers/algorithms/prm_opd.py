@@ -12,6 +12,7 @@ from typing import Literal
 from turngym.core.episode import Episode
 from turngym.core.numbers import BelowOne, NotNegative
 from turngym.core.protocols import Position
+from turngym.core.spec import SettingsError, Spec
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -24,7 +25,7 @@ from turngym.trainers.algorithm import (
 )
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, without
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_losses import PolicyGradient, Regularized
 from turngym.trainers.token_weights import WEIGHTS
@@ -74,8 +75,7 @@ class WeightedSum:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrmOpdConfig:
+class PrmOpdConfig(Spec):
     """A judge's scores and hints together."""
 
     form: Literal["sampled", "topk"] = "sampled"
@@ -103,10 +103,7 @@ class PrmOpdConfig:
 
     def __post_init__(self) -> None:
         if not self.w_reward + self.w_hint:
-            raise ConfigError(f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: not both 0")
-        # the teacher is asked for its 1 / reject_below most likely ids
-        if self.reject_below and self.reject_below < 0.001:
-            raise ConfigError(f"reject_below is {self.reject_below}; valid: 0, or 0.001 to below 1")
+            raise SettingsError(f"w_reward is {self.w_reward} and w_hint {self.w_hint}; valid: not both 0")
 
 
 def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
@@ -120,7 +117,6 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
     takes the student's ids and, of several hints, the one whose teacher agrees most; this one the teacher's ids and the
     longest hint.
     """
-    low, high = config.clip
     topk = config.form == "topk"
     privileged = PrivilegedText(position=config.position)
     signal = HintTargets(
@@ -130,12 +126,10 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
         w_hint=config.w_hint,
         privileged=privileged,
     )
-    loss: TokenLoss = PolicyGradient(
-        eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef
-    )
+    loss: TokenLoss = PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     if topk:
         both = WeightedSum(
-            loss=PolicyGradient(eps_low=low, eps_high=high),
+            loss=PolicyGradient(clip=config.clip),
             support=support_kl(context.distill),
             w_reward=config.w_reward,
             w_hint=config.w_hint,
@@ -154,7 +148,7 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
         needs_reference=bool(config.kl_coef) or privileged.needs_reference(has_teacher=context.has_teacher),
         entropy_gradient=bool(config.entropy_coef),
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 

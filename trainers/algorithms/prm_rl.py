@@ -5,21 +5,20 @@ Read next: trainers/judged_episodes.py, trainers/algorithms/judge_targets.py, tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.core.numbers import NotNegative
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judged_episodes import ScoredTurns
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrmRlConfig:
+class PrmRlConfig(Spec):
     """Reinforcement learning from a process judge's votes."""
 
     clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
@@ -45,19 +44,18 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
     Differs from the paper: in an environment the next observation is the next state; a judge that fails gives no score,
     so its turn is left out (the published code counts it as 0).
     """
-    low, high = config.clip
     return Algorithm(
         name="prm-rl",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
+        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),
         select=ScoredTurns(mask_neutral=config.mask_neutral, exclude=config.exclude),
         needs_teacher=False,
         judge="score",
         needs_reference=bool(config.kl_coef),
         entropy_gradient=bool(config.entropy_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

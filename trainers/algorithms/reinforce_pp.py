@@ -13,12 +13,13 @@ import numpy as np
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import Million, NotNegative
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.returns import at_last_token, rewards_to_go, whiten
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import initial_kl
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -47,8 +48,7 @@ class BatchAdvantage:
         return Targets(advantage_N=advantage_N.astype(np.float32), reward=reward_E)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReinforcePpConfig:
+class ReinforcePpConfig(Spec):
     """REINFORCE++: PPO without a critic, whose advantages are normalized over the whole batch."""
 
     n: Million = 1
@@ -75,19 +75,18 @@ def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:
     in the reward in either case. The deviation is the unbiased one, there the population's. With n above 1 a group of
     which failed episodes leave one is left out.
     """
-    low, high = config.clip
     grouped = config.n > 1
     return Algorithm(
         name="reinforce++",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=BatchAdvantage(reward=config.reward, baseline=grouped, kl_coef=config.kl_coef),
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
+        token_loss=PolicyGradient(clip=config.clip),
         group=config.n,
         select=ComparableGroups(spread=False) if grouped else None,
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative
+from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, episode_kl
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -53,8 +54,7 @@ class LeaveOneOut:
         return Targets(advantage_N=advantage_E[batch.episode_N].astype(np.float32), reward=reward_E)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RlooConfig:
+class RlooConfig(Spec):
     """REINFORCE with a leave-one-out baseline: each attempt is compared with the mean of the others."""
 
     n: Group = 4
@@ -81,18 +81,17 @@ def build(config: RlooConfig, context: BuildContext) -> Algorithm:
     over tokens and episodes is divided by the number of tokens, not of episodes. No KL unless asked for. A group of
     which failed episodes leave one is left out.
     """
-    low, high = config.clip
     return Algorithm(
         name="rloo",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=LeaveOneOut(reward=config.reward, kl_coef=config.kl_coef),
         weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
+        token_loss=PolicyGradient(clip=config.clip),
         group=config.n,
         select=ComparableGroups(spread=False),
         needs_teacher=False,
         needs_reference=bool(config.kl_coef),
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

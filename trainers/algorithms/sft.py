@@ -6,22 +6,20 @@ Read next: trainers/token_losses.py, trainers/token_weights.py, trainers/batch.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from turngym.agents.playing.scripted import LOOPING
 from turngym.core.episode import Origin
 from turngym.core.numbers import NotNegative, Share
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import SettingsError, Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_losses import NegativeLogLikelihood
 from turngym.trainers.token_weights import WEIGHTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftConfig:
+class SftConfig(Spec):
     """Supervised fine-tuning on demonstrations."""
 
     weight: Literal["token_mean", "episode_mean", "turn_mean"] = "token_mean"
@@ -50,7 +48,7 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         if self.noise[0] > self.noise[1]:
-            raise ConfigError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
+            raise SettingsError(f"noise is {self.noise[0]} to {self.noise[1]}; valid: a range, the lower share first")
 
     def unread(self) -> Unread:
         if not self.noise[1]:
@@ -100,7 +98,7 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
             told=config.told,
         ),
         cut_recorded=False,  # a demonstration is imitated to its end
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 

@@ -6,12 +6,13 @@ Read next: trainers/algorithms/opd.py, trainers/targets.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.core.numbers import Count
+from turngym.core.spec import SettingsError, Spec, changed
 from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
-from turngym.trainers.run_config import ConfigError, checked_table
+from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights
 
@@ -25,8 +26,7 @@ SCHEDULES: Mapping[str, tuple[int, int]] = {
 """Environment, without its version -> (eta, k_max) of the paper."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthSchedule:
+class DepthSchedule(Spec):
     """Depth that grows by one turn every `eta` steps; what is None is TCOD's value for the environment (`for_env`)."""
 
     k_start: Count = 1
@@ -38,7 +38,7 @@ class DepthSchedule:
 
     def __post_init__(self) -> None:
         if self.k_max is not None and self.k_start > self.k_max:
-            raise ConfigError(f"k_start is {self.k_start} and k_max {self.k_max}; valid: k_start <= k_max")
+            raise SettingsError(f"k_start is {self.k_start} and k_max {self.k_max}; valid: k_start <= k_max")
 
     def for_env(self, env_id: str) -> DepthSchedule:
         """This schedule with TCOD's values for an environment (`package:namespace/Name-v0`) where it has none."""
@@ -52,11 +52,9 @@ class DepthSchedule:
     def depth(self, n: int) -> int:
         """Turns at step `n`, 0-based: k = min(k_start + floor(n / eta), k_max).
 
-        Errors: ValueError for a negative step. Source: [tcod] eq. 4; docs/algorithms.md#depth-curriculum.
+        Source: [tcod] eq. 4; docs/algorithms.md#depth-curriculum.
         Differs from the paper: steps count from 0, as in its published code, 1 + n // eta; in the paper from 1.
         """
-        if n < 0:
-            raise ValueError(f"n is {n}; the schedule counts steps 0, 1, 2, ...")
         eta, k_max = self._values(ALFWORLD)
         return min(self.k_start + n // eta, k_max)
 
@@ -69,9 +67,9 @@ class Curriculum:
     (masked), the student the rest.
     """
 
-    schedule: DepthSchedule = DepthSchedule()
+    schedule: DepthSchedule = field(default_factory=DepthSchedule)
     back_to_front: bool = False
-    h_max: int = 50
+    h_max: int
     """The run's limit of turns, in B2F the demonstration's included."""
 
     def start(self) -> DepthState:
@@ -91,13 +89,12 @@ class Curriculum:
         return state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcodConfig:
+class TcodConfig(Spec):
     """TCOD's curriculum; the defaults follow the environment."""
 
     direction: Literal["f2b", "b2f"] = "f2b"
     """Which turns the student plays. Front to back: the first k. Back to front: the expert plays all but the last k."""
-    schedule: DepthSchedule = field(default_factory=DepthSchedule)
+    schedule: DepthSchedule = DepthSchedule()
 
 
 def build(config: TcodConfig, context: BuildContext) -> Algorithm:
@@ -121,7 +118,7 @@ def build(config: TcodConfig, context: BuildContext) -> Algorithm:
         weight=Static(trajectory_weights),
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings=checked_table(replace(config, schedule=schedule), context.distill),
+        settings=tables_of(changed(config, schedule=schedule), context.distill),
     )
 
 

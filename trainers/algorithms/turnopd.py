@@ -12,7 +12,7 @@ Read next: trainers/token_weights.py, trainers/targets.py, trainers/losses.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import Count, NotNegative, Number, Portion, Share
-from turngym.core.spec import Unread, needing
+from turngym.core.spec import SettingsError, Spec, Unread, changed, needing
 from turngym.trainers.algorithm import (
     Algorithm,
     AlgorithmSpec,
@@ -32,7 +32,7 @@ from turngym.trainers.algorithm import (
     Weight,
 )
 from turngym.trainers.batch import RolloutBatch
-from turngym.trainers.run_config import ConfigError, RunConfig, checked_table
+from turngym.trainers.run_config import RunConfig, tables_of
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Blend, Static, TurnLevel, trajectory_weights
 from turngym.trainers.turn_stats import pooled_mean, survivors
@@ -41,8 +41,7 @@ MASS_EPS = 1e-8
 """Added to the divergence mass before it divides, so that no mass at all gives depth 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthConfig:
+class DepthConfig(Spec):
     """Settings of `AdaptiveDepth`; the defaults are TurnOPD's Table 7."""
 
     h_min: Count = 2
@@ -99,9 +98,8 @@ def probe_stats(batch: RolloutBatch, kl_N: NDArray[np.floating]) -> DepthStats:
     include_E = ~batch.short_E
     depth_E = batch.depth_E[include_E]
     turns = int(depth_E.max(initial=0))
-    kl_T, _ = pooled_mean(kl_N, batch.turn_N, include_E[batch.episode_N], turns)
     return DepthStats(
-        kl_T=kl_T,
+        kl_T=pooled_mean(kl_N, batch.turn_N, include_E[batch.episode_N], turns),
         survivors_T=survivors(depth_E, turns),
         last_turn_E=depth_E - 1,
         success_E=batch.success_E[include_E],
@@ -120,16 +118,14 @@ class AdaptiveDepth:
     Differs from the paper: the coverage counts last turn indices (`cov_base=1` counts turns).
     """
 
-    config: DepthConfig = DepthConfig()
+    config: DepthConfig = field(default_factory=DepthConfig)
 
     def start(self) -> DepthState:
         """The state before step 1."""
         return DepthState(hbar=float(self.config.h_max))
 
     def plan(self, state: DepthState, step: int) -> DepthPlan:
-        """What to collect at `step`, 1-based. Errors: ValueError for a step below 1."""
-        if step < 1:
-            raise ValueError(f"step is {step}; training steps count 1, 2, 3, ...")
+        """What to collect at `step`, 1-based."""
         config = self.config
         probe = step <= config.warmup or step % config.probe_interval == 0
         # + 1: hbar is the index of a turn, the cap a number of turns
@@ -147,15 +143,7 @@ class AdaptiveDepth:
         episodes: Sequence[Episode],
         kl_N: NDArray[np.floating],
     ) -> DepthState:
-        """The state after a step.
-
-        Args:
-            state: the moving averages so far.
-            plan: what was played at the step; unless it was a probe, the state stays as it is.
-            batch: what was trained on, with the depths of its episodes.
-            episodes: not read.
-            kl_N: the raw KL [N] to the teacher, nats.
-        """
+        """The state after a step, from the statistics of its batch."""
         return self.update(state, plan, probe_stats(batch, kl_N))
 
     def update(self, state: DepthState, plan: DepthPlan, stats: DepthStats) -> DepthState:
@@ -213,8 +201,7 @@ def covering_depth(stats: DepthStats, config: DepthConfig) -> int | None:
     return int(np.sort(last_turn_E)[rank - 1]) + config.cov_base
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnOpdConfig:
+class TurnOpdConfig(Spec):
     """TurnOPD and its ablations."""
 
     weight: Literal["blend", "trajectory", "turn"] = "blend"
@@ -228,12 +215,14 @@ class TurnOpdConfig:
     """Fewest episodes that reach a reliable turn; `n_min_share` of them, if that is more."""
     n_min_share: Share = 0.15
     """Least share of the episodes that reach a reliable turn."""
-    depth: DepthConfig | None = field(default_factory=DepthConfig)
+    depth: DepthConfig | None = DepthConfig()
     """How it is measured how deep to roll out; none: every rollout has full depth (ablation: blend only)."""
 
     def __post_init__(self) -> None:
         if not self.blend_start <= self.blend_end:
-            raise ConfigError(f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end")
+            raise SettingsError(
+                f"blend_start is {self.blend_start} and blend_end {self.blend_end}; valid: start <= end"
+            )
 
     def unread(self) -> Unread:
         if self.weight != "blend":
@@ -262,7 +251,7 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
         weight=token_weight(config),
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 
@@ -272,7 +261,7 @@ def depth_controller(config: TurnOpdConfig, run: RunConfig) -> DepthController:
     run.check_turns(config.depth, "h_min", "h_max")
     # probes cannot play more turns than the run allows, and the least depth may not exceed theirs
     h_max = min(config.depth.h_max, run.full_depth)
-    return AdaptiveDepth(replace(config.depth, h_max=h_max, h_min=min(config.depth.h_min, h_max)))
+    return AdaptiveDepth(changed(config.depth, h_max=h_max, h_min=min(config.depth.h_min, h_max)))
 
 
 def token_weight(config: TurnOpdConfig) -> Weight:

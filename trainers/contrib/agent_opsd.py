@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core import Share
-from turngym.trainers import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    PrivilegedLogprobs,
-    RolloutBatch,
+from turngym.trainers import Algorithm, BuildContext, PrivilegedLogprobs, RolloutBatch
+from turngym.trainers.contrib.privileged_group import (
+    PrivilegedAdvantage,
+    PrivilegedGroupConfig,
+    privileged_group,
+    told_in_groups,
 )
-from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
 
 Float64N = NDArray[np.float64]
 PRIOR_LEAST, BELIEF_LEAST = 1e-4, 1e-6
@@ -77,7 +76,6 @@ class Believed:
         return changed_N
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOpsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to turns by how they move a belief in success."""
 
@@ -109,9 +107,4 @@ def build(config: AgentOpsdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="agent-opsd",
-    config=AgentOpsdConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("agent-opsd", AgentOpsdConfig, build)

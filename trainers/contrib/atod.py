@@ -7,27 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Group, NotNegative, Share
-from turngym.trainers import (
-    WEIGHTS,
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    ComparableGroups,
-    ConfigError,
-    FixedDepth,
-    PolicyGradient,
-    Reward,
-    RolloutBatch,
-    blend_alpha,
-    checked_table,
-)
-from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
+from turngym.core import NotNegative, SettingsError, Share
+from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch, blend_alpha
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combination
 
 FloatN = NDArray[np.float64]
 
@@ -39,12 +25,6 @@ def turn_factors(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     the student's sampled entropy, both nats per token. u = 1 + strength (D / max D + U / max U) / 2, divided by its
     mean over the batch's tokens, so that the loss keeps its scale. A maximum of 0 leaves its term out.
     Source: [atod]; docs/contrib_algorithms.md#turn-reweighting.
-
-    Args:
-        batch: whose turns are weighed.
-        student_logp_N: the student's log-probability [N] of each label, nats.
-        teacher_logp_N: the teacher's, nats.
-        strength: how much more the turn counts that both measures find largest; 0 weighs all alike.
     """
     _, turn_N = np.unique(batch.response_N, return_inverse=True)
     count_t = np.bincount(turn_N)
@@ -82,12 +62,9 @@ class Annealing:
         return self.floor + (1.0 - self.floor) * alpha, 1.0 - alpha
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtodConfig:
+class AtodConfig(CombinedConfig):
     """Distillation annealed into reinforcement learning, turn by turn."""
 
-    n: Group = 8
-    """Episodes per task. They are one group."""
     start: Share = 0.0
     """Share of training with the teacher alone. Then the reward begins to take over."""
     end: Share = 1.0
@@ -96,18 +73,10 @@ class AtodConfig:
     """Weight of the reward before it takes over."""
     strength: NotNegative = 1.0
     """How much more a turn of most disagreement and uncertainty counts than one of none; 0: turns count alike."""
-    reward: Reward = "return"
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    scale: Literal["std", "none"] = "std"
-    """What the advantage is divided by. The group's standard deviation, or nothing."""
-    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
-    """Lower and upper clip of the surrogate."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """What counts the same. Every token, every episode or every response, before turns are weighted."""
 
     def __post_init__(self) -> None:
         if self.start > self.end:
-            raise ConfigError(f"start is {self.start} and end {self.end}; valid: start <= end")
+            raise SettingsError(f"start is {self.start} and end {self.end}; valid: start <= end")
 
 
 def build(config: AtodConfig, context: BuildContext) -> Algorithm:
@@ -121,25 +90,14 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
     strengthened, and that turns are softly weighted by disagreement and uncertainty, is the paper's; the linear
     schedule, the formula of the weights, whose uncertainty it is and all defaults are our reading.
     """
-    low, high = config.clip
-    annealing = Annealing(total=context.run.steps, start=config.start, end=config.end, floor=config.floor)
-    return Algorithm(
-        name="atod",
-        depth=FixedDepth(h_max=context.run.full_depth),
-        target_fn=CombinedAdvantage(
-            reward=config.reward,
-            scale=config.scale,
-            annealing=annealing,
-            # on the teacher's part alone: the reward's advantage is the same for all of an episode
-            factor=partial(turn_factors, strength=config.strength),
-        ),
-        weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
-        group=config.n,
-        select=ComparableGroups(spread=False),
-        to_the_end=True,
-        settings=checked_table(config),
+    signal = CombinedAdvantage(
+        reward=config.reward,
+        scale=config.scale,
+        annealing=Annealing(total=context.run.steps, start=config.start, end=config.end, floor=config.floor),
+        # on the teacher's part alone: the reward's advantage is the same for all of an episode
+        factor=partial(turn_factors, strength=config.strength),
     )
+    return combination(config, context, name="atod", signal=signal, to_the_end=True)
 
 
 ALGORITHM = AlgorithmSpec(

@@ -12,14 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Episode, Group, NotNegative
+from turngym.core import Episode, Group, NotNegative, SettingsError, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
     ComparableGroups,
-    ConfigError,
     FixedDepth,
     GroupAdvantage,
     PolicyGradient,
@@ -27,9 +26,9 @@ from turngym.trainers import (
     RolloutBatch,
     Scorers,
     Targets,
-    checked_table,
     combined_advantage,
     label_logprobs,
+    tables_of,
 )
 
 Float64N = NDArray[np.float64]
@@ -72,16 +71,11 @@ class CombinedAdvantage:
         return replace(own, advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoOpdConfig:
-    """A reward's group-relative advantage plus the teacher's log-ratio."""
+class CombinedConfig(Spec):
+    """What methods share that add a teacher's log-ratio to a group-relative advantage: grpo-opd, sod and atod."""
 
     n: Group = 8
     """Episodes per task. They are one group."""
-    w_reward: NotNegative = 1.0
-    """Weight of the group-relative advantage."""
-    w_teacher: NotNegative = 1.0
-    """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
     reward: Reward = "return"
     """What an episode is worth. Its return, the environment's score, or 1 for success."""
     scale: Literal["std", "none"] = "std"
@@ -89,11 +83,39 @@ class GrpoOpdConfig:
     clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
     """Lower and upper clip of the surrogate."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """What counts the same. Every token, every episode or every response."""
+    """What counts the same. Every token, every episode or every response, before a method weighs turns."""
+
+
+def combination(
+    config: CombinedConfig, context: BuildContext, *, name: str, signal: CombinedAdvantage, to_the_end: bool = False
+) -> Algorithm:
+    """The composition that these methods share. Groups whose rewards do not differ stay: the teacher's part still
+    teaches there. Groups of which failed episodes leave less than two go.
+    """
+    return Algorithm(
+        name=name,
+        depth=FixedDepth(h_max=context.run.full_depth),
+        target_fn=signal,
+        weight=WEIGHTS[config.weight],
+        token_loss=PolicyGradient(clip=config.clip),
+        group=config.n,
+        select=ComparableGroups(spread=False),
+        to_the_end=to_the_end,
+        settings=tables_of(config),
+    )
+
+
+class GrpoOpdConfig(CombinedConfig):
+    """A reward's group-relative advantage plus the teacher's log-ratio."""
+
+    w_reward: NotNegative = 1.0
+    """Weight of the group-relative advantage."""
+    w_teacher: NotNegative = 1.0
+    """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
 
     def __post_init__(self) -> None:
         if not self.w_reward + self.w_teacher:
-            raise ConfigError(f"w_reward is {self.w_reward} and w_teacher {self.w_teacher}; valid: not both 0")
+            raise SettingsError(f"w_reward is {self.w_reward} and w_teacher {self.w_teacher}; valid: not both 0")
 
 
 def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
@@ -101,26 +123,15 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
 
     A_i = w_reward (r_j - mean_g) / (std_g + 1e-6) + w_teacher (log q - log p); l_i = max(-A r_i, -A clip(r_i, 1 -
     eps_low, 1 + eps_high)), r_i the probability ratio to the behavior policy. p is the student before the update.
-    Groups whose rewards do not differ stay: the teacher's part still teaches there. Groups of which failed episodes
-    leave less than two go.
     Source: [openclaw-rl], [slime]; docs/contrib_algorithms.md#grpo-opd.
     Differs from the paper: every token gets both parts. OpenClaw-RL's code gives a turn's judged score without a group
     and the log-ratio of a teacher that has read a hint, each mostly on samples of its own; slime subtracts the k1
     estimate of the KL, which is the same sum. No KL to the initial policy.
     """
-    low, high = config.clip
-    return Algorithm(
-        name="grpo-opd",
-        depth=FixedDepth(h_max=context.run.full_depth),
-        target_fn=CombinedAdvantage(
-            reward=config.reward, scale=config.scale, w_reward=config.w_reward, w_teacher=config.w_teacher
-        ),
-        weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
-        group=config.n,
-        select=ComparableGroups(spread=False),
-        settings=checked_table(config),
+    signal = CombinedAdvantage(
+        reward=config.reward, scale=config.scale, w_reward=config.w_reward, w_teacher=config.w_teacher
     )
+    return combination(config, context, name="grpo-opd", signal=signal)
 
 
 ALGORITHM = AlgorithmSpec(

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from turngym.core import Episode, Origin, Portion, Share
+from turngym.core import Episode, Origin, Portion, Share, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -23,8 +23,8 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     bin_forward_kl,
-    checked_table,
     distillation,
+    tables_of,
     was_refused,
 )
 
@@ -87,8 +87,7 @@ def supervised(episodes: Sequence[Episode]) -> list[Episode]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuidedOpdConfig:
+class GuidedOpdConfig(Spec):
     """On-policy distillation whose early episodes the teacher helps to play."""
 
     start: Share = 1.0
@@ -122,7 +121,7 @@ def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:
         guide=CosineGuide(total=context.run.steps, start=config.start, ratio=config.ratio),
         to_the_end=True,
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 

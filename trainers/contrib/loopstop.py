@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import BelowOne, Count, Episode, Portion, loop_end
+from turngym.core import BelowOne, Count, Episode, Portion, Spec, loop_end
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -26,13 +26,12 @@ from turngym.trainers import (
     DepthPlan,
     DepthState,
     RolloutBatch,
-    checked_table,
     distillation,
+    tables_of,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStopConfig:
+class LoopStopConfig(Spec):
     """On-policy distillation that leaves loops."""
 
     probe_interval: Count = 8
@@ -81,7 +80,7 @@ class LoopDepth:
     """
 
     h_max: int
-    config: LoopStopConfig = LoopStopConfig()
+    config: LoopStopConfig = field(default_factory=LoopStopConfig)
 
     def start(self) -> DepthState:
         """The state before step 1."""
@@ -103,15 +102,7 @@ class LoopDepth:
         episodes: Sequence[Episode],
         kl_N: NDArray[np.floating],
     ) -> DepthState:
-        """The state after a step.
-
-        Args:
-            state: the moving averages so far.
-            plan: not read; loops are measured at every step.
-            batch: what was trained on.
-            episodes: what `batch` was packed from; `loop_end` finds in their turns where a loop closed.
-            kl_N: the raw KL [N] to the teacher, nats.
-        """
+        """The state after a step; loops are measured at every step, whatever was planned."""
         return self.update(state, loop_stats(batch, episodes, kl_N))
 
     def update(self, state: DepthState, stats: LoopStats) -> DepthState:
@@ -140,7 +131,7 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,
         distill_temperature=context.distill.temperature,
-        settings=checked_table(config, context.distill),
+        settings=tables_of(config, context.distill),
     )
 
 

@@ -12,8 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core import NotNegative, Position
-from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, PrivilegedLogprobs, RolloutBatch
-from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
+from turngym.trainers import Algorithm, BuildContext, PrivilegedLogprobs, RolloutBatch
+from turngym.trainers.contrib.privileged_group import (
+    PrivilegedAdvantage,
+    PrivilegedGroupConfig,
+    privileged_group,
+    told_in_groups,
+)
 
 Float64N = NDArray[np.float64]
 
@@ -31,7 +36,6 @@ class Added:
         return advantage_N + self.w_told * logp.gap_N.astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpidConfig(PrivilegedGroupConfig):
     """GRPO plus the log-ratio of a policy that was told what the finished episode teaches."""
 
@@ -65,9 +69,4 @@ def build(config: OpidConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="opid",
-    config=OpidConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("opid", OpidConfig, build)

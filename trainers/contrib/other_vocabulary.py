@@ -29,12 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents import ChatRenderer, TextEpisodes
-from turngym.core import Episode, Scorer, TopK, Turn
+from turngym.core import Episode, Scorer, SettingsError, TopK
 from turngym.trainers import (
     MIN_LOGP,
     MIN_TAIL_LOGP,
     Algorithm,
-    ConfigError,
     DistillConfig,
     RolloutBatch,
     Scorers,
@@ -152,11 +151,7 @@ def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
 def split_alike(cut: Cut, student: Sequence[int], teacher: Sequence[int], shared: IntArray) -> list[Cut]:
     """A span in single tokens if its two sides are the same ids (a character of several byte tokens), else as it is.
 
-    Args:
-        cut: where the span begins and ends in the student's ids, then in the teacher's.
-        student: all ids of the student.
-        teacher: all ids of the teacher.
-        shared: `shared_ids` of both tokenizers, int64 [V].
+    `cut` counts in all ids of the `student` and of the `teacher`; `shared` is `shared_ids`, int64 [V].
     """
     s0, s1, t0, t1 = cut
     if list(student[s0:s1]) != [int(shared[number]) for number in teacher[t0:t1]]:
@@ -262,12 +257,6 @@ class Pieces:
 
         First the token itself (`label`), then whatever leaves the text on the way to its end. Empty where the token
         begins or ends within a character.
-
-        Args:
-            span: a stretch of a response whose text both tokenizers end at the same place.
-            index: which of the span's student tokens, from 0.
-            label: the student's id of that token.
-            said: the teacher's tokens of the span, with their log-probabilities and likeliest ids.
         """
         mine, theirs = span.ends
         start, end = mine[index - 1] if index else 0, mine[index]
@@ -325,12 +314,6 @@ def _tail_of(top: TopK, said: int | None = None, logq: float = math.nan) -> floa
         return tail
     # its share of the tail, at most all of it
     return tail + math.log(max(-math.expm1(logq - tail), 1e-7))
-
-
-def _logp_of(number: int, top: TopK) -> float:
-    """The log-probability of an id in a row of `top`, NaN if it is not there."""
-    where = np.flatnonzero(top.ids == number)
-    return float(top.logp[where[0]]) if len(where) else math.nan
 
 
 def _pairs(top: TopK) -> Iterable[tuple[int, float]]:
@@ -475,7 +458,7 @@ class _Reading:
             return {}
         by_row = self._by_row(numbers)
         found: dict[int, _Said] = {}
-        tops = self.teacher.topk(self._rows(by_row), [self._places(each) for each in by_row.values()], k)
+        tops = self.teacher.topk([self.ids[row] for row in by_row], [self._places(each) for each in by_row.values()], k)
         for each, top in zip(by_row.values(), tops, strict=True):
             tails = [None] * len(top.ids) if top.tail is None else top.tail
             pairs = iter(zip(top.ids, top.logp, tails, strict=True))
@@ -483,7 +466,14 @@ class _Reading:
                 span = self.spans[number]
                 there = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(pairs, span.stop - span.start)]
                 ids = self.ids[span.row][span.start : span.stop]
-                logq = np.array([_logp_of(one, at) for one, at in zip(ids, there, strict=True)], np.float32)
+                # NaN where what was said is none of the likeliest
+                logq = np.array(
+                    [
+                        next((p for number, p in _pairs(at) if number == one), math.nan)
+                        for one, at in zip(ids, there, strict=True)
+                    ],
+                    np.float32,
+                )
                 found[number] = _Said(ids=ids, logq=logq, top=there)
         # only episodes that hold a token which is none of the K likeliest are read again
         unknown = [n for n, said in found.items() if not self.spans[n].exact and np.isnan(said.logq).any()]
@@ -497,7 +487,9 @@ class _Reading:
             return []
         by_row = self._by_row(numbers)
         found: dict[int, NDArray[np.float32]] = {}
-        logq = self.teacher.logprobs(self._rows(by_row), [self._places(each) for each in by_row.values()])
+        logq = self.teacher.logprobs(
+            [self.ids[row] for row in by_row], [self._places(each) for each in by_row.values()]
+        )
         for each, row in zip(by_row.values(), logq, strict=True):
             sizes = [self.spans[number].stop - self.spans[number].start for number in each]
             found |= zip(each, np.split(row, np.cumsum(sizes)[:-1]), strict=True)
@@ -506,9 +498,6 @@ class _Reading:
     def _places(self, numbers: Sequence[int]) -> IntArray:
         """The teacher's tokens of the spans `numbers` in their row."""
         return np.concatenate([np.arange(self.spans[n].start, self.spans[n].stop) for n in numbers])
-
-    def _rows(self, by_row: Iterable[int]) -> list[NDArray[np.int32]]:
-        return [self.ids[row] for row in by_row]
 
 
 class OtherVocabulary:
@@ -590,7 +579,8 @@ class OtherVocabulary:
                 offset = int(position_N[tokens[0]]) - turn.response_span[0]
                 theirs = written.turns[index]
                 row = len(ids) + theirs.segment
-                for (s0, s1, t0, t1), text, ends in self._of_turn(episode, turn, written, theirs):
+                said = episode.response_ids(turn), written.response_ids(theirs)
+                for (s0, s1, t0, t1), text, ends in self._align(*(tuple(part.tolist()) for part in said)):
                     # a part of the response may have been chosen by somebody else: only whole spans are compared
                     if s0 >= offset and s1 <= offset + len(tokens):
                         label, start = int(tokens[s0 - offset]), theirs.response_span[0] + t0
@@ -601,9 +591,6 @@ class OtherVocabulary:
                         spans.append(_Span(**where, text=text, ends=ends, exact=exact))
             ids += written.segments
         return ids, spans
-
-    def _of_turn(self, episode: Episode, turn: Turn, written: Episode, theirs: Turn) -> list[tuple[Cut, str, Ends]]:
-        return self._align(tuple(episode.response_ids(turn).tolist()), tuple(written.response_ids(theirs).tolist()))
 
     def _cuts(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Cut, str, Ends]]:
         """The spans of a response, their text, and where tokens end in it; an id that ended the response on both sides
@@ -652,22 +639,15 @@ def of_other_vocabulary(
 ) -> Algorithm:
     """A `Translation`: `algorithm` with a teacher whose vocabulary is another one.
 
-    Raises ConfigError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
+    Raises SettingsError if the teacher of `algorithm` plays or reads hints, which takes the student's ids, and for
     support `student`.
-
-    Args:
-        algorithm: its target function and token loss are wrapped.
-        distill: only `support` is read.
-        student: the student's renderer.
-        reader: writes episodes as the teacher's ids.
-        sizes: rows of the LM heads (student's, teacher's).
     """
     if algorithm.teacher_mix or algorithm.guide is not None or algorithm.privileged is not None:
-        raise ConfigError(
+        raise SettingsError(
             f"distill vocabulary is other, but the teacher of {algorithm.name} plays or reads hints, in the student's "
             "ids; valid: same"
         )
     if distill.support == "student":
-        raise ConfigError("distill vocabulary is other with support student; valid: support teacher")
+        raise SettingsError("distill vocabulary is other with support student; valid: support teacher")
     signal = OtherVocabulary(algorithm.target_fn, student=student, reader=reader, sizes=sizes)
     return replace(algorithm, target_fn=signal, token_loss=KnownPlaces(loss=algorithm.token_loss))

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from turngym.core import Episode, Group, NotNegative, Position
+from turngym.core import Episode, Group, NotNegative, Position, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
+    AlgorithmSpec,
     BuildContext,
     ComparableGroups,
     FixedDepth,
@@ -30,9 +33,11 @@ from turngym.trainers import (
     TargetFn,
     Targets,
     TokenLoss,
+    TokenLosses,
+    Tokens,
     WithReference,
-    checked_table,
     privileged_logprobs,
+    tables_of,
 )
 
 LOGP, WHERE = "told_logp", "told"
@@ -54,6 +59,15 @@ class WithPrivileged:
         return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.privileged_N)
 
 
+def with_told(inner: TokenLosses, tokens: Tokens, more_n: Tensor, **shown: Tensor) -> TokenLosses:
+    """`inner` plus `more_n` where the turn was told something; there `shown` and `told_gap` (log q - log p, nats) are
+    diagnostics, NaN elsewhere."""
+    told_n = tokens.extra[WHERE]
+    shown["told_gap"] = tokens.extra[LOGP] - tokens.logp_n.detach()
+    diagnostics = {name: torch.where(told_n > 0, value, torch.nan) for name, value in shown.items()}
+    return TokenLosses(loss_n=inner.loss_n + told_n * more_n, diagnostics={**inner.diagnostics, **diagnostics})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivilegedAdvantage:
     """Another target function's advantages, changed by what the reader finds: `change(advantage_N, logp, batch, step)`
@@ -71,8 +85,7 @@ class PrivilegedAdvantage:
         return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.privileged_N)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivilegedGroupConfig:
+class PrivilegedGroupConfig(Spec):
     """What methods share that compare a reward within a group, and use what a told policy finds beside it.
 
     Differs from the papers, whose code builds on one harness: there every turn is a row, so a group's mean and
@@ -112,7 +125,7 @@ class PrivilegedGroupConfig:
     @property
     def surrogate(self) -> PolicyGradient:
         """The clipped policy gradient, with the KL to the initial policy."""
-        return PolicyGradient(eps_low=self.clip[0], eps_high=self.clip[1], kl_coef=self.kl_coef)
+        return PolicyGradient(clip=self.clip, kl_coef=self.kl_coef)
 
 
 def privileged_group(
@@ -121,13 +134,6 @@ def privileged_group(
     """The composition that these methods share.
 
     Groups of equal reward stay: what was told may teach there. Student and reader are compared at temperature 1.
-
-    Args:
-        config: group size, weights of the tokens, KL to the reference, and who is told.
-        context: what the run offers; its full depth is read.
-        name: of the method, for records.
-        target_fn: from rewards and what was told to an advantage per token.
-        token_loss: what is done with that advantage.
     """
     return Algorithm(
         name=name,
@@ -141,5 +147,14 @@ def privileged_group(
         judge="hint",
         privileged=config.privileged,
         needs_reference=bool(config.kl_coef) or config.privileged.needs_reference(has_teacher=False),
-        settings=checked_table(config),
+        settings=tables_of(config),
+    )
+
+
+def told_in_groups(
+    name: str, config: type[PrivilegedGroupConfig], build: Callable[[Any, BuildContext], Algorithm]
+) -> AlgorithmSpec:
+    """One of these methods: all read the same settings besides their own."""
+    return AlgorithmSpec(
+        name=name, config=config, build=build, uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"})
     )

@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core import Number, Share
-from turngym.trainers import (
-    LOG_RATIO_LIMIT,
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    PrivilegedLogprobs,
-    RolloutBatch,
+from turngym.trainers import LOG_RATIO_LIMIT, Algorithm, BuildContext, PrivilegedLogprobs, RolloutBatch
+from turngym.trainers.contrib.privileged_group import (
+    PrivilegedAdvantage,
+    PrivilegedGroupConfig,
+    privileged_group,
+    told_in_groups,
 )
-from turngym.trainers.contrib.privileged_group import PrivilegedAdvantage, PrivilegedGroupConfig, privileged_group
 
 Float64N = NDArray[np.float64]
 
@@ -30,12 +28,6 @@ def directed_advantage(advantage_N: Float64N, gap_N: Float64N, *, lam: float, ep
     `gap_N` = log q - log p of the label, nats. After a success tokens that the told policy finds likelier count more,
     after a failure those that it finds less likely. The sign stays, and no token changes by more than lam eps.
     Source: [rlsd]; docs/contrib_algorithms.md#directed-advantage.
-
-    Args:
-        advantage_N: the group-relative advantage [N].
-        gap_N: log q - log p [N] of the label, nats; q was told something, p was not.
-        lam: share of the advantage that is directed, in [0, 1].
-        eps: most that the directed factor differs from 1.
     """
     factor_N = np.exp(np.clip(np.sign(advantage_N) * gap_N, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     return advantage_N * ((1.0 - lam) + lam * np.clip(factor_N, 1.0 - eps, 1.0 + eps))
@@ -57,7 +49,6 @@ class Directed:
         return directed_advantage(advantage_N, logp.gap_N.astype(np.float64), lam=lam, eps=self.eps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RlsdConfig(PrivilegedGroupConfig):
     """GRPO whose advantage is directed to tokens by a policy that was told something."""
 
@@ -89,9 +80,4 @@ def build(config: RlsdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="rlsd",
-    config=RlsdConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("rlsd", RlsdConfig, build)

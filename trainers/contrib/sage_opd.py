@@ -12,13 +12,12 @@ from typing import Literal
 import numpy as np
 
 from turngym.agents import majority
-from turngym.core import Episode, Share, Turn
+from turngym.core import Episode, SettingsError, Share, Spec, Turn
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
     AlgorithmSpec,
     BuildContext,
-    ConfigError,
     FixedDepth,
     RolloutBatch,
     Scorers,
@@ -28,8 +27,8 @@ from turngym.trainers import (
     TokenLosses,
     Tokens,
     batch_turns,
-    checked_table,
     support_kl,
+    tables_of,
 )
 
 FACTOR = "factor"
@@ -87,8 +86,7 @@ class Reweighted:
         return TokenLosses(loss_n=inner.loss_n * factor_n, diagnostics={**inner.diagnostics, FACTOR: factor_n})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SageOpdConfig:
+class SageOpdConfig(Spec):
     """On-policy distillation of the turns that a judge found wanting."""
 
     weak: Share = 0.5
@@ -112,7 +110,7 @@ def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
     """
     distill = context.distill
     if (distill.form, distill.support) != ("topk", "teacher"):
-        raise ConfigError(
+        raise SettingsError(
             f"distill.form is {distill.form} and distill.support {distill.support}; sage-opd reads the teacher's "
             "confidence from its own top-K: topk and teacher"
         )
@@ -124,7 +122,7 @@ def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
         token_loss=Reweighted(loss=support_kl(distill)),
         judge="score",
         distill_temperature=distill.temperature,
-        settings=checked_table(config, distill),
+        settings=tables_of(config, distill),
     )
 
 

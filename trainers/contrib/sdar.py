@@ -11,20 +11,14 @@ import torch
 from torch import Tensor
 
 from turngym.core import NotNegative
-from turngym.trainers import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-)
+from turngym.trainers import Algorithm, BuildContext, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.contrib.privileged_group import (
     LOGP,
-    WHERE,
     PrivilegedGroupConfig,
     WithPrivileged,
     privileged_group,
+    told_in_groups,
+    with_told,
 )
 
 
@@ -53,19 +47,10 @@ class Gated:
     beta: float
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        inner, privileged_n = self.loss(tokens), tokens.extra[WHERE]
         own_n, gate_n = gated_likelihood(tokens.logp_n, tokens.extra[LOGP], self.beta)
-        gap_n = tokens.extra[LOGP] - tokens.logp_n.detach()
-        shown = {
-            name: torch.where(privileged_n > 0, value, torch.nan)
-            for name, value in (("gate", gate_n), ("told_gap", gap_n))
-        }
-        return TokenLosses(
-            loss_n=inner.loss_n + self.coef * privileged_n * own_n, diagnostics={**inner.diagnostics, **shown}
-        )
+        return with_told(self.loss(tokens), tokens, self.coef * own_n, gate=gate_n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SdarConfig(PrivilegedGroupConfig):
     """GRPO with gated self-distillation of a policy that was told something."""
 
@@ -94,9 +79,4 @@ def build(config: SdarConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="sdar",
-    config=SdarConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("sdar", SdarConfig, build)

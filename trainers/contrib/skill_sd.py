@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from turngym.core import NotNegative
-from turngym.trainers import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-    known_behavior,
-)
+from turngym.trainers import Algorithm, BuildContext, TokenLoss, TokenLosses, Tokens, known_behavior
 from turngym.trainers.contrib.privileged_group import (
     LOGP,
-    WHERE,
     PrivilegedGroupConfig,
     WithPrivileged,
     privileged_group,
+    told_in_groups,
+    with_told,
 )
 
 K3_MOST, RATIO_MOST = 20.0, 10.0
@@ -55,21 +47,12 @@ class Distilled:
     coef: float
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        inner, privileged_n = self.loss(tokens), tokens.extra[WHERE]
         # where it is unknown who sampled, the present policy stands in: a ratio of 1, with its gradient
         ratio_n = tokens.sampled_logp_n - known_behavior(tokens)
         own_n = importance_k3(tokens.logp_n, tokens.extra[LOGP], ratio_n)
-        gap_n = tokens.extra[LOGP] - tokens.logp_n.detach()
-        shown = {
-            name: torch.where(privileged_n > 0, value, torch.nan)
-            for name, value in (("told_k3", own_n.detach()), ("told_gap", gap_n))
-        }
-        return TokenLosses(
-            loss_n=inner.loss_n + self.coef * privileged_n * own_n, diagnostics={**inner.diagnostics, **shown}
-        )
+        return with_told(self.loss(tokens), tokens, self.coef * own_n, told_k3=own_n.detach())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SkillSdConfig(PrivilegedGroupConfig):
     """GRPO with a divergence from the policy that was told something."""
 
@@ -97,9 +80,4 @@ def build(config: SkillSdConfig, context: BuildContext) -> Algorithm:
     )
 
 
-ALGORITHM = AlgorithmSpec(
-    name="skill-sd",
-    config=SkillSdConfig,
-    build=build,
-    uses=frozenset({"judge", "expert", "reward", "reference", "surrogate"}),
-)
+ALGORITHM = told_in_groups("skill-sd", SkillSdConfig, build)

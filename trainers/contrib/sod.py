@@ -5,27 +5,14 @@ Read next: trainers/contrib/grpo_opd.py, trainers/group_advantage.py, trainers/l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Group, NotNegative, Positive
-from turngym.trainers import (
-    WEIGHTS,
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    ComparableGroups,
-    FixedDepth,
-    PolicyGradient,
-    Reward,
-    RolloutBatch,
-    checked_table,
-)
-from turngym.trainers.contrib.grpo_opd import CombinedAdvantage
+from turngym.core import NotNegative, Positive
+from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combination
 
 FloatN = NDArray[np.float64]
 DISTANCE_EPS = 1e-6
@@ -38,12 +25,6 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     d_k = mean_i |log p - log q| over turn k, nats per token; w_k = min((d_1 + 1e-6) / (d_k + 1e-6), 1 + delta), so that
     w_1 = 1. The first turn is the episode's first that has tokens to train on.
     Source: [sod]; docs/contrib_algorithms.md#distance-weights.
-
-    Args:
-        batch: whose turns are weighed.
-        student_logp_N: the student's log-probability [N] of each label, nats.
-        teacher_logp_N: the teacher's, nats.
-        delta: how much more than the first turn a later one may count, at least 0.
     """
     # response_N rises from turn to turn and from episode to episode: so do the numbers of its turns
     _, first_t, turn_N = np.unique(batch.response_N, return_index=True, return_inverse=True)
@@ -53,24 +34,13 @@ def step_weights(batch: RolloutBatch, student_logp_N: FloatN, teacher_logp_N: Fl
     return weight_t[turn_N]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SodConfig:
+class SodConfig(CombinedConfig):
     """A reward's group-relative advantage plus the teacher's log-ratio, weaker in turns where the two have parted."""
 
-    n: Group = 8
-    """Episodes per task. They are one group."""
     coef: Positive = 1.0
     """Weight of the teacher's log-ratio. The ratio is log q - log p of the sampled token."""
     delta: NotNegative = 0.2
     """How much more than the first turn a later one may count. With 0 no turn counts more than the first."""
-    reward: Reward = "return"
-    """What an episode is worth. Its return, the environment's score, or 1 for success."""
-    scale: Literal["std", "none"] = "std"
-    """What the advantage is divided by. The group's standard deviation, or nothing."""
-    clip: tuple[NotNegative, NotNegative] = (0.2, 0.28)
-    """Lower and upper clip of the surrogate."""
-    weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
-    """What counts the same. Every token, every episode or every response, before turns are weighted."""
 
 
 def build(config: SodConfig, context: BuildContext) -> Algorithm:
@@ -84,22 +54,13 @@ def build(config: SodConfig, context: BuildContext) -> Algorithm:
     a response, as in its code a run of tokens that are not the tool's; a teacher's or an expert's turn before the
     first of the student's is none.
     """
-    low, high = config.clip
-    return Algorithm(
-        name="sod",
-        depth=FixedDepth(h_max=context.run.full_depth),
-        target_fn=CombinedAdvantage(
-            reward=config.reward,
-            scale=config.scale,
-            w_teacher=config.coef,
-            factor=partial(step_weights, delta=config.delta),
-        ),
-        weight=WEIGHTS[config.weight],
-        token_loss=PolicyGradient(eps_low=low, eps_high=high),
-        group=config.n,
-        select=ComparableGroups(spread=False),
-        settings=checked_table(config),
+    signal = CombinedAdvantage(
+        reward=config.reward,
+        scale=config.scale,
+        w_teacher=config.coef,
+        factor=partial(step_weights, delta=config.delta),
     )
+    return combination(config, context, name="sod", signal=signal)
 
 
 ALGORITHM = AlgorithmSpec(name="sod", config=SodConfig, build=build, uses=frozenset({"teacher", "reward", "surrogate"}))

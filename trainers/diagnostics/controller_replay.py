@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from turngym.core.errors import TurngymError
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import read_toml
+from turngym.core.spec import changed
 from turngym.trainers.algorithm import Blended, DepthPlan
 from turngym.trainers.algorithms.turnopd import (
     AdaptiveDepth,
@@ -60,10 +61,20 @@ class ControllerReplay:
     """A controller led along the rows of a run; a probe without statistics measures nothing.
 
     `compared` steps were recorded; in `differing` ones cap, probe, H_eff or H_cov differ, or Hbar by more than
-    rounding. `first` is the first of them in words, `hbar_error` the greatest |difference| of Hbar, turns.
+    rounding. `first` is the first of them in words, `hbar_error` the greatest |difference| of Hbar, turns. `probes`
+    were measured; `hbar_B` is Hbar at the last step of each bin.
+
+    Args:
+        config: settings of the controller.
+        bins: last steps of bins; None: none.
+        name: what differs in the settings from the run's own.
     """
 
-    def __init__(self, config: DepthConfig, bins: NDArray[np.int64] | None = None) -> None:
+    turns_share: float
+    """Turns that its caps would play / turns at full depth; known when all rows are."""
+
+    def __init__(self, config: DepthConfig, bins: NDArray[np.int64] | None = None, name: str = "") -> None:
+        self.name = name
         self.controller = AdaptiveDepth(config)
         self.state = self.controller.start()
         self.caps: Counter[int] = Counter()
@@ -114,11 +125,11 @@ def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]
     """The settings of Tables 5 and 6 around `config`, by what differs: coverage p, smoothing rho, whose CDF."""
     found = {own: config}
     for p in (0.4, 0.6, 0.8):
-        found[f"p = {p:g}"] = replace(config, p=p)
+        found[f"p = {p:g}"] = changed(config, p=p)
     for rho in (0.5, 0.7, 0.9):
-        found[f"rho = {rho:g}"] = replace(config, rho=rho)
-    found["CDF of successes"] = replace(config, use_success=True)
-    found["CDF of all episodes"] = replace(config, use_success=False)
+        found[f"rho = {rho:g}"] = changed(config, rho=rho)
+    found["CDF of successes"] = changed(config, use_success=True)
+    found["CDF of all episodes"] = changed(config, use_success=False)
     return {name: item for name, item in found.items() if name == own or item != config}
 
 

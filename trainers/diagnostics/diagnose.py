@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turngym.trainers.algorithms.turnopd import DepthConfig, divergence_mass
 from turngym.trainers.diagnostics.controller_replay import NEEDED, ControllerReplay, variants
@@ -130,23 +129,6 @@ def horizon(curves: TurnCurves, time: StepTime, episodes: float) -> Horizon | No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """The controller under some settings, led along the recorded probes."""
-
-    name: str
-    hbar_B: NDArray[np.float64]
-    """Hbar at the last step of each bin of `Diagnosis.over_steps`."""
-    hbar: float
-    """Smoothed horizon after the last step."""
-    h_eff: int
-    h_cov: int
-    probes: int
-    """Probes that it measured."""
-    turns_share: float
-    """Turns that its caps would play / turns at full depth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """What is known of one run. Where a statistic was not recorded its numbers are NaN."""
 
@@ -157,7 +139,7 @@ class Diagnosis:
     over_steps: OverSteps
     time: StepTime
     horizon: Horizon | None
-    variants: tuple[Variant, ...]
+    variants: tuple[ControllerReplay, ...]
     """Empty where no probe can be measured again; the first is the run's own setting."""
     replay: ControllerReplay | None
     """Replay with the run's own settings, against what it recorded; None for a run without a depth controller."""
@@ -184,18 +166,20 @@ def diagnose(
     settings = variants(depth or DepthConfig(h_max=full, h_min=min(2, full)), "defaults" if depth is None else "as set")
     turns, steps, time = CurveSums(shape), StepSums(shape, alpha), StepTimeSums()
     replays = (
-        {name: ControllerReplay(config, bins) for name, config in settings.items()}
+        [ControllerReplay(config, bins, name) for name, config in settings.items()]
         if replayable(shape, depth, controlled)
-        else {}
+        else []
     )
     for row in read():
         turns.add(row)
         steps.add(row)
         time.add(row)
-        for item in replays.values():
+        for item in replays:
             item.add(row)
     # ends: they compute
     by_turn, line, over = turns.result(), time.result(), steps.result()
+    for item in replays:
+        item.turns_share = item.turns_played(by_turn.curves[ALL]["survivors"])
     return Diagnosis(
         shape=shape,
         by_turn=by_turn,
@@ -205,8 +189,8 @@ def diagnose(
         over_steps=over,
         time=line,
         horizon=horizon(by_turn.curves[ALL], line, over.episodes),
-        variants=tuple(_variant(name, item, by_turn) for name, item in replays.items()),
-        replay=next(iter(replays.values()), None) if controlled else None,
+        variants=tuple(replays),
+        replay=replays[0] if replays and controlled else None,
     )
 
 
@@ -219,15 +203,3 @@ def replayable(shape: RunShape, depth: DepthConfig | None, controlled: bool) -> 
         return False
     always_full = shape.full_steps > 0 and shape.full_steps == shape.measured_steps
     return set(NEEDED) <= shape.columns and (controlled or always_full)
-
-
-def _variant(name: str, item: ControllerReplay, found: ByTurn) -> Variant:
-    return Variant(
-        name=name,
-        hbar_B=item.hbar_B,
-        hbar=item.state.hbar,
-        h_eff=item.state.h_eff,
-        h_cov=item.state.h_cov,
-        probes=item.probes,
-        turns_share=item.turns_played(found.curves[ALL]["survivors"]),
-    )

@@ -119,14 +119,7 @@ class SessionJudge:
 def make_session_judge(
     config: LearningProxy, algorithm: Algorithm, renderer: ChatListRenderer, max_context: int
 ) -> SessionJudge | None:
-    """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one.
-
-    Args:
-        config: names the judge and how it is asked, the run's seed, and the device of a model that judges.
-        algorithm: what it asks of a judge, and where its hints stand.
-        renderer: tokenizes prompts with hints.
-        max_context: most ids of prompt and response together.
-    """
+    """The judge that the options name; None for an algorithm that needs none. Raises TurngymError for an unfit one."""
     kind = algorithm.judge
     if kind is None:
         return None

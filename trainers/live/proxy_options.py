@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from turngym.agents.play_spec import Servers
 from turngym.agents.proxy.config import ProxySettings
@@ -16,10 +15,10 @@ from turngym.agents.servers.server_options import Here, ServersOf
 from turngym.core.errors import did_you_mean
 from turngym.core.numbers import Count, NotNegative, Number
 from turngym.core.resolve import Layer, merged, resolve
-from turngym.core.spec import Spec, Unread, at, expand, needing
+from turngym.core.spec import SettingsError, Spec, Unread, at, changed, expand, needing
 from turngym.trainers.algorithm import find_algorithm
 from turngym.trainers.lora import LoraConfig
-from turngym.trainers.run_config import ConfigError, LoopConfig, OptimizerConfig, RunConfig, Stale
+from turngym.trainers.run_config import LoopConfig, OptimizerConfig, RunConfig, Stale
 from turngym.trainers.train_config import Learns, Method, usual_lr, with_method
 
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
@@ -62,7 +61,6 @@ class RecordingProxy(Spec):
     """Threads of torch on the CPU; 0 leaves its default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyLoop(LoopConfig):
     """What the loop does."""
 
@@ -95,7 +93,7 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     order: Literal["oldest", "newest"] = "oldest"
     """Which of the sessions that are ready a step takes first."""
     run: ProxyLoop = field(default_factory=ProxyLoop)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     """Adapters learn in place of the weights; what answers gets them merged in."""
 
@@ -107,7 +105,7 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     def loop(self) -> RunConfig:
         """All that the loop reads."""
         own = {"reference": self.part("reference"), "seed": self.seed, "eval_every": 0}
-        return RunConfig(**{**asdict(self.run), **own})
+        return RunConfig(**{**structs.asdict(self.run), **own})
 
 
 AnyProxy = RecordingProxy | LearningProxy
@@ -119,7 +117,7 @@ def proxy_class(algorithm: str | None) -> type[Any]:
         return RecordingProxy
     if algorithm not in ALGORITHMS:
         hint = did_you_mean(algorithm, ALGORITHMS)
-        raise ConfigError(f"algorithm is {algorithm}; valid for a proxy: {', '.join(ALGORITHMS)}.{hint}")
+        raise SettingsError(f"algorithm is {algorithm}; valid for a proxy: {', '.join(ALGORITHMS)}.{hint}")
     return with_method(LearningProxy, algorithm, READ_TABLES)
 
 
@@ -151,4 +149,4 @@ def named(settings: ProxySettings, student: Path, chat: ChatSettings) -> ProxySe
     path = student.resolve()
     folder = path.parent.name if path.name == "model" else path.name
     name = folder if settings.name is None else settings.name
-    return replace(settings, name=name, max_tokens=settings.max_tokens or chat.max_new_tokens)
+    return changed(settings, name=name, max_tokens=settings.max_tokens or chat.max_new_tokens)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace as changed
 
 from turngym.agents.models import find_model
 from turngym.agents.proxy.service import ProxyService
@@ -29,9 +27,8 @@ from turngym.core.background_threads import say
 from turngym.core.disk_space import RoomToWrite
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
-from turngym.core.protocols import Scorer
 from turngym.core.redaction import redacted_traceback
-from turngym.core.spec import to_table
+from turngym.core.spec import changed, to_table
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
 from turngym.trainers import contents
@@ -47,8 +44,7 @@ from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,
     no_longer_than,
-    open_reference,
-    open_teacher,
+    open_frozen,
     scoring_of,
     teachers_length,
 )
@@ -245,9 +241,17 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     model, tokenizer = load_student(config.student, config.dtype, config.device)
     settings = named(config.proxy, asked, chat)
     # who scores comes first: no id is drawn and no session grows that they could not score
-    scores = _scores(config, model, tokenizer) if isinstance(config, LearningProxy) else LiveScorers()
-    room = no_longer_than(scores.longest, chat, model).max_context
-    serving = open_engine(config, model, tokenizer, room, settings.max_batch, scores.vocab_size)
+    algorithm = teacher = reference = vocab_size = longest = None
+    if isinstance(config, LearningProxy):
+        algorithm = _algorithm(config, tokenizer)
+        scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
+        both = (model, tokenizer)
+        teacher, reference, vocab_size = open_frozen(
+            config, config.student, config.dtype, algorithm, both, False, **scoring
+        )
+        longest = teachers_length(algorithm, teacher, config.teacher)
+    room = no_longer_than(longest, chat, model).max_context
+    serving = open_engine(config, model, tokenizer, room, settings.max_batch, vocab_size)
     engine = serving.engine
     renderer = ChatListRenderer(tokenizer, thinking=chat.thinking, stop_ids=end_ids(model))
     seed, max_context = config.seed, engine.max_length
@@ -262,7 +266,6 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         on_close=serving.close,
         share=share,
     )
-    algorithm = scores.algorithm
     if not isinstance(config, LearningProxy) or algorithm is None:
         return make_service(), None
     judge = make_session_judge(config, algorithm, renderer, max_context)
@@ -283,58 +286,17 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         out=config.out,
         run=config.loop,
         optimizer=config.optimizer,
-        teacher=scores.teacher,
-        reference=scores.reference,
+        teacher=teacher,
+        reference=reference,
         on_update=training.updated,
         save_extra=save_extra,
-        vocab_size=scores.vocab_size,
+        vocab_size=vocab_size,
         spec=spec,
-        contents=contents.of_run(spec, scores.teacher),
+        contents=contents.of_run(spec, teacher),
         progress=LineProgress(),
         writing=training.room,
     )
     return service, training
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveScorers:
-    """What is learned, and the frozen models that score for it; nothing where a proxy only records."""
-
-    algorithm: Algorithm | None = None
-    teacher: Scorer | None = None
-    reference: Scorer | None = None
-    vocab_size: int | None = None
-    """Number of ids that they score; None: all."""
-    longest: int | None = None
-    """Most ids of a row that they read; None: they do not say."""
-
-
-def _scores(config: LearningProxy, model: Any, tokenizer: Any) -> LiveScorers:
-    algorithm = _algorithm(config, tokenizer)
-    scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
-    if config.distill.vocabulary != "same":
-        raise TurngymError(
-            f"distill vocabulary is {config.distill.vocabulary} with a proxy, whose clients write the prompts; valid: "
-            "same"
-        )
-    teacher, vocab_size = open_teacher(algorithm, config.part("teacher"), (model, tokenizer), **scoring)
-    reference = open_reference(
-        algorithm,
-        model,
-        config.student,
-        adapters=config.lora is not None,
-        renewed=config.loop.reference is not None,
-        own_dtype=config.dtype,
-        vocab_size=vocab_size,
-        **scoring,
-    )
-    return LiveScorers(
-        algorithm=algorithm,
-        teacher=teacher,
-        reference=reference,
-        vocab_size=vocab_size,
-        longest=teachers_length(algorithm, teacher, config.teacher),
-    )
 
 
 SHARED = ("algorithm", "method", "student", "dtype", "batch_turns", "staleness", "run", "optimizer", "lora")
@@ -342,6 +304,11 @@ SHARED = ("algorithm", "method", "student", "dtype", "batch_turns", "staleness",
 
 
 def _algorithm(config: LearningProxy, tokenizer: Any) -> Algorithm:
+    if config.distill.vocabulary != "same":
+        raise TurngymError(
+            f"distill vocabulary is {config.distill.vocabulary} with a proxy, whose clients write the prompts; valid: "
+            "same"
+        )
     spec = find_algorithm(config.algorithm)
     teaches = config.has_teacher
     context = BuildContext(run=config.loop, distill=config.distill, has_teacher=teaches, tokenizer=tokenizer)

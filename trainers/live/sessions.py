@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from turngym.agents.proxy.engine_queue import EngineQueue
@@ -26,20 +26,8 @@ STALE, TEMPERATURE = "too old", "sampled at another temperature"
 NOTHING_DRAWN = "nothing was drawn"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnSelection:
-    """What training does with the turns of one session, by index."""
-
-    trained: tuple[int, ...]
-    left_out: dict[int, str]
-    """Index -> the reason."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {"trained": list(self.trained), "left_out": {str(turn): why for turn, why in self.left_out.items()}}
-
-
-def select_turns(episode: Episode, select: EpisodeFilter | None) -> TurnSelection:
-    """The turns of a judged session that the algorithm's filter `select` keeps, and why others are left out."""
+def select_turns(episode: Episode, select: EpisodeFilter | None) -> tuple[tuple[int, ...], dict[int, str]]:
+    """The turns of a judged session that the filter `select` keeps, and why others are left out: by index."""
     kept = [episode] if select is None else select([episode])
     if kept:
         turns = kept[0].turns
@@ -51,7 +39,7 @@ def select_turns(episode: Episode, select: EpisodeFilter | None) -> TurnSelectio
         given = select.reasons(episode) if isinstance(select, TurnFilter) else {}
         reasons = {turn.index: turn.excluded or given.get(turn.index) for turn in episode.turns}
     left_out = {turn.index: reasons[turn.index] or NOTHING_DRAWN for turn in episode.turns if turn.index not in trained}
-    return TurnSelection(trained=trained, left_out=left_out)
+    return trained, left_out
 
 
 def without_stale(episode: Episode, version: int, most: int | None) -> Episode:
@@ -127,7 +115,7 @@ class SessionBuffer:
         """Add sessions whose turns carry a judge's votes already."""
         for given in episodes:
             episode = without_stale(given, self._version, self._staleness)
-            turns = len(select_turns(episode, self._select).trained)
+            turns = len(select_turns(episode, self._select)[0])
             if not turns:
                 self._use("unused", 0, [episode])
             with self._changed:
@@ -147,7 +135,7 @@ class SessionBuffer:
             for place, (episode, turns) in enumerate(self._ready):
                 if episode.task.task_id == key:
                     changed = change(episode)
-                    self._ready[place] = changed, len(select_turns(changed, self._select).trained)
+                    self._ready[place] = changed, len(select_turns(changed, self._select)[0])
                     self._ready_turns += self._ready[place][1] - turns
                     self._changed.notify_all()
                     return True
@@ -229,10 +217,10 @@ class SessionBuffer:
         found = [select_turns(episode, self._select) for episode in episodes]
         behind: list[float] = []
         seconds: list[float] = []
-        for episode, one in zip(episodes, found, strict=True):
-            behind += [step - 1 - episode.turns[turn].policy_version for turn in one.trained]
+        for episode, (trained, _) in zip(episodes, found, strict=True):
+            behind += [step - 1 - episode.turns[turn].policy_version for turn in trained]
             at = episode.meta.get("at", ())
-            seconds += [self._now() - at[turn] for turn in one.trained if turn < len(at) and at[turn]]
+            seconds += [self._now() - at[turn] for turn in trained if turn < len(at) and at[turn]]
         ages = {
             f"{name}_{of_all}": round(value, 3)
             for name, values in (("versions_behind", behind), ("age_s", seconds))
@@ -240,7 +228,13 @@ class SessionBuffer:
             for of_all, value in (("mean", sum(values) / len(values)), ("max", max(values)))
         }
         with self._changed:
-            self._left_out.update(reason_name(why) for one in found for why in one.left_out.values())
+            self._left_out.update(reason_name(why) for _, left_out in found for why in left_out.values())
             self._ages = ages if kind == "trained" else self._ages
-        turns = {episode.task.task_id: one.as_json() for episode, one in zip(episodes, found, strict=True)}
+        turns = {
+            episode.task.task_id: {
+                "trained": list(trained),
+                "left_out": {str(turn): why for turn, why in left_out.items()},
+            }
+            for episode, (trained, left_out) in zip(episodes, found, strict=True)
+        }
         self._record({**usage_record(kind, step, episodes), "turns": turns, **ages})

@@ -44,13 +44,17 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, AccuracyEstimat
     return step, _estimates(maps, rows, baseline, known)
 
 
-def same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
-    """The step of `same_step`, and method -> seed -> task -> mean success there."""
+def common_steps(rows: Rows) -> set[int]:
+    """The steps after which all runs were evaluated; that before training only where no run has another."""
     records = [record for seeds in rows.values() for record in seeds.values()]
     grids = [{point.step for point in record.evaluations} for record in records if record.trained]
     common = set.intersection(*grids) if grids else {0}
-    if any(max(grid, default=0) > 0 for grid in grids):
-        common -= {0}
+    return common - {0} if any(max(grid, default=0) > 0 for grid in grids) else common
+
+
+def same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float]]]]:
+    """The step of `same_step`, and method -> seed -> task -> mean success there."""
+    common = common_steps(rows)
     maps: dict[str, dict[int, dict[str, float]]] = {}
     for name, seeds in rows.items():
         for seed, record in seeds.items():
@@ -117,13 +121,7 @@ def least_time(
     rows: Rows, baseline: str, measure: Measure = "seconds", window: float = 0.0
 ) -> dict[str, AccuracyEstimate]:
     """Accuracy at the least wall clock (or other measure) that any main method needed, seed by seed; with `window`, its
-    mean over this last part of it.
-
-    Args:
-        baseline: method with which the others are compared.
-        measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
-        window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
-    """
+    mean over this last part of it. As for `maps_at`."""
     return _estimates(maps_at(rows, budgets(rows, measure), measure, window), rows, baseline)
 
 
@@ -158,22 +156,15 @@ def maps_at(
     return found
 
 
-def last_points(points: Sequence[Evaluation]) -> Sequence[Evaluation]:
-    """The last four evaluations, without that of the untrained student as long as there is another."""
-    return ([point for point in points if point.step > 0] or points)[-LAST:]
-
-
 def averaged_evaluations(rows: Rows) -> int:
     """How many evaluations Same-Step is a mean of: those that all runs have, four at most."""
-    records = [record for seeds in rows.values() for record in seeds.values()]
-    grids = [{point.step for point in record.evaluations} for record in records if record.trained]
-    shared = set.intersection(*grids) if grids else {0}
-    return min(LAST, len(shared - {0}) or len(shared))
+    return min(LAST, len(common_steps(rows)))
 
 
 def task_map(points: Sequence[Evaluation]) -> dict[str, float]:
-    """Task -> mean success over the last evaluations."""
-    last = last_points(points)
+    """Task -> mean success over the last four evaluations, without that of the untrained student as long as there is
+    another."""
+    last = ([point for point in points if point.step > 0] or points)[-LAST:]
     return {task: fmean(point.tasks[task] for point in last) for task in last[-1].tasks}
 
 

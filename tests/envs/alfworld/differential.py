@@ -302,11 +302,7 @@ def compare(reference: Reference, data: Mapping[str, Any], play: Play) -> Compar
 
 
 def plan(
-    ids: Mapping[str, Sequence[str]],
-    games: int,
-    steps: int,
-    load: Callable[[str], Mapping[str, Any]],
-    seed: int = 0,
+    ids: Mapping[str, Sequence[str]], games: int, steps: int, load: Callable[[str], Mapping[str, Any]], seed: int = 0
 ) -> list[Play]:
     """`games` plays of different tasks that cycle through categories and scripts; every third has shuffled numbers.
 

@@ -89,7 +89,7 @@ def test_rules_of_alfworlds_own_generator(reference: Reference, script: str, ear
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("games", [60, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("games", [24, pytest.param(200, marks=pytest.mark.nightly)])
 def test_real_games(reference: Reference, alfworld_data: Path, games: int) -> None:
     source = RealGames(alfworld_data, "valid_unseen")
     ids: dict[str, list[str]] = {}

@@ -36,20 +36,17 @@ def test_intro() -> None:
 @pytest.mark.parametrize(
     ("commands", "text"),
     [
-        (("look",), "You are in the middle of a room. Looking quickly around you, you see nothing."),
         (("inventory",), "You are not carrying anything."),
         (("go to cabinet 2",), "You arrive at cabinet 2. The cabinet 2 is closed."),
         (
             ("go to cabinet 2", "open cabinet 2"),
             "You open the cabinet 2. The cabinet 2 is open. In it, you see a mug 2.",
         ),
-        (("go to cabinet 2", "open cabinet 2", "close cabinet 2"), "You close the cabinet 2."),
         (
             ("go to countertop 1",),
             "You arrive at countertop 1. On the countertop 1, you see a knife 1, a mug 1, and a spoon 1.",
         ),
         (("go to countertop 1", "take knife 1 from countertop 1"), "You pick up the knife 1 from the countertop 1."),
-        (("go to countertop 1", "take knife 1 from countertop 1", "inventory"), "You are carrying: a knife 1."),
         (
             ("go to countertop 1", "look"),
             "You are facing the cabinet 2, cabinet 1, and countertop 1. Next to it, you see nothing.",
@@ -58,7 +55,6 @@ def test_intro() -> None:
             ("go to countertop 1", "take mug 1 from countertop 1", "move mug 1 to cabinet 1"),
             "You move the mug 1 to the cabinet 1.",
         ),
-        (("go to desk 1", "use desklamp 1"), "You turn on the desklamp 1."),
         (("go to desk 1", "use desklamp 1", "use desklamp 1"), "You turn on the desklamp 1."),
     ],
 )
@@ -70,15 +66,11 @@ def test_words(commands: tuple[str, ...], text: str) -> None:
     ("commands", "wrong"),
     [
         ((), "go to shelf 1"),
-        ((), "examine mug 1"),
         ((), "Look"),
-        ((), "go  to desk 1"),
         ((), ""),
         (("go to cabinet 1",), "go to countertop 1"),
         (("go to cabinet 2",), "take mug 2 from cabinet 2"),
         (("go to cabinet 2",), "close cabinet 2"),
-        (("go to countertop 1",), "open countertop 1"),
-        (("go to countertop 1",), "examine mug 1"),
         (("go to countertop 1", "take mug 1 from countertop 1"), "take spoon 1 from countertop 1"),
         (("go to countertop 1", "take mug 1 from countertop 1"), "move mug 1 to cabinet 2"),
         (("go to desk 1",), "take desklamp 1 from desk 1"),

@@ -148,11 +148,7 @@ def test_coined_names_are_no_words_of_the_texts(fiction: Fiction) -> None:
 
 
 # family: (recall, all gold, any gold) of the real set that it imitates, at 3 passages, question as query
-REAL = {
-    "hotpot-like": (0.665, 0.401, 0.929),
-    "2wiki-like": (0.648, 0.311, 1.0),
-    "musique-like": (0.423, 0.093, 0.797),
-}
+REAL = {"hotpot-like": (0.665, 0.401, 0.929), "2wiki-like": (0.648, 0.311, 1.0), "musique-like": (0.423, 0.093, 0.797)}
 
 
 @pytest.mark.long

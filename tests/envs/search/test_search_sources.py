@@ -59,10 +59,7 @@ def test_prompts_are_written_as_search_r1_writes_them_and_read_back(tmp_path: Pa
     assert read_questions(path) == questions
     rows = parquet.read_table(path).to_pylist()
     assert rows[1]["prompt"] == [
-        {
-            "role": "user",
-            "content": PROMPT.format(question="which country has its capital where Ines Maro was born?"),
-        }
+        {"role": "user", "content": PROMPT.format(question="which country has its capital where Ines Maro was born?")}
     ]
     assert rows[1]["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Haldia"]}}
     assert (rows[1]["ability"], rows[1]["extra_info"]) == ("fact-reasoning", {"split": "eval", "index": 1})
@@ -83,10 +80,7 @@ def test_rows_without_ids_are_named_by_their_content(tmp_path: Path) -> None:
     [
         ([], "no questions in it"),
         ([3], "row 1: a row must be an object"),
-        ([{"golden_answers": ["x"]}], "row 1: no question"),
-        ([{"question": " ", "golden_answers": ["x"]}], "row 1: no question"),
         ([{"question": "q", "golden_answers": []}], "row 1: the accepted answers are"),
-        ([{"question": "q", "golden_answers": [3.5]}], "golden_answers is 3.5; valid: a text"),
         ([{"id": 1, "question": q, "golden_answers": ["x"]} for q in "ab"], "'bad/1' is there twice"),
     ],
 )

@@ -298,12 +298,8 @@ def any_web(make_shop: Callable[..., Shop]) -> Any:
     ("address", "shown"),
     [
         ("https://a.org/b.jpg", True),
-        ("HTTP://a.org/b.jpg", True),
         ("data:image/svg+xml,<svg>", True),
-        ("data:text/html,<script>", False),
         ("javascript:alert(1)", False),
-        (" https://a.org", False),
-        ("file:///etc/passwd", False),
         ("//a.org/b.jpg", False),
         ("", False),
     ],

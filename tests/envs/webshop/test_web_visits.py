@@ -210,6 +210,7 @@ def test_bad_options_say_what_is_valid(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.search(r"--port is .* 65,?535", capsys.readouterr().err)
 
 
+@pytest.mark.long
 def test_idle_visitors_keep_nobody_out_and_the_end_answers_whom_it_accepted(serve: Callable[..., Any]) -> None:
     """500 sockets say nothing; 64 clients ask in the moment of SIGTERM, and every answer is whole."""
     process, address = serve("--profile", "embedded-small", "--out", "none", "--threads", "2")

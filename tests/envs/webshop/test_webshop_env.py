@@ -284,6 +284,7 @@ def test_a_shop_is_shared_and_freed() -> None:
     assert gone() is None, "a closed shop is still held"
 
 
+@pytest.mark.long
 def test_a_further_environment_costs_little(tiny_shop: Shop) -> None:
     def one(number: int) -> WebShopEnv:
         env = WebShopEnv(shop=tiny_shop, split="eval", num_prev_obs=1)

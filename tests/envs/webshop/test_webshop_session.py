@@ -78,11 +78,9 @@ def test_prev_from_a_product_returns_to_its_page_of_results(tiny_shop: Shop) -> 
     [
         "",
         "click[nonsense]",
-        "click[ buy now]",
         "Click[blue]",
         "say: click[blue]",
         "search[]",
-        "click[]",
         "click[search]",
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turngym.core import Episode
+from turngym.core import Episode, Spec
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -21,12 +21,11 @@ from turngym.trainers import (
     Targets,
     TokenLosses,
     Tokens,
-    checked_table,
+    tables_of,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LooConfig:
+class LooConfig(Spec):
     """Leave-one-out baseline and clipped importance weights."""
 
     n: int = 8
@@ -82,7 +81,7 @@ def build(config: LooConfig, context: BuildContext) -> Algorithm:
         token_loss=ClippedImportance(cap=config.cap),
         group=config.n,
         needs_teacher=False,
-        settings=checked_table(config),
+        settings=tables_of(config),
     )
 
 
