@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.endpoint.usage import Usage
@@ -95,6 +96,19 @@ class Method:
     def label(self) -> str:
         """The name, with the number of seeds where there are several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+
+    @property
+    def depth(self) -> float | None:
+        """The turns that were last allowed where nothing was probed, mean over seeds; None where none was
+        controlled."""
+        found = []
+        for run, record in zip([run for run in self.runs if run.training], self.records, strict=True):
+            known = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
+            caps = [cap for _, cap in known]
+            if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
+                # a probe plays all turns, whatever the depth
+                found.append(next((cap for step, cap in reversed(known) if not step.get("depth/probe")), caps[-1]))
+        return fmean(found) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,13 @@ class Figure:
     """Lines about runs that did not record what it needs."""
 
 
+def of_runs(runs: Sequence[Any], known: Sequence[Any], lacks: str, panels: Sequence[Plot], **about: Any) -> Figure:
+    """A figure of those `runs` that are `known`, without panels where none is; a line for each of the others says what
+    it `lacks`."""
+    missing = tuple(f"{run.name}: {lacks}" for run in runs if run not in known)
+    return Figure(panels=tuple(panels) if known else (), missing=missing, **about)
+
+
 def color(place: int) -> dict[str, Any]:
     """Color and dash of the run with this number."""
     return {"color": COLORS[place % len(COLORS)], "linestyle": STYLES[place % len(STYLES)]}

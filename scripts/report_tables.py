@@ -25,7 +25,6 @@ from turngym.scripts.report_data import (
     same_step_of,
     unlike,
 )
-from turngym.scripts.report_training import depth_of
 
 
 def panels_of(methods: Sequence[Method]) -> list[list[Method]]:
@@ -213,7 +212,7 @@ def training_table(methods: Sequence[Method]) -> Table:
     """One row per method: what its runs took, first and last evaluation, depth where it was controlled, and the highest
     evaluation; means over seeds."""
     trained = [method for method in methods if method.records]
-    depths = {method.name: depth_of(method) for method in trained}
+    depths = {method.name: method.depth for method in trained}
     rows = []
     for method in trained:
         last = {

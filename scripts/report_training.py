@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,21 +25,13 @@ from turngym.scripts.report_figures import (
     curve_panels,
     legend,
     number,
+    of_runs,
     save_panels,
 )
 from turngym.trainers.diagnostics.curves import smooth
 from turngym.trainers.study.results import Rows, curve
 
 CONTROLS = {"depth/cap": "cap", "depth/hbar": "smoothed horizon", "depth/h_eff": "H_eff", "depth/h_cov": "H_cov"}
-
-
-def of_runs(
-    runs: Sequence[Diagnosed], known: Sequence[Diagnosed], lacks: str, panels: Sequence[Plot], **about: Any
-) -> Figure:
-    """A figure of those `runs` that are `known`, without panels where none is; a line for each of the others says what
-    it `lacks`."""
-    missing = tuple(f"{run.name}: {lacks}" for run in runs if run not in known)
-    return Figure(panels=tuple(panels) if known else (), missing=missing, **about)
 
 
 def depth_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
@@ -377,25 +368,13 @@ def draw_summary(
     """
     places = {method.name: method.place for method in methods}
     panels = [panel for rows in worlds.values() for panel in curve_panels(rows, ("step", "seconds"), places)]
-    if controlled := [method for method in methods if depth_of(method)]:
+    if controlled := [method for method in methods if method.depth]:
         panels.append(Plot("rollout depth", partial(_depth, methods=controlled)))
     if scores:
         panels.append(Plot("by category", partial(_bars, scores=scores, places=places)))
     if panels:
         save_panels(panels, path)
     return bool(panels)
-
-
-def depth_of(method: Method) -> float | None:
-    """The turns that were last allowed where nothing was probed, mean over seeds; None where none was controlled."""
-    found = []
-    for run, record in zip([run for run in method.runs if run.training], method.records, strict=True):
-        known = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
-        caps = [cap for _, cap in known]
-        if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
-            # a probe plays all turns, whatever the depth
-            found.append(next((cap for step, cap in reversed(known) if not step.get("depth/probe")), caps[-1]))
-    return fmean(found) if found else None
 
 
 def _depth(axis: Any, methods: Sequence[Method]) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from turngym.scripts.report_data import Diagnosed
-from turngym.scripts.report_figures import INK, Figure, Plot, color, legend, number
-from turngym.scripts.report_training import of_runs
+from turngym.scripts.report_figures import INK, Figure, Plot, color, legend, number, of_runs
 from turngym.trainers.diagnostics.curves import TurnCurves, TurnMap, kl_shares, smooth
 from turngym.trainers.diagnostics.run_metrics import ALL, MIN_SHARE, MIN_STEPS, MIN_SURVIVORS, PHASES
 from turngym.trainers.diagnostics.trace_curves import GROUPS, RATES, TraceCurves

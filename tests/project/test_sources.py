@@ -241,8 +241,8 @@ def _builds(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "build"
 
 
-COMPOSE = ("Algorithm", "privileged_group")
-"""What puts an algorithm together: the class, and what the methods of `contrib/privileged_group.py` share."""
+COMPOSE = ("Algorithm", "privileged_group", "combination")
+"""What puts an algorithm together: the class, and what methods of `contrib` share."""
 
 
 def names(path: Path) -> set[str]:

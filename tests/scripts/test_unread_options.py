@@ -96,7 +96,6 @@ ROWS = [
     ("--width 9", "trace print f", "--turns"),
     ("--seed 3", "bench rollout --models", "--models tiny"),
     ("--play.slots 3", "bench rollout --play.episodes 0", "--play.episodes 1"),
-    ("--policy-server x", "bench gpu", "--save s"),
     ("--latex", "report r", "--out o"),
     ("--methods a b", "study plan", "--data d"),
     ("--first a b", "study plan --data d", ""),

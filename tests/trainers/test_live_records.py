@@ -107,7 +107,6 @@ def test_each_turn_has_its_fate_and_its_reason(episode: Any) -> None:
     found = select_turns(episode, ScoredTurns())
     left_out = {1: "the judge failed", 2: "4 versions old", 3: "no next state"}
     assert found == ((0,), left_out)
-    assert found.as_json()["left_out"] == {"1": "the judge failed", "2": "4 versions old", "3": "no next state"}
     nothing = replace(episode, turns=(replace(episode.turns[0], excluded="x"), *episode.turns[1:]))
     dropped = select_turns(nothing, ScoredTurns())
     assert dropped == ((), {0: "x", **left_out})

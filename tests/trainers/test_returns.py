@@ -69,3 +69,5 @@ def test_an_episode_of_several_tokens_may_come_last() -> None:
 def test_errors_name_the_token() -> None:
     with pytest.raises(AdvantageError, match=r"the reward of token 1 \(episode 0\) is nan"):
         gae(np.array([0.0, np.nan, 0, 0]), VALUE, EPISODE)
+    with pytest.raises(AdvantageError, match=r"the value of token 2 \(episode 0\) is inf"):
+        gae(VALUE, np.array([0.0, 0, np.inf, 0]), EPISODE)

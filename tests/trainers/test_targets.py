@@ -253,8 +253,9 @@ def test_models_that_are_missing_are_named(ragged: list[Episode]) -> None:
         SampledAdvantage()(batch, ragged, Scorers(student=None, teacher=Slope(0.0)))  # type: ignore[arg-type]
     with pytest.raises(TargetError, match=r"needs a reference \(the frozen initial policy\), and none"):
         WithReference(target_fn=NoTargets())(batch, ragged, alone)
-    with pytest.raises(TargetError, match=r"\bteacher\b"):
-        TeacherTopK()(batch, ragged, alone)
+    for likeliest in (TeacherTopK(), StudentTopK()):
+        with pytest.raises(TargetError, match=r"\bteacher\b"):
+            likeliest(batch, ragged, alone)
 
 
 def test_answers_that_do_not_fit_are_named(ragged: list[Episode]) -> None:

@@ -176,8 +176,6 @@ def test_the_weight_of_teacher_mixed_sampling_by_hand(make_episode: Callable[...
     # log q - log p is -0.05 times the label, and here the advantage too
     gap = -0.05 * np.array([10, 11, 12, 20, 21])
     np.testing.assert_allclose(weighed.advantage_N, gap / (0.8 + 0.2 * np.exp(gap)), rtol=1e-5)
-    with pytest.raises(TargetError, match="weighs advantages"):
-        MixtureWeighted(target_fn=NoTargets(), share=0.2)(pack(pair), pair, SCORERS)
 
 
 def test_when_rollouts_may_be_mixed() -> None:

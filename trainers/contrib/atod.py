@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from turngym.core import NotNegative, SettingsError, Share
 from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch, blend_alpha
-from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combined
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combination
 
 FloatN = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def build(config: AtodConfig, context: BuildContext) -> Algorithm:
         # on the teacher's part alone: the reward's advantage is the same for all of an episode
         factor=partial(turn_factors, strength=config.strength),
     )
-    return combined(config, context, name="atod", signal=signal, to_the_end=True)
+    return combination(config, context, name="atod", signal=signal, to_the_end=True)
 
 
 ALGORITHM = AlgorithmSpec(

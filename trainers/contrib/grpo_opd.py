@@ -86,7 +86,7 @@ class CombinedConfig(Spec):
     """What counts the same. Every token, every episode or every response, before a method weighs turns."""
 
 
-def combined(
+def combination(
     config: CombinedConfig, context: BuildContext, *, name: str, signal: CombinedAdvantage, to_the_end: bool = False
 ) -> Algorithm:
     """The composition that these methods share. Groups whose rewards do not differ stay: the teacher's part still
@@ -131,7 +131,7 @@ def build(config: GrpoOpdConfig, context: BuildContext) -> Algorithm:
     signal = CombinedAdvantage(
         reward=config.reward, scale=config.scale, w_reward=config.w_reward, w_teacher=config.w_teacher
     )
-    return combined(config, context, name="grpo-opd", signal=signal)
+    return combination(config, context, name="grpo-opd", signal=signal)
 
 
 ALGORITHM = AlgorithmSpec(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from turngym.core import NotNegative, Positive
 from turngym.trainers import Algorithm, AlgorithmSpec, BuildContext, RolloutBatch
-from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combined
+from turngym.trainers.contrib.grpo_opd import CombinedAdvantage, CombinedConfig, combination
 
 FloatN = NDArray[np.float64]
 DISTANCE_EPS = 1e-6
@@ -60,7 +60,7 @@ def build(config: SodConfig, context: BuildContext) -> Algorithm:
         w_teacher=config.coef,
         factor=partial(step_weights, delta=config.delta),
     )
-    return combined(config, context, name="sod", signal=signal)
+    return combination(config, context, name="sod", signal=signal)
 
 
 ALGORITHM = AlgorithmSpec(name="sod", config=SodConfig, build=build, uses=frozenset({"teacher", "reward", "surrogate"}))
