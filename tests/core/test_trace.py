@@ -195,12 +195,17 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
             (lambda record, name=name, value=value: record.update({name: value}), f"$.{key or name}")
             for name, value, key in (
                 ("task", ["x"], ""),
+                ("status", "done", ""),
                 ("success", "false", ""),
+                ("success", 1, ""),
                 ("seed", "5", ""),
+                ("sample", True, ""),
                 ("group", 2**70, ""),
+                ("score", "5", ""),
                 ("ret", None, "episode_return"),
                 ("segments", [[1.7, 2]], "segments[0]"),
                 ("turns", [3], "turns[0]"),
+                ("final_observation", 5, ""),
                 ("timings", {"env": "x"}, "timings[...]"),
             )
         ),
@@ -208,8 +213,13 @@ def test_wherever_the_file_is_cut_whole_lines_survive(cut: int, tmp_path_factory
             (lambda record, name=name, value=value: record["turns"][0].update({name: value}), f"$.turns[0].{name}")
             for name, value in (
                 ("verdict", "fine"),
+                ("response_span", [0]),
+                ("observation", 5),
                 ("response", None),
                 ("reward", None),
+                ("admissible", [5]),
+                ("finish", [1]),
+                ("policy_version", "x"),
                 ("origin", "noisy"),
                 ("logprobs", ["x"]),
             )
