@@ -367,7 +367,7 @@ class TextEnv(gym.Env[str, str], ABC):
             "frame": self.__frame,
             "rng": copy.deepcopy(self.np_random.bit_generator.state),
             "rng_seed": self._np_random_seed,
-            "inner": self._get_state(),
+            "inner": _as_json_has_it(self._get_state()),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -518,3 +518,10 @@ def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
         kinds = shape if isinstance(shape, tuple) else (shape,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{what} is {brief(value, 80)}; it must be {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+def _as_json_has_it(value: Any) -> Any:
+    """`value` with a list for every tuple."""
+    if isinstance(value, dict):
+        return {name: _as_json_has_it(one) for name, one in value.items()}
+    return [_as_json_has_it(one) for one in value] if isinstance(value, list | tuple) else value
