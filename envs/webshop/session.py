@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from random import Random
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct, structs
 
 from turngym.core.numbers import Number
 from turngym.envs.webshop.actions import (
@@ -47,8 +48,7 @@ _SUB_PAGES: Mapping[str, SubPage] = {name.lower(): name for name in SUB_PAGES}
 _ROUTES = ((RESULTS_ROUTE, "results"), ("item_page", "item"), ("item_sub_page", "sub"), ("done", "done"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionState:
+class SessionState(Struct, frozen=True, kw_only=True):
     """The state of a session. It is immutable, so it is its own snapshot."""
 
     kind: Kind = "search"
@@ -122,7 +122,7 @@ def play(
         found = _backdoor(shop, goal, state, keywords) if quirks.backdoors else None
         if found is None:
             found = shop.search(argument)
-        return replace(_results(state, 1), keywords=keywords, found=found, searches=state.searches + 1)
+        return structs.replace(_results(state, 1), keywords=keywords, found=found, searches=state.searches + 1)
     if name == CLICK and (label := named(argument, clickables, quirks)) is not None:
         return _click(shop, goal, quirks, state, label, clickables[label], session)
     return None
@@ -133,13 +133,13 @@ def _click(
 ) -> SessionState:
     """The state after a click on `label`, which stands for `target`."""
     if target[0] == "link":
-        return replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
+        return structs.replace(state, kind="item", asin=target[1], visited=state.visited | {target[1]})
     # with nav_values the label decides first, so an option value that reads like a button acts as that button
     if target[0] == "option" and not quirks.nav_values:
         return _choose(state, target[1], label)
     if label == BUY_NOW.lower():
         assert state.asin is not None
-        return replace(state, kind="done", reward=shop.reward(goal, state.asin, dict(state.options)))
+        return structs.replace(state, kind="done", reward=shop.reward(goal, state.asin, dict(state.options)))
     if label == BACK_TO_SEARCH.lower():
         return SessionState(searches=state.searches, reward=state.reward)
     if label in (NEXT_PAGE.lower(), PREV_PAGE.lower()):
@@ -148,22 +148,22 @@ def _click(
         if kind == "results":
             return _results(state, state.page + (1 if forward else -1))
         if kind == "sub" and not forward:
-            return replace(state, kind="item", sub=None)
+            return structs.replace(state, kind="item", sub=None)
         if kind == "item" and not forward:
             return _results(state, state.page)
         # elsewhere Next and Prev mean nothing; the label may still be an option's value
     if label in _SUB_PAGES:
-        return replace(state, kind="sub", sub=_SUB_PAGES[label])
-    return _choose(state, target[1], label) if target[0] == "option" else replace(state, kind="item", sub=None)
+        return structs.replace(state, kind="sub", sub=_SUB_PAGES[label])
+    return _choose(state, target[1], label) if target[0] == "option" else structs.replace(state, kind="item", sub=None)
 
 
 def _results(state: SessionState, page: int) -> SessionState:
-    return replace(state, kind="results", page=page, asin=None, options=(), sub=None)
+    return structs.replace(state, kind="results", page=page, asin=None, options=(), sub=None)
 
 
 def _choose(state: SessionState, name: str, value: str) -> SessionState:
     options = {**dict(state.options), name: value}
-    return replace(state, kind="item", options=tuple(options.items()))
+    return structs.replace(state, kind="item", options=tuple(options.items()))
 
 
 def _backdoor(shop: Shop, goal: Goal, state: SessionState, keywords: tuple[str, ...]) -> tuple[str, ...] | None:
