@@ -271,7 +271,7 @@ def clipped_weight(
     A < 0. Arguments as `clipped_surrogate`.
     Source: [cispo] eq. 4, eq. 5; docs/algorithms.md#clipped-weight.
     """
-    plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N, eps_low=eps_low, eps_high=eps_high)
+    plain = clipped_surrogate(logp_N, behavior_logp_N, advantage_N)
     weight_N = plain.ratio_N.clamp(1.0 - eps_low, 1.0 + eps_high)
     if dual_clip is not None:
         weight_N = torch.where(advantage_N < 0, weight_N.clamp(max=dual_clip), weight_N)

@@ -17,6 +17,7 @@ from turngym.agents.demonstrations import (
     Demonstrations,
     LiveDemonstrator,
     RecordedDemonstrator,
+    left_out,
 )
 from turngym.agents.model_agent import ModelAgent
 from turngym.agents.playing.rollout import Job, rollout
@@ -78,12 +79,17 @@ def test_a_plan_is_what_the_student_would_have_said(make_doors: Any, writer: Tex
     ("ids", "whole", "begun"),
     [
         (0, [], ""),
+        (5, [], "<acti"),
         (14, [], "<action>open d"),
+        (19, [], "<action>open door 1"),
         (24, [], "<action>open door 1"),  # within </action>: engines would miss the rest of it
+        (27, [], "<action>open door 1"),
         (28, [28], ""),  # the action stands there, only the end id is missing
         (29, [29], ""),
         (30, [29], ""),  # "<" may be the beginning of </action>
+        (31, [29], "<a"),
         (43, [29], "<action>open d"),
+        (58, [29, 29], ""),
         (86, [29, 29, 28], ""),
         (87, [29, 29, 29], ""),
     ],
@@ -194,6 +200,21 @@ def test_the_reasons_in_their_order(make_doors: Any) -> None:
     assert (paid.reason(won), paid.reason(played(make_doors, "doors/5"))) == ("low_reward", "used")
     assert [DemonstrationFilter().reason(episode) for episode in (broken, lost, won)] == ["failed", "used", "used"]
     assert DemonstrationFilter().reason(replace(won, turns=(), segments=())) == "failed"
+
+
+def test_the_line_says_how_many_and_why(make_doors: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left_out({"used": 3}) == "3 of 3 demonstrations are used"
+    said = left_out({"too_long": 2, "used": 3, "unsolved": 1})
+    assert said == "3 of 6 demonstrations are used; left out: 1 not solved, 2 longer than the context"
+    shown = demonstrations(make_doors, None, name="demonstrations of expert", keep=DemonstrationFilter(least=2.0))
+    assert [reason for _, reason in shown.episodes([Job(task_id="doors/3")])] == ["low_reward"]
+    shown.episodes([Job(task_id="doors/3")])
+    err = capsys.readouterr().err
+    assert err == (
+        "demonstrations of expert, first step: 0 of 1 demonstrations are used; left out: 1 worth too little\n"
+    )
+    demonstrations(make_doors, None, name="x").episodes([Job(task_id="doors/3")])
+    assert capsys.readouterr().err == ""
 
 
 def test_recorded_demonstrations_are_found_by_task(make_doors: Any) -> None:

@@ -21,10 +21,13 @@ TINY, SMOLLM2, QWEN = 1_000_000, 135_000_000, 1_700_000_000
     ("lr", "parameters", "adapters"),
     [
         (2e-4, TINY, False),
+        (3e-3, TINY, False),
         (1e-4, SMOLLM2, False),
         (1e-3, SMOLLM2, True),
+        (5e-4, SMOLLM2, True),
         (OptimizerConfig().lr, QWEN, False),
         (1e-5, QWEN, True),
+        (1e-6, 8 * 10**9, False),
         (0.0, TINY, False),
     ],
 )
@@ -97,8 +100,10 @@ def test_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("losses", "said"),
     [
         ([1.86, 1.83, 1.78, 1.74], True),
+        ([1.0] * 10 + [0.91] * 2, True),
         ([1.86, 1.2, 0.6, 0.28], False),
         ([1.86, 1.74, 1.70], False),  # too few to tell
+        ([-0.2, -0.1, 0.1, 0.2], False),
         ([0.014, 0.1, 0.2, 0.4], False),
         ([1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 0.7, 0.7], False),
         ([2.0, 2.0, *[9.0] * 6, 1.0, 3.0], True),  # by means over a fifth

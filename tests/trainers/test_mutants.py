@@ -189,6 +189,7 @@ SAME: dict[str, tuple[int, str]] = {
     "_behind_last": (1, "neither is a box or a hint"),
     "unmoved_loss": (1, "the difference has no sign"),
     "step_weights": (1, "a distance has no sign"),
+    "BatchAdvantage.__call__": (1, "whatever is not std divides by nothing"),
     "_softmax": (4, LAST_AXIS),
     "_slope": (1, LAST_AXIS),
     "topk": (3, LAST_AXIS),
