@@ -38,6 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from turngym.agents.local_engine.engine import LocalEngine  # noqa: E402
 from turngym.agents.worlds import load_world  # noqa: E402
 from turngym.core.protocols import GenerateRequest, Sampling  # noqa: E402
+from turngym.core.spec import changed  # noqa: E402
 from turngym.scripts.bench_episodes import MadeUpTurn, made_up_turns, random_ids  # noqa: E402
 from turngym.scripts.bench_gpu import GpuBench, clock, matmul_rate, play, training_step  # noqa: E402
 from turngym.scripts.bench_rollout import KeptCache  # noqa: E402
@@ -325,7 +326,7 @@ def update(sizes: Sizes, record: Record) -> None:
     """One update on the episodes of a rollout: operations a second, and memory beside the plan's."""
     peak = matmul_rate(sizes.device)
     for name, shape in sizes.models.items():
-        bench = replace(bench_of(sizes), checkpointing=name != "SmolLM2")
+        bench = changed(bench_of(sizes), checkpointing=name != "SmolLM2")
         with model_of(shape, sizes, "float32") as student:
             record.doing = f"update {name}: playing its episodes"
             engine = LocalEngine(student, max_batch=sizes.episodes, dtype=sizes.dtype)
