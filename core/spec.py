@@ -18,6 +18,7 @@ two values.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import types
@@ -75,6 +76,9 @@ class _Checked(msgspec.StructMeta):
     """Settings that Python makes are read as those of a file are: none holds what its type does not allow."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        # msgspec would take it for a value
+        if wrong := [one for one, value in namespace.items() if isinstance(value, dataclasses.Field)]:
+            raise SettingsError(f"{name}: {wrong[0]} has the field of a dataclass; valid: msgspec.field")
         # fields without a default may stand behind others in every subclass: msgspec asks each class for that
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
 

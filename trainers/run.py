@@ -196,9 +196,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     vocabulary = config.distill.vocabulary
     translation = find_translation(vocabulary)
     if translation is not None and config.served_teacher:
-        raise SettingsError(
-            f"distill vocabulary is {vocabulary} with --teacher-server; valid: a teacher in this process"
-        )
+        raise SettingsError(f"distill vocabulary is {vocabulary} with --teacher-server; valid: one in this process")
 
     # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
     # draws no id and plays no row that they could not score.

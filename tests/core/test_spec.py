@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 import tomllib
@@ -398,6 +399,11 @@ def test_settings_made_in_python_stay_as_they_are() -> None:
     assert pickle.loads(pickle.dumps(Unranged(maybe=0.5))) == changed(Unranged(), maybe=0.5)
     with pytest.raises(SettingsError, match="Needy: there is no setting 'prot'"):
         Needy(prot=2)  # type: ignore[call-arg]
+
+
+def test_the_field_of_a_dataclass_is_no_default() -> None:
+    with pytest.raises(SettingsError, match="Listed: names"):
+        type(Spec)("Listed", (Spec,), {"__annotations__": {"names": list}, "names": dataclasses.field()})
 
 
 class Above(Spec):
