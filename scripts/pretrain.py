@@ -81,7 +81,11 @@ class AnyOptions(Spec):
             for name, row in numbers.items()
         }
         (out / SUCCESS_FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        return table_text(columns(success_table(found)))
+        text = table_text(columns(success_table(found)))
+        # rewards tell a group's attempts apart only where some win
+        if "student" in table and not table["student"]["avg"]:
+            text += f"the student won nothing, and rewards compare: --student-steps above {self.student_steps}\n"
+        return text
 
     def _played(self, asked: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:
         many = min(tasks, self.eval_episodes)

@@ -90,6 +90,7 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
     # the held-out tasks of this environment are blue and green; so few steps are not enough to solve them
     assert "blue" in printed
     assert "red" not in printed
+    assert ("--student-steps above 8" in printed) == (success["student"]["avg"] == 0.0)
     assert all(row["episodes"] == 40 for row in success.values())
     assert all(f"| {name}" in printed or f"{name} " in printed for name in success)
     for role, steps in (("teacher", 24), ("student", 8)):
