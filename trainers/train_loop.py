@@ -520,7 +520,8 @@ class TrainLoop:
 
 
 class Interrupts:
-    """While entered, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt: at once, or at the end of a `protected` block.
+    """While entered, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt(number): at once, or at the end of a
+    `protected` block.
 
     In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
     the others are still computing.
@@ -529,7 +530,7 @@ class Interrupts:
     def __init__(self, ranks: Ranks = SINGLE) -> None:
         self._ranks = ranks
         self._protected = 0
-        self._pending = False
+        self._pending = 0
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -548,8 +549,8 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._protected and self._ranks.size == 1:
-            raise KeyboardInterrupt
-        self._pending = True
+            raise KeyboardInterrupt(number)
+        self._pending = number
 
     @contextmanager
     def protected(self) -> Iterator[None]:
@@ -560,6 +561,6 @@ class Interrupts:
             yield
         finally:
             self._protected -= 1
-        if not self._protected and any(self._ranks.all_gather(self._pending)):
-            self._pending = False
-            raise KeyboardInterrupt
+        if not self._protected and (number := max(self._ranks.all_gather(self._pending))):
+            self._pending = 0
+            raise KeyboardInterrupt(number)
