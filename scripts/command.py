@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
+
+from turngym.core.signals import on_signals
 
 THREADS_WAIT = 5.0
 """Seconds that threads of others have at the end of a command."""
@@ -32,7 +33,7 @@ def command() -> NoReturn:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # everything is said and kept: Ctrl-C once more is no reason for another line
-    _on_signals(lambda number: os._exit(status))
+    on_signals(lambda number: os._exit(status))
     left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
     end = time.monotonic() + THREADS_WAIT
     for one in left:
@@ -45,7 +46,7 @@ def command() -> NoReturn:
 
 @contextmanager
 def ending_at_once(said: str) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end the process with one line.
+    """Inside, SIGINT, SIGTERM and SIGHUP end the process with one line.
 
     An exception would go through what is imported, and torch's C++ ends the process with a message of its own.
     """
@@ -54,24 +55,9 @@ def ending_at_once(said: str) -> Iterator[None]:
         os.write(2, said.encode())
         os._exit(128 + number)
 
-    before = _on_signals(end)
+    before = on_signals(end)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _on_signals(end: Callable[[int], None]) -> dict[int, object]:
-    """Calls `end` with the number of a signal; SIGINT stays ignored where it is. Returns what was done before."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    numbers = [signal.SIGTERM]
-    # as a shell ignores it for `command &`
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        numbers.append(signal.SIGINT)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        end(number)
-
-    return {number: signal.signal(number, handle) for number in numbers}

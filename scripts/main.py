@@ -16,20 +16,19 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import turngym
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
+from turngym.core.signals import on_signals
 from turngym.scripts.command import ending_at_once
 
 
@@ -250,7 +249,7 @@ def plain_terminal() -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    end_on_sigterm()
+    on_signals(_interrupt)
     open_closed_streams()
     write_any_path()
     with plain_terminal(), redacted_tracebacks(), warnings.catch_warnings():
@@ -264,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever read our output has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
-        # a bug of ours: everything that is meant to be said is one line above, but that the last lines cannot be written
+        # the last lines cannot be written, or a bug of ours: all else that is meant to be said is one line above
         except Exception as error:
             said = system_failure(error)
             sys.stderr.write(redacted_traceback(error) if said is None else f"turngym: {said}\n")
@@ -282,26 +281,13 @@ def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more
 # How a command ends when it is stopped, or when the system fails it: with one line, and what it left on disk.
 
 
-def end_on_sigterm() -> None:
-    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt: all code that cleans up after Ctrl-C does so after them, too.
-
-    SIGTERM does even if the parent process ignored it.
-
-    Verbs that serve or train replace this.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
-        # a terminal that was closed; nohup has said that it shall change nothing
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, _terminated)
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+def _interrupt(number: int) -> NoReturn:
+    """Ends as Ctrl-C does: what cleans up after that cleans up after any signal."""
     raise KeyboardInterrupt(number)
 
 
 def exit_status(error: KeyboardInterrupt) -> int:
-    """The exit status that shells use: 128 plus the number of the signal, which the error holds (Ctrl-C: none)."""
+    """The exit status that shells use: 128 plus the number of the signal, which the error holds (Python's: none)."""
     return 128 + next((one for one in error.args if isinstance(one, int)), signal.SIGINT)
 
 

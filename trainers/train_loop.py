@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -25,6 +23,7 @@ from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.signals import on_signals
 from turngym.core.spec import changed
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
@@ -527,20 +526,14 @@ class Interrupts:
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # a job in the background keeps ignoring Ctrl-C, one of nohup SIGHUP; SIGTERM is meant for it, whatever
-                # it inherited
-                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._former[number] = signal.signal(number, self._handle)
+        self._former = on_signals(self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, former in self._former.items():
             signal.signal(number, former)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int) -> None:
         if not self._protected and self._ranks.size == 1:
             raise KeyboardInterrupt(number)
         self._pending = number
