@@ -22,7 +22,6 @@ import logging
 import multiprocessing
 import os
 import resource
-import signal
 import socket
 import threading
 import time
@@ -36,6 +35,7 @@ from turngym.core.background_threads import SupervisedThread
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import NotNegative, Port
 from turngym.core.plugins import need
+from turngym.core.signals import on_signals
 from turngym.core.spec import Spec
 from turngym.retrieval.server import RetrievalApp
 
@@ -164,17 +164,14 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
     """
     asked = False
 
-    def on_signal(number: int, frame: Any) -> None:
+    def on_signal(number: int) -> None:
         nonlocal asked
         if asked:
             threading.Thread(target=_end_at_last, args=(number,), name="server-last", daemon=True).start()
         asked = True
         stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # nohup: a terminal that closes shall change nothing
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, on_signal)
+    on_signals(on_signal)
 
 
 def _end_at_last(number: int) -> None:

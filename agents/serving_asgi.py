@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -20,7 +19,7 @@ from typing import Any
 
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.request_origin import Access
-from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, url_of
+from turngym.agents.serving import FRESH, LINGER, MAX_HEADERS, Timeouts, access_of, room, stop_on_signals, url_of
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.redaction import excerpt
@@ -94,18 +93,12 @@ class AsgiServer:
             self._server.run(sockets=[self._listener])
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGHUP, too, stop this server and let the caller go on after `run`. Call in the main thread."""
-        signal.signal(signal.SIGTERM, _interrupt)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, _interrupt)
+        """SIGTERM, SIGINT and SIGHUP stop this server; a second one at once. Call in the main thread."""
+        stop_on_signals(self.stop)
 
     def stop(self) -> None:
         """Stop listening, answer what was accepted, return from `run`; safe in any thread."""
         self._server.should_exit = True
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _listen_socket(host: str, port: int) -> socket.socket:

@@ -73,6 +73,13 @@ def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) 
     return str.__str__(value)
 
 
+def checked_verdict(value: object) -> Verdict:
+    """`value` as a Verdict. Raises EnvBackendError for what is none."""
+    if value not in list(Verdict):
+        raise EnvBackendError(f"the verdict is {brief(value, 80)}; valid: {', '.join(Verdict)}")
+    return Verdict(value)
+
+
 def checked_texts(what: str, value: object, *, error: Refusal = EnvBackendError) -> tuple[str, ...] | None:
     """`value`, None or a sequence of str. Raises `error` for other types."""
     if value is None:
@@ -120,17 +127,14 @@ class StepResult:
         names = ("action", "verdict", "admissible_actions", "success", "score")
         if missing := [name for name in names if name not in info]:
             raise EnvBackendError(f"the environment's info lacks {', '.join(missing)}")
-        action, goal_rate, verdict = info["action"], info.get("goal_rate"), info["verdict"]
-        answered = info.get("answer_f1")
-        if verdict not in list(Verdict):
-            raise EnvBackendError(f"the verdict is {brief(verdict, 80)}; valid: {', '.join(Verdict)}")
+        action, goal_rate, answered = info["action"], info.get("goal_rate"), info.get("answer_f1")
         return cls(
             observation=checked_text("the observation", observation),
             reward=checked_number("the reward", reward),
             terminated=checked_flag("terminated", terminated),
             truncated=checked_flag("truncated", truncated),
             action=None if action is None else checked_text("the action in info", action),
-            verdict=Verdict(verdict),
+            verdict=checked_verdict(info["verdict"]),
             admissible=checked_texts("the admissible actions", info["admissible_actions"]),
             success=checked_flag("success", info["success"]),
             score=checked_number("the score", info["score"], least=0.0, most=1.0),

@@ -20,7 +20,14 @@ import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError, did_you_mean, nearest
 from turngym.core.numbers import Number, Seed
-from turngym.core.plugin_values import checked_text, failures_of, unique
+from turngym.core.plugin_values import (
+    checked_flag,
+    checked_number,
+    checked_text,
+    checked_verdict,
+    failures_of,
+    unique,
+)
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools, ToolSpec
@@ -48,6 +55,12 @@ class Outcome:
     reward: float = 0.0
     terminated: bool = False
     verdict: Verdict = Verdict.OK
+
+    def __post_init__(self) -> None:
+        checked_text("the observation", self.observation)
+        checked_number("the reward", self.reward)
+        checked_flag("terminated", self.terminated)
+        checked_verdict(self.verdict)
 
 
 class Player(Protocol):
@@ -119,10 +132,19 @@ class TextEnv(gym.Env[str, str], ABC):
         return dict(options)
 
     __made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    __ids: tuple[Collection[str] | None, frozenset[str]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # all but the mode, so that a constructor that forgets this class's own makes no half of an environment
         made = super().__new__(cls)
         made.__made_with = (args, kwargs)
+        made.observation_space = UnicodeText()
+        made.action_space = UnicodeText()
+        made.__phase = "new"
+        made.__env_steps = 0
+        made.__frame = ""
+        # of this class alone: a subclass may well keep its ids as `_ids`
+        made.__ids = (None, frozenset())
         return made
 
     def __init__(self, *, render_mode: str | None = None) -> None:
@@ -130,13 +152,6 @@ class TextEnv(gym.Env[str, str], ABC):
         if render_mode is not None and render_mode not in modes:
             raise TurngymError(f"{self.env_id}: render_mode {render_mode!r} is not one of {', '.join(modes)} or None")
         self.render_mode = render_mode
-        self.observation_space = UnicodeText()
-        self.action_space = UnicodeText()
-        self.__phase = "new"
-        self.__env_steps = 0
-        self.__frame = ""
-        # of this class alone: a subclass may well keep its ids as `_ids`
-        self.__ids: tuple[Collection[str] | None, frozenset[str]] = (None, frozenset())
 
     # --- what a subclass writes
 
@@ -297,6 +312,8 @@ class TextEnv(gym.Env[str, str], ABC):
         action = self.canonical(str.__str__(action))
         if self.tool.refuse(action) is None:
             outcome = self._apply(action)
+            if not isinstance(outcome, Outcome):
+                raise EnvBackendError(f"_apply() gave {brief(outcome, 80)}; it must be an Outcome")
         else:
             outcome = Outcome(observation=self.invalid_observation, verdict=Verdict.INADMISSIBLE)
         self.__env_steps += 1
@@ -342,7 +359,7 @@ class TextEnv(gym.Env[str, str], ABC):
             "category": task.category,
             "turn": self.__env_steps,
             "env_steps": self.__env_steps,
-            "verdict": verdict.value,
+            "verdict": Verdict(verdict).value,
             "action": action,
             "admissible_actions": None if admissible is None else list(admissible),
             "success": self.success,
@@ -441,15 +458,16 @@ class TextEnv(gym.Env[str, str], ABC):
             known = self.__ids[1]
         if isinstance(task_id, str) and task_id in known:
             return str.__str__(task_id)
-        raise TaskError(
-            f"{self.env_id}: unknown task {task_id!r} ({len(ids)} are known).{did_you_mean(str(task_id), ids)}"
-        )
+        hint = did_you_mean(str(task_id), map(str, ids))
+        raise TaskError(f"{self.env_id}: unknown task {task_id!r} ({len(ids)} are known).{hint}")
 
 
 def tasks_of(env: TextEnv) -> Sequence[str]:
     """Every task of an environment. Raises EnvBackendError, in a line, where it fails to say or says no list."""
     with failures_of(f"{type(env).__name__}.task_ids()", env, EnvBackendError):
         ids = env.task_ids()
+        # an array has no quick `in`, and a table's looks among the labels of its rows
+        ids = ids.tolist() if hasattr(ids, "tolist") else ids
     # a mapping has no order to draw by, and bytes hold numbers
     if isinstance(ids, (str, bytes, Mapping)) or not (hasattr(ids, "__len__") and hasattr(ids, "__getitem__")):
         raise EnvBackendError(f"{type(env).__name__}.task_ids() gave {brief(ids, 80)}; it must be a list of texts")

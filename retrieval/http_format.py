@@ -203,16 +203,16 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     if len(rows) != queries:
         raise WireError(f"the answer has {len(rows)} result lists for {queries} queries")
     # as those of a web search
-    ranked = all(entry.score is msgspec.UNSET and not entry.has_id for row in rows for entry in row)
+    ranked = all(entry.score is None and not entry.has_id for row in rows for entry in row)
     found: list[list[Hit]] = []
     for number, row in enumerate(rows):
         hits: dict[str, Hit] = {}
         for place, entry in enumerate(row):
             where, document = f"result[{number}][{place}]", entry.document
             score = 1 / (place + 1) if ranked else entry.score
-            if score is msgspec.UNSET or not math.isfinite(score):
-                found_score = "missing" if score is msgspec.UNSET else score
-                raise WireError(f"{where}: the score is {found_score}; it must be a finite number")
+            if score is None or not math.isfinite(score):
+                said = "missing" if score is None else score
+                raise WireError(f"{where}: the score is {said}; it must be a finite number")
             if not entry.has_id and isinstance(document.get("contents"), str):
                 # the original server's BM25 sends no ids, but the same contents must still be the same passage
                 digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
@@ -227,11 +227,12 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
 
 class _Entry(msgspec.Struct):
     document: dict[str, Any]
-    score: float | msgspec.UnsetType = msgspec.UNSET
+    score: float | None = None
 
     @property
     def has_id(self) -> bool:
-        return not {"id", "_id"}.isdisjoint(self.document)
+        # servers that fill in all fields of a form send null for what they lack
+        return any(self.document.get(name) is not None for name in ("id", "_id"))
 
 
 class _Reply(msgspec.Struct):

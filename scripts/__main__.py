@@ -1,5 +1,5 @@
 """`python -m turngym.scripts` is the `turngym` command."""
 
-from turngym.scripts.main import command
+from turngym.scripts.command import command
 
 command()

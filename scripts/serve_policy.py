@@ -15,7 +15,6 @@ CPU the real ones run, too, for tests and tiny models: SGLang with stand-ins for
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,6 @@ from turngym.scripts.options import read_options
 def main(argv: Sequence[str]) -> int:
     """Serves until a signal, or until the server has ended by itself more than `restarts` times (status 1)."""
     config = read_options(ServePolicy, argv, prog="turngym serve policy", about=__doc__)
-    signal.signal(signal.SIGTERM, _interrupt)
     server = process(config)
     name, release = DIALECTS[config.program].name, installed(config.python, config.program)
     print(f"starting {name} {release} on {device(config)}; its output: {server.log}", flush=True)
@@ -49,7 +47,3 @@ def main(argv: Sequence[str]) -> int:
                 return 1
             left -= 1
             print("starting it again", flush=True)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

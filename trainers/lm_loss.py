@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.core.errors import TurngymError
+from turngym.core.plugin_values import checked_text
 from turngym.core.protocols import Scorer
+from turngym.core.rows import read_rows, show
 from turngym.core.user_files import text_lines
 from turngym.envs.search.parquet_rows import read_parquet
 from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.lm_head import project
 from turngym.trainers.models import autocast, head, hidden_states, length_batches, pad
 from turngym.trainers.ranks import SINGLE, Ranks, balanced_shares
-from turngym.trainers.run_config import LmLossConfig
+from turngym.trainers.run_config import LmLossConfig, has_rows
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -33,7 +35,7 @@ class TextError(TurngymError):
 
 
 def read_texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
-    """Documents of text files (blank lines separate them) and parquet files (`column`), streamed in the given order.
+    """Documents of text files (blank lines separate them) and of rows (`column`), streamed in the given order.
 
     Raises TextError for a file that is missing, empty, of another kind, or lacks the column.
     """
@@ -41,7 +43,7 @@ def read_texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
         if not path.is_file():
             raise TextError(f"there is no file {path} to read pre-training text from")
         found = False
-        for text in _parquet(path, column) if path.suffix == ".parquet" else _paragraphs(path):
+        for text in _column(path, column) if has_rows(path) else _paragraphs(path):
             found = True
             yield text
         if not found:
@@ -59,13 +61,23 @@ def _paragraphs(path: Path) -> Iterator[str]:
             lines = []
 
 
-def _parquet(path: Path, column: str) -> Iterator[str]:
+def _column(path: Path, column: str) -> Iterator[str]:
+    """The texts of a column, in file order; rows without one are passed by."""
+
     def choose(names: Sequence[str]) -> list[str]:
         if column not in names:
             raise TextError(f"{path} has no column {column!r}; its columns are {', '.join(names)}")
         return [column]
 
-    yield from (row[column] for row in read_parquet(path, choose, TextError, MOST_ROWS) if row[column])
+    if path.suffix == ".parquet":
+        rows: Iterator[Any] = read_parquet(path, choose, TextError, MOST_ROWS)
+    else:
+        rows = (row.value for row in read_rows(path, f'{{"{column}": ...}}', TextError))
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping) or column not in row:
+            raise TextError(f"{path}, row {number} is {show(row)}; valid: an object with {column!r}")
+        if row[column] not in (None, ""):
+            yield checked_text(f"{path}, row {number}: {column}", row[column], error=TextError)
 
 
 class LmLoss:

@@ -93,13 +93,18 @@ class DistillConfig(DivergenceConfig):
             yield from needing("form sampled, a loss with a probability ratio", "clip", "../dual_clip")
 
 
+def has_rows(path: Path) -> bool:
+    """Whether a file of pre-training text has a document in each row, by its name."""
+    return Path(path.name.removesuffix(".gz")).suffix in (".parquet", ".jsonl", ".json", ".tsv", ".csv")
+
+
 class LmLossConfig(Spec):
     """L_PT, the term of grpo-minillm and ppo-minillm."""
 
     files: tuple[Path, ...] = ()
-    """Text files or parquet files. Blank lines of a text file separate documents."""
+    """Text files, whose blank lines separate documents, or files of rows (.parquet, .jsonl, .csv, ...)."""
     column: str = "text"
-    """Column of parquet files."""
+    """Column of the rows."""
     coef: NotNegative = 1.0
     """Weight of the term (lambda)."""
     documents: Million = 8
@@ -114,8 +119,8 @@ class LmLossConfig(Spec):
     kept from being forgotten."""
 
     def unread(self) -> Unread:
-        if not any(path.suffix == ".parquet" for path in self.files):
-            yield from needing("a parquet file", "column")
+        if not any(map(has_rows, self.files)):
+            yield from needing("a file of rows (.parquet, .jsonl)", "column")
         if self.in_reward:
             yield from needing("L_PT in the loss (no in_reward)", "coef")
 

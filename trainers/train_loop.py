@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -25,6 +23,7 @@ from turngym.core.errors import TurngymError, full_disk
 from turngym.core.protocols import EvalPoint, RolloutSource, Scorer
 from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
+from turngym.core.signals import on_signals
 from turngym.core.spec import changed
 from turngym.trainers import step_metrics
 from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
@@ -513,7 +512,8 @@ class TrainLoop:
 
 
 class Interrupts:
-    """While entered, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt: at once, or at the end of a `protected` block.
+    """While entered, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt(number): at once, or at the end of a
+    `protected` block.
 
     In a run of several processes always at the end of a block, in all of them at the same one: else one would save what
     the others are still computing.
@@ -522,27 +522,21 @@ class Interrupts:
     def __init__(self, ranks: Ranks = SINGLE) -> None:
         self._ranks = ranks
         self._protected = 0
-        self._pending = False
+        self._pending = 0
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Python delivers signals to the main thread only; elsewhere the owner of the thread decides
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # a job in the background keeps ignoring Ctrl-C, one of nohup SIGHUP; SIGTERM is meant for it, whatever
-                # it inherited
-                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._former[number] = signal.signal(number, self._handle)
+        self._former = on_signals(self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, former in self._former.items():
             signal.signal(number, former)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int) -> None:
         if not self._protected and self._ranks.size == 1:
-            raise KeyboardInterrupt
-        self._pending = True
+            raise KeyboardInterrupt(number)
+        self._pending = number
 
     @contextmanager
     def protected(self) -> Iterator[None]:
@@ -553,6 +547,6 @@ class Interrupts:
             yield
         finally:
             self._protected -= 1
-        if not self._protected and any(self._ranks.all_gather(self._pending)):
-            self._pending = False
-            raise KeyboardInterrupt
+        if not self._protected and (number := max(self._ranks.all_gather(self._pending))):
+            self._pending = 0
+            raise KeyboardInterrupt(number)

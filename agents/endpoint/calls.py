@@ -47,8 +47,8 @@ class WrittenCall:
     dialect: str
 
 
-def calls_of(message: Message, reading: Reading) -> tuple[AnswerCall, ...]:
-    """The calls of a message, those of the API before `tools` included."""
+def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tuple[AnswerCall, ...]:
+    """The calls of a message, those of the API before `tools` included; `tools` are the names that were offered."""
     given = message.tool_calls
     if not given and message.function_call:
         reading.note(Noticed.OLD_CALL)
@@ -59,6 +59,9 @@ def calls_of(message: Message, reading: Reading) -> tuple[AnswerCall, ...]:
         function = reading.take(Function, call.function, "function.")
         if not isinstance(function.name, str) or not function.name.strip():
             reading.note(Noticed.NO_NAME)
+        elif (name := _tool_in(function.name, tools)) != function.name:
+            reading.note(Noticed.NAME)
+            function.name = name
         # a result names its call by id, so ids must differ
         taken = ("", *(earlier.id for earlier in calls))
         inner = rest_of(Function, call.function)
@@ -72,6 +75,12 @@ def calls_of(message: Message, reading: Reading) -> tuple[AnswerCall, ...]:
             )
         )
     return tuple(calls)
+
+
+def _tool_in(name: str, tools: Collection[str]) -> str:
+    """The one tool in a name that a parser has left more in: `functions.look:0`, `look<|channel|>commentary`."""
+    found = {part for part in re.split(r"[^\w-]+", name) if part in tools}
+    return found.pop() if name not in tools and len(found) == 1 else name
 
 
 def own_id(place: int, episode: int = 0) -> str:

@@ -64,6 +64,7 @@ class Noticed:
         "--channel text needs none",
     )
     NO_NAME = Notice("call without a name", "it is malformed; the server's parser may have lost the name")
+    NAME = Notice("tool's name with more around it", "the tool counts; the server's parser has left that there")
     UNASKED = Notice("call though no tool was offered", "it is malformed; the server took a text for a call")
     ONLY_THOUGHT = Notice(
         "reasoning and nothing else",
@@ -76,6 +77,7 @@ class Noticed:
     MODEL = Notice("another model: {}", "another one than was asked for plays")
     THOUGHTS = Notice("thoughts though switched off", "--thinking off has no effect")
     NO_LOGPROBS = Notice("ids without their log-probabilities", "they cannot be trained on as they were sampled")
+    END_LEFT = Notice("control token {} left in the text")
     ENDING = Notice("unknown finish_reason {}", "it is taken as whole")
 
     @classmethod

@@ -148,19 +148,22 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
 
     # What counts: the first choice, and calls of another one where it has none.
     first, message = choices[0], messages[0]
-    table, calls = first.message, calls_of(message, reading)
+    table, calls = first.message, calls_of(message, reading, expected.tools)
     if len(choices) > 1:
         reading.note(Noticed.CHOICES)
         # gateways in front of Claude put the text into one choice and the call into the next
-        other = next((place for place, one in enumerate(messages) if calls_of(one, Reading())), 0)
+        other = next((place for place, one in enumerate(messages) if calls_of(one, Reading(), ())), 0)
         if not calls and other:
             reading.note(Noticed.OTHER_CHOICE)
-            calls, table = calls_of(messages[other], reading), {**choices[other].message, **table}
+            calls, table = calls_of(messages[other], reading, expected.tools), {**choices[other].message, **table}
 
     # What the model said and thought; its thoughts go back to the server as they came.
-    content, thoughts = _parts(message.content)
+    content, thoughts = _parts(message.content, reading)
     # a refusal is an answer, too
     content = content or message.refusal
+    if left := _END.search(content):
+        content = content[: left.start()]
+        reading.note(Noticed.END_LEFT, left[1])
     back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
     reasoning = next((text for text in back.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
@@ -206,7 +209,14 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     )
 
 
-def _parts(content: Any) -> tuple[str, str]:
+_END = re.compile(
+    r"(?:\s*(<\|(?:im_end|eot|eot_id|eom|eom_id|end|return|endoftext|end_of_text|end_of_turn|END_OF_TURN_TOKEN|user"
+    r"|observation)\|>|</s>|<eos>|<end_of_turn>|<｜end▁of▁sentence｜>))+\s*\Z"
+)
+"""Tokens with which models end an answer. No dialect of calls has one of them."""
+
+
+def _parts(content: Any, reading: Reading) -> tuple[str, str]:
     """(text, thoughts) of a message's content: a text, or a list of parts as Mistral's reasoning models give it."""
     if content is None or isinstance(content, str):
         return content or "", ""
@@ -214,11 +224,14 @@ def _parts(content: Any) -> tuple[str, str]:
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, Mapping) and part.get("type") == "thinking":
             inner = part.get("thinking")
-            thoughts.append(_parts(inner if isinstance(inner, str | list) else None)[0])
+            thoughts.append(_parts(inner if isinstance(inner, str | list) else None, reading)[0])
         elif isinstance(part, str):
             text.append(part)
         elif isinstance(part, Mapping):
-            text.append(next((said for name in ("text", "refusal") if isinstance(said := part.get(name), str)), ""))
+            said = next((said for name in ("text", "refusal") if isinstance(said := part.get(name), str)), None)
+            if said is None:
+                reading.note(Noticed.OTHER_TYPE, "a part of message.content")
+            text.append(said or "")
         else:
             raise UnreadableAnswer(f"a part of the answer's content is no text: {excerpt(part, 200)!r}", foreign=True)
     return "".join(text), "".join(thoughts)

@@ -14,6 +14,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import AgentError, did_you_mean, nearest
+from turngym.core.plugin_values import checked_text
 from turngym.core.plugins import find, installed, is_path
 from turngym.envs.base import Player, ReadingPlayer
 from turngym.envs.guard import ActionGuard
@@ -152,7 +153,7 @@ class ExpertAgent(ScriptedAgent):
         action = memory["expert"].act()
         if action is None:
             return Reply(ends=Status.ERROR_ENGINE, error=f"the expert knows no action at turn {conversation.turn}")
-        return self.writer.write(conversation, action, "demonstration")
+        return self.writer.write(conversation, checked_text("the expert's action", action), "demonstration")
 
     def noise(self, conversation: Conversation, share: float) -> str | None:
         """A random action for `share` of the turns, None for the others."""
@@ -175,7 +176,8 @@ class RandomAgent(ScriptedAgent):
     def _one(self, conversation: Conversation) -> Reply:
         action = conversation.env.base.sample_action(conversation.rng())
         if action is None:
-            raise AgentError(f"{conversation.task.env_id} has no admissible actions to draw from")
+            error = f"{conversation.task.env_id} has no admissible actions to draw from"
+            return Reply(ends=Status.ERROR_ENGINE, error=error)
         return self.writer.write(conversation, action)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turngym.core.redaction import brief
 from turngym.core.rows import RATIO, UNPACKED
 
 BATCH = 1 << 28
@@ -38,6 +39,8 @@ def read_parquet(
                     f"of {size:,} bytes; valid: at most {most_rows:,} rows and {RATIO} times the size"
                 )
             columns = list(choose(file.schema_arrow.names))
+            if len(set(columns)) < len(columns):
+                raise error(f"{path}: two columns have one name: {brief(columns, 200)}")
             # a text that stands once in the file may be the value of every row: no batch takes more than `BATCH` bytes
             chunks = (group.column(place) for group in groups for place in range(group.num_columns))
             longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)

@@ -1,6 +1,6 @@
 """`python -m turngym`: the same as the `turngym` command."""
 
-from turngym.scripts.main import command
+from turngym.scripts.command import command
 
 if __name__ == "__main__":
     command()

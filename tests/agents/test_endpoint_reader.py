@@ -160,6 +160,42 @@ def test_a_call_whose_name_the_server_lost_is_counted(function: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["functions.door", "functions.door:0", "default_api:door", "door<|channel|>commentary", " door "]
+)
+def test_what_a_parser_leaves_around_a_name_is_no_other_tool(name: str) -> None:
+    made = [call() | {"function": {"name": name, "arguments": ARGUMENTS}}]
+    found = read_answer(body({"content": None, "tool_calls": made}), ASKED)
+    assert (played(found), found.noticed) == ("open door 1", (Noticed.NAME,))
+    transcript = Transcript()
+    transcript.answer(found, "")
+    assert transcript.messages[0]["tool_calls"][0]["function"]["name"] == "door"
+
+
+@pytest.mark.parametrize("name", ["window", "doors", "door_2", "door.door2"])
+def test_another_tool_is_another_tool(name: str) -> None:
+    asked = Expected(tools=("door", "door2"))
+    made = [call() | {"function": {"name": name, "arguments": ARGUMENTS}}]
+    found = read_answer(body({"content": None, "tool_calls": made}), asked)
+    assert (found.calls[0].name, found.noticed) == (name, ())
+
+
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<|eom_id|>\n", "</s>", " <end_of_turn>", "<|im_end|><|endoftext|>"])
+@pytest.mark.parametrize("text", [f'{{"name": "door", "parameters": {ARGUMENTS}}}', "open door 1"])
+def test_a_control_token_at_the_end_is_no_text_of_the_model(text: str, end: str) -> None:
+    found = read_answer(body({"content": text + end}), ASKED)
+    assert (found.content, found.written is None) == (text, text == "open door 1")
+    assert found.noticed[0].startswith("control token ")
+    # elsewhere it is text
+    assert read_answer(body({"content": end + text}), Expected()).content == end + text
+
+
+def test_a_part_without_text_is_counted() -> None:
+    parts = [{"type": "text", "text": "So."}, {"type": "tool_use", "name": "door", "input": {}}]
+    found = read_answer(body({"content": parts}), ASKED)
+    assert (found.content, found.noticed) == ("So.", ("a part of message.content of another type",))
+
+
 def test_an_answer_that_a_server_takes_for_a_thought_is_counted() -> None:
     for message in ({"content": None, "reasoning": "<action>look</action>"}, {"content": "", "reasoning_content": "x"}):
         assert read_answer(body(message), Expected()).noticed == (Noticed.ONLY_THOUGHT,)

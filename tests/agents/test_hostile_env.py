@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hostile_env
@@ -20,7 +21,7 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.playing.rollout import FAILURES, FailureWatch, Job, failed_episode, rollout
-from turngym.agents.playing.scripted import ExpertAgent, MakeExpert
+from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls, attempt
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError
@@ -144,17 +145,24 @@ def test_a_session_ends(name: str) -> None:
     pool.close()
 
 
-def test_an_expert_that_raises_costs_its_episode() -> None:
-    class Broken:
-        def observe(self, action: str) -> None: ...
-
-        def act(self) -> str | None:
-            raise ZeroDivisionError("by zero")
-
-    make: MakeExpert = lambda guard: Broken()  # noqa: E731
-    (episode,) = rollout([Job(task_id="fine")], MAKE, ExpertAgent(expert=make))
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero ("),
+        (lambda: 5, "the expert's action is 5; it must be"),
+    ],
+)
+def test_an_expert_that_fails_costs_its_episode(act: Any, error: str) -> None:
+    player = SimpleNamespace(observe=lambda action: None, act=act)
+    (episode,) = rollout([Job(task_id="fine")], MAKE, ExpertAgent(expert=lambda guard: player))
     assert episode.status is Status.ERROR_ENV
-    assert episode.meta["error"].startswith("ZeroDivisionError: by zero (")
+    assert episode.meta["error"].startswith(error)
+
+
+def test_an_episode_in_which_nothing_is_possible_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile_env.HostileEnv, "sample_action", lambda self, rng: None)
+    (episode,) = rollout([Job(task_id="fine")], MAKE, RandomAgent())
+    assert (episode.status, episode.depth) == (Status.ERROR_ENGINE, 0)
 
 
 def test_a_task_that_is_named_twice_is_refused(tmp_path: Path) -> None:

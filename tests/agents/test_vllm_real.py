@@ -225,7 +225,7 @@ def listening(url: str) -> int:
 def test_a_run_starts_its_own_server_which_ends_with_it(tmp_path: Path) -> None:
     """All weights are trained: a CPU build reloads a folder wrongly, is caught by the canary, and started again."""
     require("vllm")
-    words = [sys.executable, "-m", "turngym.scripts.main", "train", "turnopd", "--student", str(STUDENT)]
+    words = [sys.executable, "-m", "turngym.scripts", "train", "turnopd", "--student", str(STUDENT)]
     words += ["--out", str(tmp_path), "--env", "turngym/ALFWorld-v0", "--steps", "50", "--episodes", "8"]
     words += ["--max-turns", "3", "--max-new-tokens", "16", "--optimizer.lr", "1e-3"]
     words += ["--teacher", str(TEACHER), "--engine", "vllm", "--engine-python", VLLM, "--threads", "1"]

@@ -268,7 +268,7 @@ def load_test(config: RetrievalBench, figures: dict[str, Any]) -> bool:
         peer = [__file__, PEER, str(folder)]
         verb = ["serve", "retrieval", "--index", str(folder), "--port", "0"]
         commands = {name: [*peer, threads] for name, threads in PEERS.items()}
-        commands[OURS] = ["-m", "turngym.scripts.main", *verb]
+        commands[OURS] = ["-m", "turngym.scripts", *verb]
         with ExitStack() as stack:
             sides = {name: stack.enter_context(started(command)) for name, command in commands.items()}
             one, many = measure(config, sides)

@@ -84,9 +84,9 @@ def test_a_call_leaves_the_working_folder_as_it_was(tmp_path: Path, monkeypatch:
 
 def test_threads_of_others_keep_no_command_alive() -> None:
     code = (
-        "import threading, time; from turngym.scripts import main; main.THREADS_WAIT = 0.1\n"
+        "import threading, time; from turngym.scripts import command, main; command.THREADS_WAIT = 0.1\n"
         "def verb(argv=None): threading.Thread(target=time.sleep, args=(999,), name='theirs').start(); return 3\n"
-        "main.main = verb; main.command()"
+        "main.main = verb; command.command()"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 3

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError
 from turngym.core.task import content_hash
-from turngym.envs.base import ResetNeeded, TextEnv, quote
+from turngym.envs.base import Outcome, ResetNeeded, TextEnv, quote
 from turngym.envs.registration import make_env
 from turngym.envs.testing import expect
 
@@ -64,6 +65,48 @@ def test_tasks_that_are_no_list_of_texts_are_refused(toy_class: type[Any], ids: 
 
     with pytest.raises(EnvBackendError, match=r"task_ids\(\)"):
         Other().reset(seed=0)
+
+
+def test_an_array_or_a_column_of_tasks_is_a_list(toy_class: type[Any]) -> None:
+    class Column(list[str]):
+        """As of pandas: `in` looks among the labels of the rows."""
+
+        def __contains__(self, found: object) -> bool:
+            return found in range(len(self))
+
+        def tolist(self) -> list[str]:
+            return [*self]
+
+    for ids in (np.array(["corridor/4", "corridor/5"]), Column(["corridor/4", "corridor/5"])):
+        env = type("Other", (toy_class,), {"task_ids": lambda self, ids=ids: ids})()
+        assert env.reset(options={"task": "corridor/5"})[1]["task_id"] == "corridor/5"
+
+
+def test_a_constructor_may_forget_that_of_its_class(toy_class: type[Any]) -> None:
+    class Forgets(toy_class):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.length = self.place = 0
+
+    env = Forgets()
+    assert env.reset(options={"task": "corridor/4"})[1]["task_id"] == "corridor/4"
+    assert env.action_space.contains("go right")
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "given", [{"observation": b"x"}, {"reward": "1"}, {"terminated": 1}, {"verdict": "good"}], ids=str
+)
+def test_an_outcome_of_other_types_is_refused_where_it_is_made(given: dict[str, Any]) -> None:
+    with pytest.raises(EnvBackendError, match=f"{next(iter(given))} is "):
+        Outcome(**{"observation": "x", **given})
+
+
+@pytest.mark.parametrize("given", [None, ("x", 1.0, True, False, {})], ids=str)
+def test_what_is_no_outcome_is_refused(toy_class: type[Any], given: Any) -> None:
+    env = type("Other", (toy_class,), {"_apply": lambda self, action: given})()
+    env.reset(seed=0)
+    with pytest.raises(EnvBackendError, match=r"_apply\(\) gave .*; it must be an Outcome"):
+        env.step("go right")
 
 
 def test_a_task_that_is_listed_twice_is_refused(toy_class: type[Any]) -> None:

@@ -123,7 +123,7 @@ def test_verifiers_plays_the_same_episodes(here: list[Episode], url: str, tmp_pa
 def test_the_sglang_server_draws_the_same_ids(here: list[Episode], tmp_path: Path) -> None:
     """Its kernels sum in another order, so an id may differ where two are nearly as likely; here none does."""
     merged = tmp_path / "merged"
-    words = [sys.executable, "-m", "turngym.scripts.main", "model", "merge", str(STUDENT), "--out", str(merged)]
+    words = [sys.executable, "-m", "turngym.scripts", "model", "merge", str(STUDENT), "--out", str(merged)]
     subprocess.run(words, check=True, capture_output=True)
     with served_policy(merged, tmp_path) as address:
         there = evaluate(PANEL, f"model:{merged}", policy_server=address, temperature=0.0, **PLAYED).episodes

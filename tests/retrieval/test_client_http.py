@@ -133,6 +133,9 @@ def test_hits_of_a_web_search_keep_the_order_of_the_server(canned: Canned, clien
     [[again]] = read_reply(json.dumps(web("Leck")).encode(), 1, 3)
     assert again.passage == hits[1].passage
     assert read_reply(b'{"result": [[]]}', 1, 3) == [[]]
+    # null is nothing
+    blank = {"result": [[{"document": {"id": None, "contents": '"Leck"\nA snippet of Leck.'}, "score": None}]]}
+    assert read_reply(json.dumps(blank).encode(), 1, 3) == [[again]]
 
 
 @pytest.mark.parametrize(

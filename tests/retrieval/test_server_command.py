@@ -17,7 +17,7 @@ from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.http_retriever import HttpRetriever
 from turngym.scripts.main import main
 
-COMMAND = [sys.executable, "-m", "turngym.scripts.main", "serve", "retrieval", "--port", "0", "--index"]
+COMMAND = [sys.executable, "-m", "turngym.scripts", "serve", "retrieval", "--port", "0", "--index"]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from turngym.core.errors import TurngymError
 from turngym.core.trace import read_trace
 from turngym.scripts import main as command
-from turngym.scripts.main import VERBS, Group, Terminated, exit_status, main, resume_hint, system_failure
+from turngym.scripts.main import VERBS, Group, exit_status, main, resume_hint, system_failure
 
 TURNGYM = [sys.executable, "-m", "turngym"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -72,6 +72,37 @@ def test_a_long_rollout_ends_on_sigterm_whatever_it_inherited(tmp_path: Path) ->
     assert not problems
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        # while the command itself is imported: as soon as Python looks for its first module
+        (
+            "class Finder:\n"
+            "    def find_spec(self, name, *more):\n"
+            "        if name == 'turngym.scripts.main': os.kill(os.getpid(), SIGNAL)\n"
+            "sys.meta_path.insert(0, Finder())",
+            None,
+            "turngym: stopped\n",
+        ),
+        # and when all is said, once more
+        (
+            "import atexit, turngym.scripts.main as verbs\n"
+            "verbs.main = lambda: 3\n"
+            "atexit.register(os.kill, os.getpid(), SIGNAL)",
+            3,
+            "",
+        ),
+    ],
+    ids=["before", "after"],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_either_end_is_no_traceback(number: int, code: str, status: int | None, said: str) -> None:
+    program = f"import os, sys\nSIGNAL = {int(number)}\n{code}\nfrom turngym.scripts.command import command\ncommand()"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, env=QUIET, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + number if status is None else status, said)
+
+
 def test_resume_hint_is_only_said_where_it_is(tmp_path: Path) -> None:
     run_folder, trace = tmp_path / "run", tmp_path / "t.jsonl"
     assert resume_hint("train", ["--out", str(run_folder)]) == "; there is no checkpoint to continue from"
@@ -83,7 +114,7 @@ def test_resume_hint_is_only_said_where_it_is(tmp_path: Path) -> None:
     trace.touch()
     assert resume_hint("rollout", ["--out", str(trace)]).startswith(f"; episodes that had ended are in {trace}")
     assert resume_hint("bench", []) == resume_hint("train", ["--out"]) == ""
-    assert (exit_status(KeyboardInterrupt()), exit_status(Terminated())) == (130, 143)
+    assert [exit_status(KeyboardInterrupt(*given)) for given in ((), (signal.SIGTERM,))] == [130, 143]
 
 
 def test_failures_of_the_system_are_told_from_our_own_mistakes() -> None:

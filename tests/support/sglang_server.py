@@ -39,7 +39,7 @@ def served_policy(folder: Path, place: Path, *options: str, engine: str = "sglan
     """The address of a server that plays the model in `folder` with one thread; its output is `place / "log"`."""
     python = require(engine)
     port, log, said = free_port("127.0.0.1"), place / "log", place / "out"
-    words = [sys.executable, "-m", "turngym.scripts.main", "serve", "policy", str(folder), "--device", "cpu"]
+    words = [sys.executable, "-m", "turngym.scripts", "serve", "policy", str(folder), "--device", "cpu"]
     words += ["--port", str(port), "--threads", "1", "--wait", str(START), "--log", str(log)]
     words += ["--engine", engine, "--python", python, *options]
     words += ["--cache-tokens", "16384"] if engine == "sglang" else []

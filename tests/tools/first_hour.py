@@ -129,7 +129,7 @@ class Ran:
 
 def run(step: Step, folder: Path) -> Ran:
     """Runs a step's command as in a terminal of 80 columns. Its output goes to standard output, too, as it comes."""
-    words = [sys.executable, "-m", "turngym.scripts.main", *shlex.split(step.command)[1:]]
+    words = [sys.executable, "-m", "turngym.scripts", *shlex.split(step.command)[1:]]
     began = time.monotonic()
     process = subprocess.Popen(
         words,

@@ -327,6 +327,10 @@ def test_parquet_structs_numbers_and_columns_that_are_not_read(tmp_path: Path) -
         assert words in str(caught.value)
     with pytest.raises(TaskError, match=r"no column .*; it has \['y'\]"):
         read_questions(write("e.parquet", y=[1]))
+    twice = arrow.Table.from_arrays([questions, questions, ["x", "y"]], names=["question", "question", "answer"])
+    parquet.write_table(twice, tmp_path / "f.parquet")
+    with pytest.raises(TaskError, match=r"f\.parquet: two columns have one name"):
+        read_questions(tmp_path / "f.parquet")
 
 
 def test_a_file_has_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

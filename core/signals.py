@@ -1,0 +1,23 @@
+"""Which signals end a program, and who hears them: one rule for commands, training runs and servers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What asks a program to end: another program, Ctrl-C, a terminal that closes."""
+
+
+def on_signals(end: Callable[[int], object]) -> dict[int, Any]:
+    """Calls `end` with the number of each signal of `ENDING`. Returns number -> what was done before.
+
+    SIGINT that a shell ignores for `command &`, and SIGHUP that nohup ignores, stay ignored; SIGTERM is meant for a
+    process, whatever it inherited. Python hears signals in the main thread alone: elsewhere nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [one for one in ENDING if one == signal.SIGTERM or signal.getsignal(one) is not signal.SIG_IGN]
+    return {number: signal.signal(number, lambda number, frame: end(number)) for number in heard}

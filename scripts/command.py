@@ -1,0 +1,63 @@
+"""The process of the `turngym` command: what a signal does before `main` and after it, and threads that others left.
+
+It imports next to nothing by itself, so that Ctrl-C in the first moment is one line, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from turngym.core.signals import on_signals
+
+THREADS_WAIT = 5.0
+"""Seconds that threads of others have at the end of a command."""
+
+
+def command() -> NoReturn:
+    """`main` as a process of its own, which ends with it whatever threads others have left."""
+    with ending_at_once("turngym: stopped\n"):
+        from turngym.core.redaction import redacted
+        from turngym.scripts.main import main
+
+    status = main()
+    try:
+        sys.stderr.flush()
+    # Python would try once more, and end with a status of its own
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    # everything is said and kept: Ctrl-C once more is no reason for another line
+    on_signals(lambda number: os._exit(status))
+    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    end = time.monotonic() + THREADS_WAIT
+    for one in left:
+        one.join(max(0.0, end - time.monotonic()))
+    if going_on := [one.name for one in left if one.is_alive()]:
+        print(f"turngym: ended, although the thread {redacted(going_on[0])} goes on", file=sys.stderr, flush=True)
+        os._exit(status)
+    sys.exit(status)
+
+
+@contextmanager
+def ending_at_once(said: str) -> Iterator[None]:
+    """Inside, SIGINT, SIGTERM and SIGHUP end the process with one line.
+
+    An exception would go through what is imported, and torch's C++ ends the process with a message of its own.
+    """
+
+    def end(number: int) -> None:
+        os.write(2, said.encode())
+        os._exit(128 + number)
+
+    before = on_signals(end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
