@@ -35,6 +35,8 @@ def parameter_dtypes(model: Any, dtype: Any) -> dict[str, Any]:
     def wanted(name: str, own: Any) -> Any:
         if not own.is_floating_point:
             return own
-        return torch.float32 if pattern is not None and pattern.search(name) else dtype
+        # peft calls the layer inside an adapter base_layer, and "base" may be such a name
+        plain = name.replace(".base_layer.", ".")
+        return torch.float32 if pattern is not None and pattern.search(plain) else dtype
 
     return {name: wanted(name, parameter.dtype) for name, parameter in model.named_parameters()}
