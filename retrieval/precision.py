@@ -29,12 +29,11 @@ def parameter_dtypes(model: Any, dtype: Any) -> dict[str, Any]:
     # the second list is for float16 alone, whose range is too small for some weights
     lists += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
     kept = [name for attribute in lists for name in getattr(model, attribute, None) or ()]
-    # names are patterns with stars, found anywhere in a parameter's name, as transformers reads them
-    pattern = re.compile("|".join(name.replace("*", ".*") for name in kept)) if kept else None
-
-    def wanted(name: str, own: Any) -> Any:
-        if not own.is_floating_point:
-            return own
-        return torch.float32 if pattern is not None and pattern.search(name) else dtype
-
-    return {name: wanted(name, parameter.dtype) for name, parameter in model.named_parameters()}
+    # names are patterns with stars, found anywhere in a parameter's name, as transformers reads them; (?!) nowhere
+    pattern = re.compile("|".join(name.replace("*", ".*") for name in kept) or "(?!)")
+    found = {}
+    for name, parameter in model.named_parameters():
+        # peft calls the layer inside an adapter base_layer, and "base" may be such a pattern
+        half = dtype if pattern.search(name.replace(".base_layer.", ".")) is None else torch.float32
+        found[name] = half if parameter.is_floating_point() else parameter.dtype
+    return found

@@ -216,7 +216,7 @@ def shape_of(config: Any) -> ModelShape:
     """The shape that a Hugging Face configuration describes, of a model that also reads images its language model's.
 
     Of experts its feed-forward layers have the width that a token goes through. Raises ModelError where a size is
-    missing, and for a configuration of no causal model.
+    missing or not one, and for a configuration of no causal model.
     """
     config = config.get_text_config()
     try:
@@ -234,7 +234,8 @@ def shape_of(config: Any) -> ModelShape:
             linear=_linear_of(config),
         )
         return replace(shape, beside=_count(config) - shape.parameters)
-    except (AttributeError, TypeError, ValueError) as error:
+    # families have names of their own, and transformers refuses a size that differs from layer to layer (Gemma 4)
+    except Exception as error:
         raise ModelError(f"{type(config).__name__} does not say its sizes as decoders usually do: {error}") from error
 
 

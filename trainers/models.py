@@ -234,7 +234,7 @@ def check_length(model: Any, size: int) -> None:
 
 
 def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None, line: Line | None = None) -> Tensor:
-    """Hidden states [B, L, D] behind the last norm, the head's input.
+    """Hidden states [B, L, D] behind the last norm, the head's input, in the head's precision.
 
     Arguments as `hidden_states`, on the model's device.
     """
@@ -242,7 +242,10 @@ def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None,
     if line is not None:
         more["line"] = line  # through every layer to `_attend_rows`
     # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
-    return backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
+    states = backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
+    # in half precision some families keep these in float32 (Mamba), others their head (HunYuan's fourth)
+    kept = torch.is_autocast_enabled(states.device.type)
+    return states if kept else states.to(model.get_output_embeddings().weight.dtype)
 
 
 ROWS_APART = "turngym_rows_apart"

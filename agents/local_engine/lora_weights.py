@@ -122,14 +122,22 @@ def merge_adapter(model: Any, folder: Path) -> None:
         parts = _by_layer(load_file(library_path(folder) / ADAPTER_WEIGHTS))
         shared = shared_weights(model)
         with torch.no_grad():
+            own = {_text_name(name): name for name, _ in model.named_modules()}
             for name, found in parts.items():
-                _merge_layer(model.get_submodule(name), found, config, name, shared)
+                layer = model.get_submodule(own.get(_text_name(name), name))
+                _merge_layer(layer, found, config, name, shared)
     except Exception as error:  # readers of damaged files raise anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"the adapter in {folder} does not fit its base or is damaged: {first}") from error
     if not any("a" in found for found in parts.values()):
         raise ModelError(f"the adapter in {folder} holds no LoRA weights")
     _say_untied(model)
+
+
+def _text_name(name: str) -> str:
+    """A layer's name without what says where the text part of a model is: `model.layers` by itself, in one that also
+    reads images `model.language_model.layers`, and once `language_model.model.layers`."""
+    return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:

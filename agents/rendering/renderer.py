@@ -372,9 +372,10 @@ class TextEpisodes:
             self.renderer.respond(history, np.array(shown.ids, np.int32))
             if self.max_context is not None and history.buffer.size > self.max_context:
                 break
-            spans = (history.prompt_span, history.response_span)
-            written = replace(turn, response=shown.response, segment=history.segment, logprobs=None)
-            turns.append(replace(written, prompt_span=spans[0], response_span=spans[1]))
+            spans = {"prompt_span": history.prompt_span, "response_span": history.response_span}
+            written = replace(turn, response=shown.response, segment=history.segment, **spans)
+            # what was said of other ids
+            turns.append(replace(written, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None))
         if history is None or not turns:
             return episode
         last = episode.final_observation if len(turns) == episode.depth else episode.turns[len(turns)].observation

@@ -66,6 +66,8 @@ def test_a_turn_asks_for_no_more_than_is_left_of_the_response() -> None:
     on_vllm = adapter.server_params(base, REQUEST, 50, "vllm")
     assert (on_vllm["max_tokens"], on_vllm["include_stop_str_in_output"]) == (12, True)
     assert "stop" not in adapter.server_params(base, REQUEST, 5, "trtllm")
+    # a single text was taken for its letters
+    assert adapter.server_params({"stop": "END"}, REQUEST, 5, "vllm")["stop"] == ["END", "</action>"]
 
 
 def test_answers_of_the_server_become_generations() -> None:

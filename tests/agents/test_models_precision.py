@@ -17,6 +17,7 @@ from turngym.agents.local_engine.model import cast_copy
 from turngym.agents.models import load_model
 from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.model import merge
+from turngym.trainers.lora import LoraConfig, add_adapters
 
 LONG = 3000
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
@@ -95,5 +96,10 @@ def test_names_that_stay_in_float32_are_read_as_transformers_reads_them(tmp_path
             expected = {name: parameter.dtype for name, parameter in plain.named_parameters()}
             assert set(expected.values()) == {torch.float32, getattr(torch, dtype)}
             assert {name: parameter.dtype for name, parameter in made.named_parameters()} == expected
+        # peft puts "base_layer" into names, in which HunYuan's "base" is none of its own
+        kind._keep_in_fp32_modules_strict = ["base"]
+        adapted = load_model(base)
+        add_adapters(adapted, LoraConfig(rank=2))
+        assert {one.dtype for one in cast_copy(adapted, torch.bfloat16).parameters()} == {torch.bfloat16}
     finally:
         kind._keep_in_fp32_modules_strict, kind._keep_in_fp32_modules = strict, more

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma3Config, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Gemma3Config, Gemma3TextConfig, Gemma4TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from turngym.agents.local_engine import decoder
 from turngym.agents.local_engine.engine import LocalEngine
@@ -63,6 +63,12 @@ def test_parameters_are_those_of_the_model(shape: ModelShape) -> None:
 def test_the_shape_of_a_model_that_also_reads_images_is_its_language_models() -> None:
     text = Gemma3TextConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=50)
     assert shape_of(Gemma3Config(text_config=text.to_dict())) == shape_of(text)
+
+
+def test_sizes_that_differ_from_layer_to_layer_are_named() -> None:
+    """transformers raises an error of its own there, which was a traceback of `turngym plan`."""
+    with pytest.raises(ModelError, match=r"Gemma4TextConfig .*head_dim"):
+        shape_of(Gemma4TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]))
 
 
 def test_experts_are_stored_whole_and_computed_in_part() -> None:

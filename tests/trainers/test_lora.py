@@ -193,11 +193,26 @@ def gemma3() -> Any:
     return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **ids)).eval()
 
 
+def qwen35() -> Any:
+    """One with a half that reads images; `load_model` reads its text part alone, whose layers have other names."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4}
+    text |= {"num_key_value_heads": 2, "vocab_size": 48, "initializer_range": 0.3, "linear_num_key_heads": 2}
+    text |= {"linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
+    text |= {"layer_types": ["linear_attention", "full_attention"], "bos_token_id": None, "eos_token_id": None}
+    images = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 16}
+    images |= {"num_position_embeddings": 4, "patch_size": 4}
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=images)).eval()
+
+
 def untied() -> Any:
     return qwen2(False)
 
 
 QUICK = ("linear", "both of a tied pair", "conv1d", "whole pair", "dora", "all biases", "ranks and alphas by name")
+QUICK = (*QUICK, "text part of a model that reads images")
 KINDS = {
     "linear": (qwen2, {"target_modules": ["q_proj", "down_proj"]}),
     "embedding of a tied pair": (qwen2, {"target_modules": ["q_proj", "embed_tokens"]}),
@@ -235,6 +250,7 @@ KINDS = {
     ),
     "one layer": (qwen2, {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
     "all linear layers": (qwen2, {"target_modules": "all-linear", "init_lora_weights": "gaussian"}),
+    "text part of a model that reads images": (qwen35, {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
     "by expression": (qwen2, {"target_modules": r".*\.1\..*(q|v)_proj", "exclude_modules": ["v_proj"]}),
 }
 """Adapters as peft makes them: the base and the settings."""
@@ -274,6 +290,18 @@ def test_every_adapter_is_merged_into_the_model_that_peft_reads(kind: str, tmp_p
     logp = again(torch.from_numpy(row.astype(np.int64))[None]).logits[0, 4:-1].log_softmax(-1)
     drawn = logp[torch.arange(len(answer.ids)), torch.from_numpy(answer.ids.astype(np.int64))]
     assert np.allclose(answer.logprobs, drawn.detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
+def test_an_adapter_finds_the_text_part_of_its_base_by_every_name_that_it_had(prefix: str, tmp_path: Path) -> None:
+    save_model(toy.tiny(1), tmp_path / "base")
+    model = shaken(student(base=str(tmp_path / "base")))
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    named = {name.replace(".model.model.", f".model.{prefix}"): value for name, value in load_file(file).items()}
+    save_file(named, file)
+    assert torch.allclose(load_model(tmp_path / "adapter")(IDS).logits, model(IDS).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_requests import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from turngym.agents import models
 from turngym.agents.models import load_model
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError
+from turngym.retrieval.precision import cast_parameters
 from turngym.trainers.models import (
     check_head,
     head,
@@ -115,6 +117,17 @@ def test_backbone_and_head_give_the_model_s_own_logits(name: str) -> None:
     for row, ids in enumerate(ROWS):
         whole = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
         assert torch.allclose(split[row, : len(ids)], whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Mamba", "HYV4"])
+def test_states_and_heads_of_different_precision_fit(family: str) -> None:
+    """In half precision Mamba keeps its states in float32, HunYuan's fourth its head: a RuntimeError."""
+    small = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8)
+    small |= {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    model = tiny(family, **(small if family == "HYV4" else {}))
+    half = cast_parameters(model, torch.bfloat16)
+    assert next(half.parameters()).dtype == torch.bfloat16
+    check_head(half)
 
 
 def test_ids_without_an_embedding_are_named() -> None:

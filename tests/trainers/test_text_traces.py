@@ -176,6 +176,11 @@ def test_what_does_not_fit_is_left_out(model: Path, trace: Path) -> None:
     )
     again = writer.write(calls)
     assert (again.system, again.turns) == (whole.system, whole.turns)
+    # what was said of the call's ids is not said of others (a prefix was longer than the response that it began)
+    first = called.turns[0]
+    of_ids = {"begun": first.response_length, "version_spans": ((1, 0, 3),), "hint_prompt_ids": np.arange(4)}
+    again = writer.rewrite(replace(called, turns=(replace(first, **of_ids), *called.turns[1:])))
+    assert again.turns == whole.turns
 
 
 def test_an_experts_bare_actions_are_written_in_the_students_channel(model: Path, tmp_path: Path) -> None:

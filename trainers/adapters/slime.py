@@ -22,7 +22,7 @@ from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Generation
-from turngym.trainers.adapters.token_session import Trajectory, play_async
+from turngym.trainers.adapters.token_session import Trajectory, play_async, stops
 
 # SGLang behind slime's router, as the slime adapter asks it.
 
@@ -72,14 +72,11 @@ class Server:
 
 def payload(request: GenerateRequest, params: dict[str, Any], room: int) -> dict[str, Any]:
     """The body of SGLang's /generate for one turn of at most `room` tokens."""
-    sampling = request.sampling
-    stops = params.get("stop") or ()
-    # slime allows a single string as well as a list
-    texts = (*((stops,) if isinstance(stops, str) else stops), *sampling.stop_text)
+    texts, ids = stops(params, request)
     more = {
-        "max_new_tokens": min(room, sampling.max_new_tokens),
-        "stop": [*dict.fromkeys(texts)],
-        "stop_token_ids": [*dict.fromkeys((*(params.get("stop_token_ids") or ()), *sampling.stop_ids))],
+        "max_new_tokens": min(room, request.sampling.max_new_tokens),
+        "stop": texts,
+        "stop_token_ids": ids,
         "no_stop_trim": True,  # SGLang would cut off what matched a stop, the action's closing tag
     }
     return {"input_ids": request.prompt_ids.tolist(), "sampling_params": {**params, **more}, "return_logprob": True}

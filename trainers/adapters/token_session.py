@@ -71,6 +71,14 @@ async def play_async(session: EpisodeSession, generate: Generate) -> Episode:
         session.close()
 
 
+def stops(params: dict[str, Any], request: GenerateRequest) -> tuple[list[str], list[int]]:
+    """Texts and ids that end a response: those of the other trainer's sampling parameters, and the request's own."""
+    texts, sampling = params.get("stop") or (), request.sampling
+    # a single text as well as a list
+    texts = (*((texts,) if isinstance(texts, str) else texts), *sampling.stop_text)
+    return [*dict.fromkeys(texts)], [*dict.fromkeys((*(params.get("stop_token_ids") or ()), *sampling.stop_ids))]
+
+
 # An episode as one prompt and one masked response: the shape that other people's trainers train on.
 
 

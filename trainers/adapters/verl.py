@@ -21,7 +21,7 @@ from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Generation
-from turngym.trainers.adapters.token_session import Generate, Trajectory, play_async
+from turngym.trainers.adapters.token_session import Generate, Trajectory, play_async, stops
 
 _shared: dict[tuple[str, int], tuple[SessionPool, Any]] = {}
 """verl makes a loop for every episode; the sessions of one configuration and tokenizer are made once per worker.
@@ -105,15 +105,14 @@ def server_params(base: dict[str, Any], request: GenerateRequest, room: int, eng
         room: tokens left in the response, over all turns.
         engine: sglang, vllm, or another server, which gets no stop texts.
     """
-    sampling = request.sampling
-    stops = dict.fromkeys((*(base.get("stop") or ()), *sampling.stop_text))
+    texts, ids = stops(base, request)
     # both servers cut off what matched a stop string unless told otherwise, each by another name
     keep = {"sglang": {"no_stop_trim": True}, "vllm": {"include_stop_str_in_output": True}}.get(engine, {})
     return {
         **base,
-        "max_tokens": min(room, sampling.max_new_tokens),
-        "stop_token_ids": [*dict.fromkeys((*(base.get("stop_token_ids") or ()), *sampling.stop_ids))],
-        **({"stop": [*stops], **keep} if keep and stops else {}),
+        "max_tokens": min(room, request.sampling.max_new_tokens),
+        "stop_token_ids": ids,
+        **({"stop": texts, **keep} if keep and texts else {}),
     }
 
 
