@@ -44,7 +44,7 @@ NIGHTLY = frozenset(
 other people's programs."""
 
 
-ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|sglang|vllm)\b", re.MULTILINE)
+ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|nightly|sglang|vllm)\b", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("smoke")
         if _in_tests(item.path) in NIGHTLY and item.get_closest_marker("long"):
             item.add_marker("nightly")
+        if item.get_closest_marker("nightly"):
+            item.add_marker("long")
 
 
 def _in_tests(path: Path) -> str:
