@@ -417,8 +417,7 @@ def test_they_hold_the_truth_as_often_as_they_say(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("clusters", "rate"),
-    late([(4, 0.5), (20, 0.5), (20, 0.1), (47, 0.3)], (4, 0.5), mark=pytest.mark.nightly),
+    ("clusters", "rate"), late([(4, 0.5), (20, 0.5), (20, 0.1), (47, 0.3)], (4, 0.5), mark=pytest.mark.nightly)
 )
 def test_they_hold_it_for_new_worlds(clusters: int, rate: float) -> None:
     for one in measure(SimulatedStudy(seeds=3, clusters=clusters, rate=rate, shared=0.2), 400):

@@ -22,8 +22,7 @@ from turngym.trainers.train_config import train_config
 # a world of loops is another one with other models and more turns: it would cost most and hold nothing more
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name",
-    late([name for name in WORLDS if not name.endswith("-loops")], "alfworld", mark=pytest.mark.nightly),
+    "name", late([name for name in WORLDS if not name.endswith("-loops")], "alfworld", mark=pytest.mark.nightly)
 )
 def test_quickstart_runs_and_goes_on_where_it_stopped(name: str, tmp_path: Path) -> None:
     words = ["quickstart", "--env", name, "--out", str(tmp_path), "--steps", "2", "--limit", "4", "--samples", "1"]

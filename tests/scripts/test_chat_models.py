@@ -46,10 +46,7 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "words", "found"),
-    late(FOUND, FOUND[0], FOUND[4]),
-)
+@pytest.mark.parametrize(("family", "words", "found"), late(FOUND, FOUND[0], FOUND[4]))
 def test_eval_says_what_it_found(
     family: str, words: list[str], found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,14 +18,7 @@ from turngym.trainers.algorithm import Algorithm, Scorers, Targets
 from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo, opd, sft
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.optimizer_step import (
-    Forward,
-    RunStep,
-    accumulate,
-    make_optimizer,
-    run_epochs,
-    update,
-)
+from turngym.trainers.optimizer_step import Forward, RunStep, accumulate, make_optimizer, run_epochs, update
 from turngym.trainers.recorded_source import check_logprobs
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer

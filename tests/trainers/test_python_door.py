@@ -103,10 +103,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
             r"train\('opd'\): there is no setting 'stpes'\. Did you mean 'steps'",
         ),
         ({"student": "s", "out": "o", "grpo": {"n": 2}}, r"no setting grpo\. It belongs to grpo\."),
-        (
-            {"student": "s", "out": "o", "optimizer": "fast"},
-            "optimizer is 'fast'; valid: a table of settings",
-        ),
+        ({"student": "s", "out": "o", "optimizer": "fast"}, "optimizer is 'fast'; valid: a table of settings"),
         (
             {"student": "s", "out": "o", "optimizer": RunConfig()},
             "optimizer is .*RunConfig.*; valid: a table of settings",

@@ -103,8 +103,7 @@ def test_some_wanted_features_can_be_read_on_one_sub_page_only():
 
 
 @pytest.mark.parametrize(
-    ("profile", "price_seed"),
-    late(itertools.product(("embedded", "embedded-small"), (0, 1)), ("embedded-small", 0)),
+    ("profile", "price_seed"), late(itertools.product(("embedded", "embedded-small"), (0, 1)), ("embedded-small", 0))
 )
 def test_every_goal_is_met_by_one_purchase_and_no_other(profile: str, price_seed: int):
     """Among all products with all their option choices, whatever their type: stricter than the reward."""
