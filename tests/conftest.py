@@ -44,17 +44,21 @@ NIGHTLY = frozenset(
 other people's programs."""
 
 
-ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|sglang|vllm)\b", re.MULTILINE)
+ALL_LATE = re.compile(r"^pytestmark = (\[\n *)?pytest\.mark\.(long|nightly|sglang|vllm)\b", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts pytest in the background lets it ignore Ctrl-C, which tests of interruption send.
 
     No test asks the hub of models; those of a stand-in on this machine say so themselves. How long a drawn example
-    takes says how busy the machine is, and fails no test. Each process of a job begins with another folder: what it
-    compiles, with pytest's own assertions, the others find done.
+    takes says how busy the machine is, and fails no test; there are few of each test, and many by night (.ci/nightly).
+    Each process of a job begins with another folder: what it compiles, with pytest's own assertions, the others find
+    done.
     """
-    settings.register_profile("turngym", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+    drawn = int(os.environ.get("TURNGYM_EXAMPLES", "25"))
+    settings.register_profile(
+        "turngym", deadline=None, max_examples=drawn, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("turngym")
     os.environ["TURNGYM_OFFLINE"] = "1"
     if (input_ := getattr(config, "workerinput", None)) and [Path(one).name for one in config.args] == ["tests"]:
@@ -90,6 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("smoke")
         if _in_tests(item.path) in NIGHTLY and item.get_closest_marker("long"):
             item.add_marker("nightly")
+        if item.get_closest_marker("nightly"):
+            item.add_marker("long")
 
 
 def _in_tests(path: Path) -> str:

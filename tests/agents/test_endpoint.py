@@ -682,6 +682,7 @@ def test_an_answer_is_text_beside_the_tool(serve: Any) -> None:
     assert "<information>" in fake.requests[1]["messages"][-1]["content"]
 
 
+@pytest.mark.long
 def test_workers_ask_by_themselves(serve: Any, make_doors: Any) -> None:
     make = env_maker("turngym/ALFWorld-v0", channel="text", config="small", max_turns=2)
     fake = serve(message=lambda body: {"content": f"<action>go to shelf {body['seed'] % 3}"})

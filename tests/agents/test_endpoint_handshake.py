@@ -204,12 +204,7 @@ REFUSES: dict[str, Callable[[Any], bool]] = {
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ("temperature", "seed"),
-        ("system", "seed", "temperature"),
-        ("tool_name", "silence"),
-    ],
+    "names", [("temperature", "seed"), ("system", "seed", "temperature"), ("tool_name", "silence")]
 )
 @pytest.mark.parametrize("words", ["Bad request", "Bad request: {}"])
 def test_several_things_that_are_refused_are_found_and_nothing_else(

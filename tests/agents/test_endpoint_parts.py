@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 from small_episodes import build_episode
 
-from turngym.agents.endpoint.client import (
-    Address,
-    RateGate,
-    pauses,
-)
+from turngym.agents.endpoint.client import Address, RateGate, pauses
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer, read_usage
 from turngym.agents.endpoint.failures import read_failure
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
@@ -380,13 +376,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         "price_out": 2.0,
     }
     assert set(given) == set(EndpointOptions.__struct_fields__)
-    player = {
-        "temperature": 0.3,
-        "channel": "tool",
-        "thinking": "off",
-        "max_new_tokens": 7,
-        "max_context": 90,
-    }
+    player = {"temperature": 0.3, "channel": "tool", "thinking": "off", "max_new_tokens": 7, "max_context": 90}
     spec = resolve_agent({"agent": "openai:org/m:7b", **given, **player, "system": "Go."})
     opened = open_agent(spec, lambda: Room(), slots=5)  # type: ignore[arg-type, return-value]
     agent: Any = opened.agent

@@ -112,7 +112,7 @@ def test_a_process_that_dies_is_started_again_with_the_weights_of_now(engine: En
     assert engine.starts == 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_process_that_was_stopped_is_started_again(engine: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "STANDS", 1.0)
     assert engine.pid is not None

@@ -124,6 +124,7 @@ def test_a_date_without_a_zone_is_utc(result: PackedResult) -> None:
     assert (str(began), str(ended)) == ("2026-11-25 03:02:00+00:00", "2026-11-25 03:02:16+00:00")
 
 
+@pytest.mark.long
 def test_inspect_reads_its_log(tmp_path: Path, result: PackedResult) -> None:
     pytest.importorskip("inspect_ai", reason="needs the extra turngym[inspect]")
     from inspect_ai.log import read_eval_log

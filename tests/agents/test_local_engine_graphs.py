@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine_requests import VOCAB, play, request, tiny
+from late import late
 from recorded_graph import RecordedGraph, record
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,7 +80,7 @@ def test_buckets() -> None:
     assert [bucket_of(1, n, most).keys for n in (1, 512, 513, 1024, 1025, 1500)] == [512, 512, 1024, 1024, 1500, 1500]
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("qwen3", 0.0), *((kind, 0.9) for kind in KINDS)])
+@pytest.mark.parametrize(("kind", "temperature"), late([("qwen3", 0.0), *((kind, 0.9) for kind in KINDS)], "qwen3"))
 def test_episodes_of_uneven_lengths(kind: str, temperature: float, recorded: list[RecordedGraph]) -> None:
     model = build(kind)
     how = {"turns": 6, "sessions": 7, "temperature": temperature}
@@ -166,10 +167,14 @@ def update(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("part", "fuse", "dtype"),
-    [
-        *(("optimizer", True, None), ("optimizer", False, "bfloat16"), ("load", False, None)),
-        *(("other memory", True, "bfloat16"), ("other memory", True, None), ("other memory", False, None)),
-    ],
+    late(
+        [
+            *(("optimizer", True, None), ("optimizer", False, "bfloat16"), ("load", False, None)),
+            *(("other memory", True, "bfloat16"), ("other memory", True, None), ("other memory", False, None)),
+        ],
+        ("optimizer", True, None),
+        ("other memory", True, None),
+    ),
 )
 def test_new_weights(
     part: str, fuse: bool, dtype: str | None, recorded: list[RecordedGraph], monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,7 @@ class Bookkeeping(RuleBasedStateMachine):
         assert [self.table.held[name].slot for name in self.active] == list(range(len(self.active)))
 
 
-Bookkeeping.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+Bookkeeping.TestCase.settings = settings(stateful_step_count=25)
 TestBookkeeping = Bookkeeping.TestCase
 
 

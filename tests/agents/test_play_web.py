@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import web_browser
 import web_tools
-from late import late
 
 from turngym.agents import load_world, play_web
 from turngym.agents.play_web import COOKIE, MAX_FORM, Games, create_app
@@ -48,7 +47,8 @@ def app(episodes: list[Episode]) -> Any:
     return create_app(Games(episodes.append, environments=WORLDS, seed=0))
 
 
-@pytest.mark.parametrize(("world", "task"), late([("household", TASK), ("shop", ""), ("search", "")], "shop"))
+@pytest.mark.long
+@pytest.mark.parametrize(("world", "task"), [("household", TASK), ("shop", ""), ("search", "")])
 def test_the_expert_is_watched_to_the_end(app: Any, episodes: list[Episode], world: str, task: str) -> None:
     player = Player(app).begin(world, task)
     while not player.shows("won"):

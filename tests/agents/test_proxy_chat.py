@@ -14,7 +14,7 @@ import numpy as np
 import proxy_tools as tools
 import pytest
 from families import family_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -684,7 +684,6 @@ TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<s>
 PARTS = st.sampled_from((*TAGS, '{"name": "f"}', " ", "a", "<", "<|im_", "STOP", "ST", "OP", "x", "é", "\n", "end|>"))
 
 
-@settings(max_examples=300)
 @given(
     parts=st.lists(PARTS, max_size=12),
     cuts=st.lists(st.integers(0, 80), max_size=8),
@@ -717,7 +716,6 @@ PIECES = (
 )
 
 
-@settings(max_examples=300)
 @given(
     parts=st.lists(st.sampled_from((*MARKS, *PIECES)), max_size=10),
     cuts=st.lists(st.integers(0, 200), max_size=8),
@@ -738,7 +736,6 @@ def tokenizers(make_tokenizer: Callable[..., Any]) -> list[Any]:
     return [make_tokenizer(), build_phrase_tokenizer(["go to ", "cabinet 3", "é"])]
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_growing_text_is_the_text_and_never_ends_in_half_a_character(tokenizers: list[Any], data: Any) -> None:
     tokenizer = data.draw(st.sampled_from(tokenizers))

@@ -415,8 +415,7 @@ def flip(line: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("number", "unused", "underway"),
-    [(1, ["answer 2"], 1), (2, ["answer 2"], 1), (3, [], 1), (5, [], 0), (6, [], 0)],
+    ("number", "unused", "underway"), [(1, ["answer 2"], 1), (2, ["answer 2"], 1), (3, [], 1), (5, [], 0), (6, [], 0)]
 )
 def test_a_damaged_record_sets_aside_what_it_may_belong_to(
     make_bench: Make, number: int, unused: list[str], underway: int

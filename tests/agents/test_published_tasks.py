@@ -126,6 +126,8 @@ def test_a_number_is_the_mean_over_draws(tmp_path: Path) -> None:
     # read again, resumed, and in another number of slots
     again = rescore(tmp_path)
     assert (again.scores, again.title, again.missing) == (result.scores, result.title, 0)
+    row = compare_recorded(tmp_path, tmp_path).rows[-1]
+    assert row.first.mean == row.second.mean == pytest.approx(avg.mean)
     assert evaluate(HOUSES, "expert", out=tmp_path, **settings).resumed == 120  # type: ignore[arg-type]
     other = evaluate(HOUSES, "expert", slots=3, **settings)  # type: ignore[arg-type]
     assert [one.success for one in other.outcomes] == [one.success for one in result.outcomes]

@@ -160,12 +160,7 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
     for name, turns in (("short", 3), ("long", 10)):
         make = make_doors(max_turns=turns)
         result = toy_evaluation(
-            panel,
-            make,
-            ExpertAgent(),
-            samples=2,
-            trace=tmp_path / name / "trace.jsonl",
-            max_turns=turns,
+            panel, make, ExpertAgent(), samples=2, trace=tmp_path / name / "trace.jsonl", max_turns=turns
         ).run()
         (tmp_path / f"{name}.json").write_text(json.dumps(result.to_json()))
     with pytest.raises(ScoreError, match=r"max_turns 3 and 10\).*--different-settings"):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from late import late
 
 from turngym.agents.evaluation.coverage import REFERENCE, SimulatedStudy, measure, shown_apart
 from turngym.agents.evaluation.seeds import (
@@ -293,15 +293,7 @@ def test_width_and_detectable_difference_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "paired"),
-    [
-        (0.0008, True),
-        *(
-            pytest.param(seed, paired, marks=(pytest.mark.long, pytest.mark.nightly))
-            for seed in (0.0, 0.0002, 0.0008, 0.004)
-            for paired in (False, True)
-            if (seed, paired) != (0.0008, True)
-        ),
-    ],
+    late(product((0.0, 0.0002, 0.0008, 0.004), (False, True)), (0.0008, True), mark=pytest.mark.nightly),
 )
 def test_more_never_needs_a_larger_difference(seed: float, paired: bool) -> None:
     known = replace(spread(seed=seed, task=0.005, both=0.002, sample=0.45), paired=paired)
@@ -403,19 +395,14 @@ def test_two_seeds_and_half_the_tasks_predict_the_recorded_studies() -> None:
 # --- What they cover
 
 
-def by_night(seeds: int, *study: Any) -> Any:
-    """Of each kind of study one with few seeds is long, and all others are nightly."""
-    return pytest.param(seeds, *study, marks=() if seeds == (2 if study[1] is not None else 3) else pytest.mark.nightly)
+KINDS = ((0.0, None, 0.0), (0.04, None, 0.0), (0.08, 0.0, 0.0), (0.04, None, 0.9))
+STUDIES = [(seeds, *kind) for seeds in (2, 3, 5, 10) for kind in KINDS]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("seeds", "apart", "second", "correlation"),
-    [
-        by_night(seeds, *study)
-        for seeds in (2, 3, 5, 10)
-        for study in ((0.0, None, 0.0), (0.04, None, 0.0), (0.08, 0.0, 0.0), (0.04, None, 0.9))
-    ],
+    late(STUDIES, (2, 0.08, 0.0, 0.0), (3, 0.04, None, 0.0), mark=pytest.mark.nightly),
 )
 def test_they_hold_the_truth_as_often_as_they_say(
     seeds: int, apart: float, second: float | None, correlation: float
@@ -430,8 +417,7 @@ def test_they_hold_the_truth_as_often_as_they_say(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("clusters", "rate"),
-    [(4, 0.5), *(pytest.param(*world, marks=pytest.mark.nightly) for world in ((20, 0.5), (20, 0.1), (47, 0.3)))],
+    ("clusters", "rate"), late([(4, 0.5), (20, 0.5), (20, 0.1), (47, 0.3)], (4, 0.5), mark=pytest.mark.nightly)
 )
 def test_they_hold_it_for_new_worlds(clusters: int, rate: float) -> None:
     for one in measure(SimulatedStudy(seeds=3, clusters=clusters, rate=rate, shared=0.2), 400):

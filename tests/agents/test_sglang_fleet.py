@@ -51,14 +51,7 @@ def test_another_release_is_refused(version: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [
-        "many",
-        -5,
-        True,
-    ],
-)
+@pytest.mark.parametrize("limit", ["many", -5, True])
 def test_a_limit_that_is_no_number_of_ids(limit: Any) -> None:
     with FakeServer(max_prompt=limit) as server, pytest.raises(BadAnswer, match="max_req_input_len is ") as caught:
         opened(server)
@@ -73,13 +66,7 @@ def test_an_architecture_is_the_first_of_a_list(pair: tuple[Any, Any]) -> None:
     fleet.close()
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        "0.5.21",
-        "0.5.23.post1",
-    ],
-)
+@pytest.mark.parametrize("version", ["0.5.21", "0.5.23.post1"])
 def test_releases_that_speak_the_protocol(version: str) -> None:
     with FakeServer(version=version) as server:
         fleet = opened(server)

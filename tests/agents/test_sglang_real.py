@@ -324,6 +324,7 @@ def test_a_server_that_dies_in_mid_run_comes_back_with_the_weights_of_the_run(
     assert same_numbers(fleet, model) < 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["train", "serve"])
 def test_a_server_that_was_stopped_keeps_nobody_from_ending(command: str, folder: Path, tmp_path: Path) -> None:
     python, metrics = require("sglang"), tmp_path / "run" / "metrics.jsonl"

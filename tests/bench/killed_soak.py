@@ -224,11 +224,7 @@ def outcome(place: Path) -> dict[str, Any]:
         for one in read_trace(trace)[0]
     }
     problems = [str(one) for one in iter_records(place / "server") if isinstance(one, TraceProblem)]
-    return {
-        "training": learned,
-        "client": sorted(episodes.items()),
-        "server": problems,
-    }
+    return {"training": learned, "client": sorted(episodes.items()), "server": problems}
 
 
 def difference(wanted: Any, found: Any) -> str:

@@ -315,6 +315,7 @@ def test_hostile_servers_and_environments(monkeypatch: pytest.MonkeyPatch) -> No
     assert gullible.outcomes == {"taken": 15}
 
 
+@pytest.mark.long
 def test_the_command_counts_failures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert faults.main(["--only", "actions", "--actions", "20"]) == 0
     said = capsys.readouterr().out

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError
-from turngym.core.plugin_values import (
-    MOST_TEXT,
-    StepResult,
-    answers,
-    checked_number,
-    checked_task,
-    failures_of,
-    unique,
-)
+from turngym.core.plugin_values import MOST_TEXT, StepResult, answers, checked_number, checked_task, failures_of, unique
 from turngym.core.protocols import Judgment, judgments
 from turngym.core.task import Task
 

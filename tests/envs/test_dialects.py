@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import TurngymError
@@ -120,7 +120,6 @@ def test_a_tool_may_have_a_name_with_a_path(name: str) -> None:
     assert spoken.parse(spoken.format("<search>who</search>")).action == "<search>who</search>"
 
 
-@settings(max_examples=200)
 @given(name=st.sampled_from(sorted(DIALECTS)), action=st.text(max_size=40), thought=st.none() | st.text(max_size=20))
 def test_what_a_dialect_can_carry_comes_back(name: str, action: str, thought: str | None) -> None:
     spoken = channel(name)
@@ -132,7 +131,6 @@ def test_what_a_dialect_can_carry_comes_back(name: str, action: str, thought: st
     assert (parsed.action, parsed.thought) == (action.strip(), None if thought is None else thought.strip())
 
 
-@settings(max_examples=200)
 @given(name=st.sampled_from(sorted(DIALECTS)), text=st.text(max_size=60), cut=st.integers(0, 80))
 def test_nothing_that_a_model_says_raises(name: str, text: str, cut: int) -> None:
     spoken = channel(name)
@@ -143,7 +141,6 @@ def test_nothing_that_a_model_says_raises(name: str, text: str, cut: int) -> Non
         assert calls is None or all(isinstance(call, ParsedCall) for call in calls)
 
 
-@settings(max_examples=200)
 @given(name=st.sampled_from(sorted(DIALECTS)), value=st.text(max_size=20), cut=st.integers(0, 200))
 def test_a_call_is_read_whole_or_not_at_all(name: str, value: str, cut: int) -> None:
     dialect = DIALECTS[name]

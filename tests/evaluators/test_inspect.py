@@ -25,6 +25,8 @@ from turngym.core.errors import EnvBackendError, TurngymError
 from turngym.core.trace import read_trace
 from turngym.envs.panels import panel_of_env
 
+pytestmark = pytest.mark.long  # to import inspect_ai takes seconds in every process; test_same_episode has a quick one
+
 PANEL = "alfworld-quickstart"
 ANSWERS: dict[str, Callable[..., ModelOutput]] = {}
 """Model name to what it answers; a ModelAPI of our own counts no tokens, which would need a download."""
@@ -65,7 +67,6 @@ def metric(log: EvalLog, name: str, reducer: str = "mean") -> float:
     return found.metrics[name].value
 
 
-@pytest.mark.long
 def test_the_command_scores_as_turngym_eval_does(
     played: SimpleNamespace, tmp_path: Path, assert_same_episodes: Callable[..., None]
 ) -> None:

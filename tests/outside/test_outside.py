@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ ENV = "turngym_example:example/Guess-v0"
 
 
 @pytest.fixture(scope="module")
-def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
+def turngym(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turngym]:
     """Runs the installed command and returns what it printed."""
-    return installed_with(HERE, tmp_path_factory.mktemp("outside"))
+    with installed_with(HERE, tmp_path_factory.mktemp("outside")) as run:
+        yield run
 
 
 PAGES = {"write_an_environment.md": "guess", "write_a_judge.md": "judge", "write_an_algorithm.md": "loo"}

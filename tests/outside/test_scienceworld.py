@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def test_what_cannot_be_played_is_refused_before_a_process_starts(given: dict[st
 
 
 @pytest.fixture(scope="module")
-def turngym(tmp_path_factory: pytest.TempPathFactory) -> Turngym:
-    return installed_with(PROJECT, tmp_path_factory.mktemp("scienceworld"))
+def turngym(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turngym]:
+    with installed_with(PROJECT, tmp_path_factory.mktemp("scienceworld")) as run:
+        yield run
 
 
 @pytest.mark.parametrize("agent", ["random", "expert"])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from late import late
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.worlds import ALL_WORLDS, WORLDS, load_world
@@ -21,12 +22,7 @@ from turngym.trainers.train_config import train_config
 # a world of loops is another one with other models and more turns: it would cost most and hold nothing more
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "alfworld" else pytest.mark.nightly)
-        for name in WORLDS
-        if not name.endswith("-loops")
-    ],
+    "name", late([name for name in WORLDS if not name.endswith("-loops")], "alfworld", mark=pytest.mark.nightly)
 )
 def test_quickstart_runs_and_goes_on_where_it_stopped(name: str, tmp_path: Path) -> None:
     words = ["quickstart", "--env", name, "--out", str(tmp_path), "--steps", "2", "--limit", "4", "--samples", "1"]

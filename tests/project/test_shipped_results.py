@@ -30,9 +30,9 @@ def name_of(path: Path) -> str:
 
 
 def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Few are quick; further seeds of a method are played by night."""
-    late = (pytest.mark.long, pytest.mark.nightly)
-    return () if name in QUICK else late if re.search(r"-seed[1-9]", name) else late[:1]
+    """Few are quick; what was trained in a study is played by night."""
+    late = pytest.mark.nightly if re.search(r"-seed\d", name) else pytest.mark.long
+    return () if name in QUICK else (late,)
 
 
 @pytest.mark.parametrize("path", [pytest.param(one, id=name_of(one), marks=marks_of(name_of(one))) for one in FILES])
@@ -93,9 +93,9 @@ def are_the_same(files: list[Path]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_numbers_of_all_files_are_the_same_on_every_processor(step: int) -> None:
-    """Of every fifth file, and of those that a table compares; by night of all."""
+    """Of every twentieth file, and of those that a table compares; by night of all."""
     studies = sorted((ROOT / "docs" / "data").glob("study-*.json.gz"))
     compared = [path for path in FILES if name_of(path) in SEEDS]
     others = [path for path in FILES if path not in compared]

@@ -138,12 +138,7 @@ def test_hits_of_a_web_search_keep_the_order_of_the_server(canned: Canned, clien
     assert read_reply(json.dumps(blank).encode(), 1, 3) == [[again]]
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        1,
-    ],
-)
+@pytest.mark.parametrize("place", [1])
 @pytest.mark.parametrize("change", ["score", "id", "_id"])
 def test_a_score_may_only_be_missing_everywhere(place: int, change: str) -> None:
     reply = web("Tarnby", "Leck", "Orlen")
@@ -376,13 +371,7 @@ def test_any_text_can_be_asked(canned: Canned, client: Any) -> None:
     assert normalize("a \ud800\n b") == "a ? b"
 
 
-@pytest.mark.parametrize(
-    "k",
-    [
-        0,
-        True,
-    ],
-)
+@pytest.mark.parametrize("k", [0, True])
 def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
     with pytest.raises(RetrievalError, match=r"k=.*at least 1"):
         client("http://127.0.0.1:1").search(["a"], k)
@@ -406,10 +395,7 @@ def test_urls_that_no_client_could_ask(url: str) -> None:
     assert not any(map(address_problem, ("http://host", "https://[::1]:80/v1?x=1#y", "HTTP://me:pw@host:65535")))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("deadline", "5"), ("attempt", math.inf), ("seed", 1.5)],
-)
+@pytest.mark.parametrize(("name", "value"), [("deadline", "5"), ("attempt", math.inf), ("seed", 1.5)])
 def test_settings_that_no_client_can_have(name: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=name):
         HttpRetriever("http://host", **{name: value})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
@@ -69,7 +69,6 @@ def test_equal_to_the_formula(texts: list[str], text: str, k: int, k1: float, b:
     assert LuceneIndex.build(docs, k1=k1, b=b).search(text, k) == by_formula(docs, text, k, k1, b)
 
 
-@settings(max_examples=80)
 @given(texts=TEXTS, text=QUERY, k=st.integers(1, 5), cost=st.sampled_from([0, 1, 1000]))
 def test_skipping_changes_nothing(texts: list[str], text: str, k: int, cost: int) -> None:
     docs = numbered(texts)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 from families import family_tokenizer
+from late import late
 
 from turngym.core.trace import read_trace
 from turngym.scripts import main
@@ -36,16 +37,16 @@ def save_model(folder: Path, family: str) -> Path:
 EVAL = ["--panel", "alfworld-quickstart", "--limit", "1", "--samples", "1", "--no-verify", "--max-turns", "2"]
 
 
-@pytest.mark.parametrize(
-    ("family", "words", "found"),
-    [
-        ("qwen3_5", ["--channel", "tool"], "channel tool:qwen-coder, observations as tool messages"),
-        ("gpt_oss", ["--channel", "tool"], "channel tool:harmony, observations as tool messages"),
-        ("qwen3_5", [], "channel text, observations as tool messages"),
-        ("qwen3_5", ["--observation-role", "user"], "channel text, observations as user messages"),
-        ("gpt_oss", [], "channel text:harmony, observations as user messages"),
-    ],
-)
+FOUND = [
+    ("qwen3_5", ["--channel", "tool"], "channel tool:qwen-coder, observations as tool messages"),
+    ("gpt_oss", ["--channel", "tool"], "channel tool:harmony, observations as tool messages"),
+    ("qwen3_5", [], "channel text, observations as tool messages"),
+    ("qwen3_5", ["--observation-role", "user"], "channel text, observations as user messages"),
+    ("gpt_oss", [], "channel text:harmony, observations as user messages"),
+]
+
+
+@pytest.mark.parametrize(("family", "words", "found"), late(FOUND, FOUND[0], FOUND[4]))
 def test_eval_says_what_it_found(
     family: str, words: list[str], found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from late import late
 
 from turngym.agents.evaluation.packed import pack_result
 from turngym.scripts.main import main
@@ -25,7 +26,7 @@ def commands() -> list[list[str]]:
     return [words[1:] for words in runs if words[0] == "turngym"]
 
 
-@pytest.mark.parametrize(("accepted", "now", "status"), [("good", "bad", 1), ("bad", "good", 0), ("good", "good", 0)])
+@pytest.mark.parametrize(("accepted", "now", "status"), late([("good", "bad", 1), ("bad", "good", 0)], "good"))
 def test_the_job_fails_when_a_model_gets_worse(
     accepted: str, now: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,6 @@ def test_an_example_leaves_a_model_that_plays(tmp_path: Path, name: str, size: t
     assert evaluate("alfworld-quickstart", f"model:{tmp_path / 'model'}", samples=1, limit=1, progress=False)
 
 
-@pytest.mark.long
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "steps", "gain"), [("opd", 60, 15.0), ("grpo", 24, 5.0)])
 def test_an_example_learns_what_turngym_train_learns(tmp_path: Path, name: str, steps: int, gain: float) -> None:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from late import late
 
 LACKS = """
 import builtins, errno, io, os, select, sys
@@ -67,7 +68,14 @@ def test_the_emulation_takes_away_what_it_says(mac: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("panel", [f"{name}-quickstart" for name in ("alfworld", "webshop", "search")])
+@pytest.mark.parametrize(
+    "panel",
+    late(
+        [f"{name}-quickstart" for name in ("alfworld", "webshop", "search")],
+        "alfworld-quickstart",
+        mark=pytest.mark.nightly,
+    ),
+)
 def test_an_evaluation_is_played_in_this_process_and_in_others(panel: str, mac: dict[str, str], tmp_path: Path) -> None:
     words = ["-m", "turngym", "eval", "--panel", panel, "--limit", "2", "--samples", "1"]
     alone = run(mac, tmp_path, *words, "--workers", "0", "--out", "alone")
@@ -101,6 +109,7 @@ def test_a_model_is_trained_and_played(mac: dict[str, str], tmp_path: Path) -> N
     assert "errors" in run(mac, tmp_path, "-m", "turngym", "eval", *played)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs turngym[train]")
 def test_weights_are_shared_through_a_file_where_there_is_no_shared_memory(mac: dict[str, str], tmp_path: Path) -> None:
     code = """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late import late
 
 from turngym.agents.worlds import load_world
 from turngym.scripts.main import main
@@ -30,11 +31,11 @@ NAMES = {
 }
 NAMES["all"] = "/".join(["x=y/-dash", *(NAMES[name] for name in ("signs", "line", "bytes", "markup", "ending"))])
 """What is special wherever it stands is in one path; a home must come first."""
-QUICK, LATE = "all", (pytest.mark.long, pytest.mark.nightly)
+QUICK = "all"
 Run = Callable[..., str]
 
 
-@pytest.fixture(params=[name if name == QUICK else pytest.param(name, marks=LATE) for name in NAMES])
+@pytest.fixture(params=late(NAMES, QUICK, mark=pytest.mark.nightly))
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of that name in the working folder, as it is typed."""
     monkeypatch.chdir(tmp_path)
@@ -55,6 +56,7 @@ def run(capfdbinary: Any) -> Run:
     return one
 
 
+@pytest.mark.long
 def test_evaluations_traces_results_and_reports(place: str, run: Run) -> None:
     env = ["--env", "turngym/ALFWorld-v0", "--env-kwargs", '{"split": "generated_unseen"}']
     run("panel", "write", "own", *env, "--out", f"{place}/panels")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from late import late
 
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
@@ -44,11 +45,14 @@ def test_a_panel_of_each_environment(panel: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("env", "kwargs"),
-    [
-        ("turngym/ALFWorld-v0", {"split": "generated", "config": "small"}),
-        ("turngym/WebShop-v0", {"profile": "embedded-small", "split": "train"}),
-        ("turngym/Search-v0", {"source": "world", "config": "tiny", "split": "train"}),
-    ],
+    late(
+        [
+            ("turngym/ALFWorld-v0", {"split": "generated", "config": "small"}),
+            ("turngym/WebShop-v0", {"profile": "embedded-small", "split": "train"}),
+            ("turngym/Search-v0", {"source": "world", "config": "tiny", "split": "train"}),
+        ],
+        "turngym/ALFWorld-v0",
+    ),
 )
 def test_prompts_are_what_a_rollout_reads_first(env: str, kwargs: dict[str, Any], tmp_path: Path) -> None:
     words = ["--env", env, "--env-kwargs", json.dumps(kwargs), "--form", "tasks", "--limit", "2", "--seed", "5"]

@@ -148,7 +148,7 @@ def test_an_endpoints_query_and_body_are_in_no_file(
 
 @pytest.mark.long
 def test_a_study_tells_nothing_of_the_environment(tmp_path: Path) -> None:
-    data = Path(__file__).parents[2] / "docs" / "data" / "study-search-loops.json.gz"
+    data = Path(__file__).parents[2] / "docs" / "data" / "study-told-smollm2.json.gz"
     names = ("OPENAI_API_KEY", "TURNGYM_JUDGE_KEY", "TURNGYM_SERVER_KEY", "TURNGYM_PROXY_KEY")
     run = [sys.executable, "-m", "turngym.scripts", "study", "show", str(data), "--out", str(tmp_path / "s")]
     env = {**os.environ, **dict.fromkeys(names, MARK)}

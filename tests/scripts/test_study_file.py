@@ -70,7 +70,7 @@ def test_the_shortest_file(tmp_path: Path) -> None:
     names = ("models.student", "optimizer.minibatches", "run.episodes", "optimizer.lr", "run.eval_every")
     where = str(tmp_path / "mine.toml")
     assert [grpo.origins[name].replace(where, "mine").replace(os.path.relpath(where), "mine") for name in names] == [
-        *("world alfworld-loops", "world alfworld-loops", "mine: train", "mine: methods.grpo", "study"),
+        *("world alfworld-loops", "world alfworld-loops", "mine: train", "mine: methods.grpo", "study")
     ]
     # who learns from the reward alone has no teacher
     assert Path(str(training(opd).teacher)).parts[-2:] == ("alfworld-loops", "teacher")
@@ -343,13 +343,7 @@ def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -
         assert (found[name].name, depth[name]) == (name, FixedDepth(h_max=12))
 
 
-@pytest.mark.parametrize(
-    ("world", "rate", "turns"),
-    [
-        ("alfworld-loops", 1e-3, 48),
-        ("webshop-loops", 2e-5, 30),
-    ],
-)
+@pytest.mark.parametrize(("world", "rate", "turns"), [("alfworld-loops", 1e-3, 48), ("webshop-loops", 2e-5, 30)])
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, f'world = "{world}"\n[methods.opd]\n').values()
     assert said(cell, "optimizer.lr", "max_turns", "panel") == [rate, turns, world]

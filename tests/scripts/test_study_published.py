@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from late import late
 
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.evaluation.seeds import signed
@@ -110,7 +111,7 @@ def test_the_page_of_told_policies_shows_what_its_data_say() -> None:
         assert seconds == f"{total_cost(rows[name]).cpu:.1f}", name
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("world", "place"), [("webshop", 1), ("search", 4)])
 def test_the_page_of_told_policies_shows_shop_and_search(world: str, place: int) -> None:
     rows = rows_of("told-webshop-search", world)
@@ -167,7 +168,7 @@ def test_loopstops_page_shows_what_it_saves_in_smollm2s_shop() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("world", ["alfworld", "webshop", "search"])
+@pytest.mark.parametrize("world", late(("alfworld", "webshop", "search"), "alfworld", mark=pytest.mark.nightly))
 def test_the_last_evaluations_of_told_policies_are_packed(world: str) -> None:
     rows = rows_of("told-alfworld" if world == "alfworld" else "told-webshop-search", world)
     names = {(method, seed): f"{world}-{method}-seed{seed}.result.xz" for method in rows for seed in rows[method]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late import late
 
 from turngym.scripts.main import main
 from turngym.scripts.study import regime as verb
@@ -86,10 +87,9 @@ def test_a_pair_is_measured_on_what_training_logs(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long
 @pytest.mark.parametrize(
     "world",
-    [
-        "alfworld-loops",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("webshop-loops", "search-loops", "search-chains")),
-    ],
+    late(
+        ("alfworld-loops", "webshop-loops", "search-loops", "search-chains"), "alfworld-loops", mark=pytest.mark.nightly
+    ),
 )
 def test_the_shipped_pairs_with_loops_have_the_signs(world: str) -> None:
     (windows,) = verb.regimes(verb.RegimeOptions(world=(world,), seed=1)).values()

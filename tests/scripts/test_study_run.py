@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -163,7 +164,10 @@ def test_a_start_of_another_process_is_waited_for(tmp_path: Path, launched: list
     def other() -> None:
         with locked_file(strong.folder):
             has_it.set()
-            time.sleep(2)
+            end = time.monotonic() + 60
+            while len(launched) < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.6)  # what is not waited for would begin at the next look
             seen.append(list(launched))
             strong.model.mkdir(parents=True)
 
@@ -440,21 +444,29 @@ def test_the_command_writes_and_shows_tables(
 
 
 @pytest.mark.long
-def test_a_study_of_evaluations_and_trainings_from_its_file_to_its_table(tmp_path: Path) -> None:
-    path, out = study(tmp_path)
-    path.write_text(
-        FILE.replace("[0, 1]", "[0]") + '[methods.expert]\nagent = "expert"\n[methods.short]\nof = "opd"\ndepth = 3\n'
-    )
-    run.run_study(path, out, pack=True)
+def test_the_study_of_the_page_runs_from_its_file_to_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    file, code = (re.search(f"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ('toml title="mine.toml"', "python"))
+    assert file is not None
+    assert code is not None
+    monkeypatch.chdir(tmp_path)
+    path, out = Path("mine.toml"), Path("runs/mine")
+    path.write_text(file[1].replace("seeds = [0, 1]", "seeds = [0]").replace("tasks = 6", "tasks = 2"))
+    assert main(["study", "run", str(path), "--out", str(out)]) == 0
+    exec(compile(code[1], "docs/compare.md", "exec"), {})
+    # what is added to the file is run, too
+    with path.open("a") as more:
+        more.write('[methods.expert]\nagent = "expert"\n[methods.short]\nof = "opd"\ndepth = 3\n')
     packed = out / "results" / "alfworld-opd-seed0.result.xz"
+    packed.parent.mkdir()
     packed.write_bytes(b"of a run that is there no longer")
     os.utime(packed, (0, 0))
     found = run.run_study(path, out, pack=True)
     assert len(read_result(packed).episodes) == 2
     by_name = {record.method: record for record in found.records}
-    assert set(by_name) == {"opd", "turnopd", "expert", "short"}
+    assert set(by_name) == {"grpo", "opd", "mine", "expert", "short"}
     assert set(by_name["expert"].evaluations[0].tasks.values()) == {1.0}
-    assert by_name["short"].total.turns <= 3 * 8 * 4
-    # the four trainings begin with one evaluation
+    assert by_name["short"].total.turns <= 3 * 8 * 2
+    # all trainings begin with one evaluation
     assert by_name["opd"].evaluations[0].tasks == by_name["short"].evaluations[0].tasks
-    assert len(list((out / "results").iterdir())) == 4
+    assert len(list(packed.parent.iterdir())) == 5

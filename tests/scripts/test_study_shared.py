@@ -103,6 +103,7 @@ def test_a_study_over_an_endpoint_alone(tmp_path: Path, monkeypatch: pytest.Monk
     assert row.startswith("| expert | 2 | 100.0 | +100.0 [")
 
 
+@pytest.mark.nightly
 def test_a_ray_cluster_plays_the_same_cells_and_a_failed_one_stops_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import gymnasium as gym
 import pytest
+from late import late
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.agents.worlds import load_world
@@ -41,13 +42,16 @@ def test_the_expert_needs_half_of_the_turns_and_searches_only_what_it_has_read()
 
 @pytest.mark.parametrize(
     ("name", "families"),
-    [
-        ("search-quickstart", {"popqa-like": 20, "2wiki-like": 60, "musique-like": 20}),
-        (
-            "search-world-eval",
-            dict.fromkeys(("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like"), 40),
-        ),
-    ],
+    late(
+        [
+            ("search-quickstart", {"popqa-like": 20, "2wiki-like": 60, "musique-like": 20}),
+            (
+                "search-world-eval",
+                dict.fromkeys(("popqa-like", "nq-like", "2wiki-like", "hotpot-like", "musique-like"), 40),
+            ),
+        ],
+        "search-quickstart",
+    ),
 )
 def test_panels_are_what_the_generator_makes(name: str, families: dict[str, int]) -> None:
     panel = load_panel(name)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 
-def late(rows: Iterable[Any], *quick: Any) -> list[Any]:
-    """`rows` as parameters: quick are those of `quick`, rows or the first values of rows. All others are long."""
+def late(rows: Iterable[Any], *kept: Any, mark: pytest.MarkDecorator = pytest.mark.long) -> list[Any]:
+    """`rows` as parameters: those of `kept`, rows or the first values of rows, are as the test is. All others have the
+    mark: they are long, or nightly."""
     found = []
     for row in rows:
         values = row if isinstance(row, tuple) else (row,)
-        marks = () if row in quick or values[0] in quick else pytest.mark.long
+        marks = () if row in kept or values[0] in kept else mark
         found.append(pytest.param(*values, marks=marks))
-    assert sum(not one.marks for one in found) >= len(quick) > 0, f"there is no {quick}"
+    assert sum(not one.marks for one in found) >= len(kept) > 0, f"there is no {kept}"
     return found

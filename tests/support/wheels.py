@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,18 +68,29 @@ def clean_venv(folder: Path, *wheels: Path) -> Path:
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-COMMAND = """
-import sys
+COMMANDS = """
+import contextlib, io, json, os, sys
 from importlib.metadata import entry_points
-(command,) = {point.value: point for point in entry_points(group="console_scripts", name="turngym")}.values()
-sys.argv[0] = "turngym"
-sys.exit(command.load()())
+(point,) = {point.value: point for point in entry_points(group="console_scripts", name="turngym")}.values()
+for line in sys.stdin:
+    folder, *words = json.loads(line)
+    os.chdir(folder)
+    sys.argv[:] = ["turngym", *words]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            point.load()()
+        except SystemExit as end:
+            status = end.code or 0
+    print(json.dumps([status, said.getvalue()]), flush=True)
 """
+"""The installed command, again and again in one process: to import torch takes longer than most commands."""
 
 Turngym = Callable[..., str]
 
 
-def installed_with(project: Path, work: Path) -> Turngym:
+@contextmanager
+def installed_with(project: Path, work: Path) -> Iterator[Turngym]:
     """The command of an environment into which this checkout and another `project` are installed.
 
     It runs in `folder`, by default `work`, must end with `status`, and returns what was printed.
@@ -86,11 +99,16 @@ def installed_with(project: Path, work: Path) -> Turngym:
         (work / name).mkdir()
     python = clean_venv(work / "venv", turngym_wheel(work / "turngym"), build_wheel(project, work / "project"))
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    line = [str(python), "-c", COMMANDS]
+    with subprocess.Popen(line, cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
 
-    def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
-        line = [str(python), "-c", COMMAND, *map(str, words)]
-        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env=env, timeout=600)
-        assert done.returncode == status, f"{' '.join(map(str, words))}\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
+        def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
+            print(json.dumps([str(folder), *map(str, words)]), file=process.stdin, flush=True)
+            ended, said = json.loads(process.stdout.readline())
+            assert ended == status, f"{' '.join(map(str, words))}\n{said}"
+            return str(said)
 
-    return run
+        yield run
+        process.stdin.close()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from late import late
 
 from turngym.core.episode import EpisodeError, check_numbers
 from turngym.core.errors import SettingsError, TurngymError
@@ -18,14 +19,7 @@ from turngym.trainers.algorithm import Algorithm, Scorers, Targets
 from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo, opd, sft
 from turngym.trainers.batch import RolloutBatch, pack
-from turngym.trainers.optimizer_step import (
-    Forward,
-    RunStep,
-    accumulate,
-    make_optimizer,
-    run_epochs,
-    update,
-)
+from turngym.trainers.optimizer_step import Forward, RunStep, accumulate, make_optimizer, run_epochs, update
 from turngym.trainers.recorded_source import check_logprobs
 from turngym.trainers.run_config import DistillConfig, OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
@@ -61,7 +55,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ["sft", "opd", "opd student support", "opd sampled"])
+@pytest.mark.parametrize("name", late(("sft", "opd", "opd student support", "opd sampled"), "opd"))
 def test_accumulation_changes_nothing(name: str) -> None:
     algorithm, model = ALGORITHMS[name], toy.tiny(1)
     batch = pack(rollouts(model), origins=algorithm.origins)
@@ -178,7 +172,7 @@ def at(heat: Any, episodes: list[Any]) -> list[Any]:
     return [replace(episode, meta={"temperature": heat}) for episode in episodes]
 
 
-@pytest.mark.parametrize("name", ["sft", "grpo", "opd warm"])
+@pytest.mark.parametrize("name", late(("sft", "grpo", "opd warm"), "grpo"))
 def test_episodes_of_several_temperatures_in_one_batch_are_scored_at_their_own(name: str) -> None:
     """Ratios are 1 whatever the run's temperature and the microbatches; gradients are those of each alone."""
     model, algorithm = toy.tiny(1, 6.0), ALGORITHMS.get(name) or grpo.build(grpo.GrpoConfig(), GIVEN)

@@ -234,7 +234,7 @@ def test_what_can_be_replayed(make_episode: Callable[..., Episode]) -> None:
         rows[-1]["depth/hbar"],
     )
     assert {item.name for item in found.variants} == {
-        *("as set", "p = 0.4", "p = 0.6", "rho = 0.5", "rho = 0.9", "CDF of all episodes"),
+        *("as set", "p = 0.4", "p = 0.6", "rho = 0.5", "rho = 0.9", "CDF of all episodes")
     }
 
 

@@ -22,6 +22,7 @@ import toy_run as toy
 from distributed_cases import CASES, difference, place
 from hypothesis import given
 from hypothesis import strategies as st
+from late import late
 from thread_ranks import in_ranks
 from tiny_runs import untimed
 
@@ -186,37 +187,40 @@ def test_a_single_process_is_no_group_and_a_lost_one_is_told_what_to_start() -> 
 
 ACROSS = "ppo-kd"
 """The case that is resumed in the other number of processes: it has a critic."""
+OFTEN = ("sft", "opd", "opd, sampled", "turnopd", "turnopd, ahead", "opd, workers", "opd, lora", "grpo", "prm-rl")
+"""With the two that have a critic and a text's loss, all that processes share: the other cases are nightly."""
 KEEP = ("--checkpoint-every", "1", "--keep-checkpoints", "9")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every case in one process and in two, and what `distributed_worker` tried; one group of processes for all."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return play(tmp_path_factory.mktemp("runs"))
-    folder = tmp_path_factory.getbasetemp().parent / "distributed_runs"
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cases that are asked for in one process and in two, and what `distributed_worker` tried; one group of
+    processes for all."""
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    cases = [name for name in CASES if name in {*asked, "opd", "turnopd", ACROSS}]
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "distributed_runs"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:  # tests of one file may be dealt to several workers
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "said.json").exists():
-            play(folder)
+            play(folder, cases)
     return folder
 
 
-def play(folder: Path) -> Path:
+def play(folder: Path, cases: Sequence[str]) -> None:
     evaluated = ("--panel", "alfworld-quickstart", "--eval-limit", "2", "--eval-samples", "1", "--eval-every", "3")
     more = {ACROSS: KEEP, "turnopd": evaluated}
-    for name in CASES:
+    for name in cases:
         run_training(parse([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]), SINGLE)
     cut(place(folder, ACROSS, 1), folder / "one_then_two", 2)
-    commands = [[*worker.words(name, place(folder, name, 2)), *more.get(name, ())] for name in CASES]
+    commands = [[*worker.words(name, place(folder, name, 2)), *more.get(name, ())] for name in cases]
     commands.append([*worker.words(ACROSS, folder / "one_then_two"), *KEEP, "--resume"])
     (folder / "commands.json").write_text(json.dumps(commands))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [sys.executable, *torchrun, str(worker.__file__), str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-6000:]
-    return folder
 
 
 def cut(run_folder: Path, copy: Path, step: int) -> None:
@@ -228,7 +232,7 @@ def cut(run_folder: Path, copy: Path, step: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", late(CASES, *OFTEN, ACROSS, "grpo-minillm", mark=pytest.mark.nightly))
 def test_two_processes_equal_one(runs: Path, name: str) -> None:
     found = difference(runs, name, (1, 2))
     assert found.same_episodes

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import pytest
 import torch
+from late import late
 from metric_columns import known_metric
 from tiny_runs import save_tiny, with_file
 
@@ -84,7 +85,7 @@ def held_open(env: str) -> Any:
     return gym.make(env, split=SPLIT.get(env, "train"))
 
 
-@pytest.fixture(scope="module", params=[ENVS[0], *(pytest.param(env, marks=pytest.mark.long) for env in ENVS[1:])])
+@pytest.fixture(scope="module", params=late(ENVS, ENVS[0], mark=pytest.mark.nightly))
 def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two attempts of the untrained policy at one task, each at a temperature of its own, and what an expert did."""
     folder, _ = tmp_path_factory.mktemp("traces"), held_open(request.param)
@@ -121,7 +122,8 @@ def test_every_algorithm_is_here() -> None:
     [
         # there test_options_read trains all of them
         *((name, ENVS[0]) for name in ("turnopd", "ppo", "luffy", "opid")),
-        *(pytest.param(name, env, marks=pytest.mark.long) for name in ALGORITHMS for env in ENVS[1:]),
+        *(pytest.param(name, ENVS[1], marks=pytest.mark.long) for name in ALGORITHMS),
+        *(pytest.param(name, ENVS[2], marks=pytest.mark.nightly) for name in ALGORITHMS),
     ],
 )
 def test_an_algorithm_trains_in_an_environment_and_resumes(

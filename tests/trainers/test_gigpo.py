@@ -17,12 +17,7 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.task import Verdict
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
-from turngym.trainers.algorithms.gigpo import (
-    TurnAdvantage,
-    centered,
-    clusters,
-    episode_advantage,
-)
+from turngym.trainers.algorithms.gigpo import TurnAdvantage, centered, clusters, episode_advantage
 from turngym.trainers.batch import pack
 from turngym.trainers.rewards import PAID, turn_rewards
 from turngym.trainers.run import build_trainer

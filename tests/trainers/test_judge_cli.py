@@ -63,6 +63,7 @@ def test_training_with_the_judges_that_need_no_model(
     assert all(turn.judge_scores is not None and turn.judge_votes for e in episodes for turn in e.turns)
 
 
+@pytest.mark.long
 def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, tmp_path: Path) -> None:
     judge = ("--judge", f"model:{model}", "--judge-votes", "2", "--judge-max-tokens", "4", "--checkpoint-every", "1")
     train.main(command(model, tmp_path / "whole", "prm-rl", *judge))

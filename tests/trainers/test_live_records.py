@@ -76,13 +76,7 @@ def test_both_questions_take_what_the_user_answered(turn: Turn) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "said", "settled"),
-    [
-        ("score", DOWN, True),
-        ("hint", DOWN, False),
-        ("hint", WORDS, True),
-        ("both", UP, True),
-        ("both", DOWN, False),
-    ],
+    [("score", DOWN, True), ("hint", DOWN, False), ("hint", WORDS, True), ("both", UP, True), ("both", DOWN, False)],
 )
 def test_when_the_judge_need_not_be_asked(kind: Any, said: Feedback, settled: bool) -> None:
     assert SessionJudge(judge=WordJudge(), kind=kind).settles(said) == settled

@@ -173,6 +173,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_recorded_demonstrations_are_matched_to_the_steps_tasks(
     tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_run_without_the_option_has_the_experts_demonstrations(tmp_path: Path)
     assert [e.meta.get("demonstration") for e in usual] == ["used", "used", None, None] * 2
 
 
+@pytest.mark.long
 def test_sft_imitates_a_model_and_leaves_out_what_did_not_succeed(tmp_path: Path) -> None:
     asked = ("--demonstrations", f"model:{TEACHER}", "--demonstration-success")
     trainer, found = collected(command(tmp_path / "run", "sft", *asked, episodes=16))

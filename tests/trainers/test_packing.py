@@ -230,6 +230,7 @@ def test_a_run_that_was_begun_without_it_goes_on_without_it(tmp_path: Path) -> N
     assert state["spec"]["run"]["packing"] == "off"
 
 
+@pytest.mark.long
 def test_what_a_run_goes_on_with(tmp_path: Path) -> None:
     assert with_saved_settings(RunConfig(), tmp_path).packing == "auto"  # nothing began here
     begun(tmp_path / "run", "auto")

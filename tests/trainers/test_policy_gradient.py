@@ -9,15 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.trainers.losses import (
-    KL_ESTIMATORS,
-    clipped_surrogate,
-    clipped_weight,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    sequence_logp,
-)
+from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight, kl_k1, kl_k2, kl_k3, sequence_logp
 
 repeatable = settings(derandomize=True)
 

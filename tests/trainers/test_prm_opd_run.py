@@ -37,10 +37,7 @@ def run(out: Path, form: Any, **weights: float) -> list[dict[str, Any]]:
         model=student,
         algorithm=prm_opd.build(prm_opd.PrmOpdConfig(form=form, **weights), BuildContext(run=RUN, distill=DISTILL)),
         source=JudgedSource(
-            source=toy.Sampled(student),
-            judge=BothQuestions(one=judge),
-            kind="both",
-            enhance=tools.whispered,
+            source=toy.Sampled(student), judge=BothQuestions(one=judge), kind="both", enhance=tools.whispered
         ),
         out=out,
         run=RUN,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import judged as tools
+import pytest
 import torch
 import toy_run as toy
 from metric_columns import known_metric
@@ -47,6 +48,7 @@ def trainer(out: Path, **config: Any) -> Trainer:
     )
 
 
+@pytest.mark.long
 def test_it_learns_what_the_judge_likes_and_resumes_to_the_same_rows(tmp_path: Path) -> None:
     trainer(tmp_path / "whole").train()
     stopped = trainer(tmp_path / "stopped")

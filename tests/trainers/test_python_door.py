@@ -13,6 +13,7 @@ import numpy as np
 import outside
 import pytest
 import torch
+from late import late
 from metric_columns import known_metric
 from tiny_runs import columns, command, untimed
 
@@ -102,10 +103,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
             r"train\('opd'\): there is no setting 'stpes'\. Did you mean 'steps'",
         ),
         ({"student": "s", "out": "o", "grpo": {"n": 2}}, r"no setting grpo\. It belongs to grpo\."),
-        (
-            {"student": "s", "out": "o", "optimizer": "fast"},
-            "optimizer is 'fast'; valid: a table of settings",
-        ),
+        ({"student": "s", "out": "o", "optimizer": "fast"}, "optimizer is 'fast'; valid: a table of settings"),
         (
             {"student": "s", "out": "o", "optimizer": RunConfig()},
             "optimizer is .*RunConfig.*; valid: a table of settings",
@@ -117,7 +115,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize("name", ["loo", "my_loo:LOO"])
+@pytest.mark.parametrize("name", late(("loo", "my_loo:LOO"), "loo"))
 def test_an_algorithm_of_another_package(
     name: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,7 +66,7 @@ def test_a_reward_that_fails_or_hangs_costs_its_episode(make_episode: Any) -> No
     episodes = [make_episode([([1], [2])], number=number) for number in (1, 2, 3, 4)]
     found = RewardedSource(source=lambda request: episodes, reward=reward, timeout=1.0)(REQUEST)
     assert [one.status for one in found] == [
-        *(Status.ERROR_TIMEOUT, Status.ERROR_ENV, Status.ERROR_ENV, Status.COMPLETED),
+        *(Status.ERROR_TIMEOUT, Status.ERROR_ENV, Status.ERROR_ENV, Status.COMPLETED)
     ]
     assert found[0].meta["error"] == "--reward odd took more than 1 s"
     assert found[1].meta["error"].endswith("the answer is nan; it must be a finite number")

@@ -28,6 +28,7 @@ class Tagger:
         return (np.zeros((0, 2), dtype=np.int64) for _ in titles)
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_another_scoring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -251,11 +251,7 @@ def test_where_behavior_is_unknown_the_ratio_is_one_and_keeps_its_gradient() -> 
 
 @pytest.mark.parametrize(
     "loss",
-    [
-        PolicyGradient(),
-        ClippedAdvantage(),
-        MixedPolicyGradient(off=Reshape(), on=Reshape(shape="no_reshape")),
-    ],
+    [PolicyGradient(), ClippedAdvantage(), MixedPolicyGradient(off=Reshape(), on=Reshape(shape="no_reshape"))],
     ids=lambda loss: type(loss).__name__,
 )
 def test_a_dual_clip_reaches_every_policy_gradient(loss: Any) -> None:

@@ -150,6 +150,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
         train.main([*options, "--resume", "--episodes", "5"])
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_evaluated_as_before_or_for_the_first_time(models: Path, tmp_path: Path) -> None:
     options = command(models, tmp_path / "run", "opd", "--steps", "1")
     train.main(options)
@@ -170,6 +171,7 @@ def test_a_resumed_run_is_evaluated_as_before_or_for_the_first_time(models: Path
     assert read_toml(tmp_path / "run" / "config.toml") == before
 
 
+@pytest.mark.long
 def test_a_finished_run_gets_more_steps_and_its_folder_says_so(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = command(models, out, "opd", "--eval-every", "0")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy_run as toy
+from late import late
 from metric_columns import EVERY, known_metric
 from tiny_runs import columns, untimed
 
@@ -167,7 +168,7 @@ def heeded() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("when", ["collect", "update", "evaluate"])
+@pytest.mark.parametrize("when", late(("collect", "update", "evaluate"), "update"))
 def test_ctrl_c_saves_and_the_rest_gives_the_same_numbers(tmp_path: Path, finished: Path, when: str) -> None:
     made = toy.trainer(tmp_path / "run", steps=8)
     source, evaluate = made.source, made.evaluate

@@ -251,9 +251,7 @@ def test_a_step_in_which_nothing_is_kept(
     assert bench.loop.state.step == 5
 
 
-def test_a_step_without_a_trainable_token_counts_and_learns_nothing(
-    make_episode: Callable[..., Episode],
-) -> None:
+def test_a_step_without_a_trainable_token_counts_and_learns_nothing(make_episode: Callable[..., Episode]) -> None:
     """Every response was broken off, say: the next step may hold some."""
     bench, start = Bench(), ClockReading.now()
     episode = make_episode([([1, 2], [3])])

@@ -13,14 +13,7 @@ from turngym.core.episode import SHORT, Status
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.algorithms.turnopd import AdaptiveDepth, DepthConfig, probe_stats
 from turngym.trainers.batch import pack
-from turngym.trainers.turn_stats import (
-    deep_third,
-    ended_by_turn,
-    kl_share,
-    loss_share,
-    sum_by_turn,
-    turn_row,
-)
+from turngym.trainers.turn_stats import deep_third, ended_by_turn, kl_share, loss_share, sum_by_turn, turn_row
 
 repeatable = settings(derandomize=True)
 

@@ -222,7 +222,7 @@ def test_any_text_is_a_command_and_snapshots_are_exact(script: list[str | int]) 
         assert list(engine.admissible()) == sorted(set(engine.admissible()))
 
 
-@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.nightly)])
 def test_walkthroughs_win(alfworld_data: Path, every: int) -> None:
     """All of the games that are evaluated on, and of those for training each one or one in 31."""
     files = sorted(alfworld_data.glob("*/*/*/game.tw-pddl"))

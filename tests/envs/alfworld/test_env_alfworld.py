@@ -191,6 +191,7 @@ def test_generated_ids() -> None:
     assert len(made(part="eval").task_ids()) == 300
 
 
+@pytest.mark.long
 def test_close_gives_textworld_back_and_reset_takes_it_again() -> None:
     pytest.importorskip("alfworld")
     from turngym.envs.alfworld.textworld import Reference

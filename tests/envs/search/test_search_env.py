@@ -47,6 +47,7 @@ class TestToyFiles(EnvContract):
         return guard.base.sample_action(rng) or "<answer></answer>"
 
 
+@pytest.mark.long
 class TestRealQuestions(EnvContract):
     env_id = "turngym/Search-v0"
     make_kwargs: ClassVar = {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from late import late
 
 from turngym.envs.registration import make_env
 from turngym.envs.webshop.actions import COMPAT, parse_action, pressable
@@ -248,12 +250,7 @@ def test_the_expert_earns_it_on_goals_of_the_real_shop(webshop_data: Path) -> No
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("compat", "query"),
-    [
-        ("webshop", "title"),
-        ("repaired", "instruction"),
-        pytest.param("webshop", "instruction", marks=pytest.mark.nightly),
-        pytest.param("repaired", "title", marks=pytest.mark.nightly),
-    ],
+    late(product(("webshop", "repaired"), ("title", "instruction")), ("webshop", "title"), mark=pytest.mark.nightly),
 )
 def test_the_expert_earns_it_on_every_goal(webshop_data: Path, compat: str, query: str) -> None:
     options = {"compat": compat, "oracle_query": query}

@@ -11,6 +11,7 @@ from functools import cache, partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from late import late
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.envs.testing import expect
@@ -94,14 +95,7 @@ def test_some_wanted_features_can_be_read_on_one_sub_page_only():
 
 
 @pytest.mark.parametrize(
-    ("profile", "price_seed"),
-    [
-        ("embedded-small", 0),
-        *(
-            pytest.param(*one, marks=pytest.mark.long)
-            for one in (("embedded", 0), ("embedded", 1), ("embedded-small", 1))
-        ),
-    ],
+    ("profile", "price_seed"), late(itertools.product(("embedded", "embedded-small"), (0, 1)), ("embedded-small", 0))
 )
 def test_every_goal_is_met_by_one_purchase_and_no_other(profile: str, price_seed: int):
     """Among all products with all their option choices, whatever their type: stricter than the reward."""

@@ -206,19 +206,8 @@ def test_a_shop_that_changed_is_not_scored_with_old_nouns(data: Path) -> None:
     shop.close()
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        7,
-    ],
-)
-@pytest.mark.parametrize(
-    "dies_at",
-    [
-        0,
-        13,
-    ],
-)
+@pytest.mark.parametrize("part", [7])
+@pytest.mark.parametrize("dies_at", [0, 13])
 def test_after_a_kill_it_goes_on(data: Path, monkeypatch: pytest.MonkeyPatch, part: int, dies_at: int) -> None:
     monkeypatch.setattr(nouns, "PART", part)
     FakePipeline.dies_at = dies_at
@@ -271,13 +260,7 @@ def test_what_cannot_be_recorded(data: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "spans.npy"])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "cut",
-        "gone",
-    ],
-)
+@pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_damaged_nouns_are_named(data: Path, file: str, damage: str) -> None:
     record_nouns("full-synthetic", data, model="sm")
     (folder,) = (data.parent / "cache" / "webshop").glob("nouns-*")

@@ -32,11 +32,7 @@ def item(asin: str = "B000000001", **changes: Any) -> dict[str, Any]:
         "category": "garden",
         "query": " Side Tables ",
         "product_category": "Home & Kitchen › Furniture › Tables",
-        "customization_options": {
-            "Color": [{"value": " Dark/Brown "}, {"value": "White"}],
-            "Style": None,
-            "Size": [],
-        },
+        "customization_options": {"Color": [{"value": " Dark/Brown "}, {"value": "White"}], "Style": None, "Size": []},
         **changes,
     }
 

@@ -74,15 +74,7 @@ def test_prev_from_a_product_returns_to_its_page_of_results(tiny_shop: Shop) -> 
 
 
 @pytest.mark.parametrize(
-    "action",
-    [
-        "",
-        "click[nonsense]",
-        "Click[blue]",
-        "say: click[blue]",
-        "search[]",
-        "click[search]",
-    ],
+    "action", ["", "click[nonsense]", "Click[blue]", "say: click[blue]", "search[]", "click[search]"]
 )
 def test_what_is_not_understood_changes_nothing(tiny_shop: Shop, action: str) -> None:
     session = walk(tiny_shop, "search[jug]", "click[odd0000001]")
