@@ -29,9 +29,11 @@ from turngym.agents.serving import access_of
 from turngym.core.background_threads import say
 from turngym.core.clean_keys import key_of
 from turngym.core.cpu_cores import POOLS
+from turngym.core.nested import KIND
 from turngym.core.numbers import Count, Number, Port, Positive, Processes, Share, Threads
 from turngym.core.redaction import excerpt
-from turngym.core.spec import KIND, Positional, Spec, Unread, changed, kind_of, needing
+from turngym.core.setting import Positional, kind_of
+from turngym.core.spec import Spec, Unread, changed, needing
 
 SHOWN_LINES = 25
 """Lines of the server's output that an error shows."""

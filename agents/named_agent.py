@@ -47,7 +47,8 @@ from turngym.core.hub import pinned
 from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import find, installed, need
 from turngym.core.redaction import brief
-from turngym.core.spec import changed, kind_of
+from turngym.core.setting import kind_of
+from turngym.core.spec import changed
 from turngym.core.task import content_hash, plain_id
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path

@@ -22,9 +22,11 @@ from msgspec import Meta
 
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.core.errors import SettingsError
+from turngym.core.nested import KIND
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
 from turngym.core.plugins import installed
-from turngym.core.spec import KIND, SettingsError, Spec, to_table
+from turngym.core.spec import Spec, to_table
 from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading

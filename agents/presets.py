@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
+from turngym.core.nested import NONE, at
 from turngym.core.plugins import installed_folders
-from turngym.core.spec import NONE, at
 from turngym.core.tables import Table
 from turngym.core.task import content_hash, plain_id
 

@@ -18,9 +18,11 @@ from turngym.agents.models import hub_folder
 from turngym.agents.play_spec import AnyAgent, Environment, EnvPlayer, EvalSpec, MemorySettings, PlaySpec
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
-from turngym.core.errors import AgentError
+from turngym.core.errors import AgentError, SettingsError
+from turngym.core.nested import KIND, at, flat, put
 from turngym.core.resolve import Layer, Resolved, merged, resolve
-from turngym.core.spec import KIND, SettingsError, Spec, at, expand, flat, put, short_name
+from turngym.core.setting import short_name
+from turngym.core.spec import Spec, expand
 from turngym.core.task import plain_id
 from turngym.core.user_files import user_path
 from turngym.envs.panels import Panel, PanelError, load_panel

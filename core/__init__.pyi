@@ -7,6 +7,7 @@ from .episode import Status as Status
 from .episode import TopK as TopK
 from .episode import Turn as Turn
 from .errors import EnvBackendError as EnvBackendError
+from .errors import SettingsError as SettingsError
 from .errors import TaskError as TaskError
 from .errors import TurngymError as TurngymError
 from .loops import loop_end as loop_end
@@ -28,7 +29,6 @@ from .protocols import Position as Position
 from .protocols import Sampling as Sampling
 from .protocols import Scorer as Scorer
 from .rollout_request import RolloutRequest as RolloutRequest
-from .spec import SettingsError as SettingsError
 from .spec import Spec as Spec
 from .task import Task as Task
 from .task import Verdict as Verdict

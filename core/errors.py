@@ -26,6 +26,18 @@ class TurngymError(Exception):
     """Base of every error that turngym raises on purpose."""
 
 
+class SettingsError(TurngymError, ValueError):
+    """A setting that does not exist, or that cannot have its value."""
+
+
+class UnknownSettingError(SettingsError):
+    """A setting that does not exist. `name` is what it was called."""
+
+    def __init__(self, name: str, said: str) -> None:
+        super().__init__(said)
+        self.name = name
+
+
 class TaskError(TurngymError):
     """A task does not exist, cannot be played, or is not the task that its hash promises."""
 

@@ -8,23 +8,12 @@ from typing import Any, Generic
 
 from msgspec import NODEFAULT
 
+from turngym.core.errors import SettingsError
+from turngym.core.nested import KIND, at
 from turngym.core.redaction import brief
-from turngym.core.spec import (
-    KIND,
-    SettingsError,
-    T,
-    at,
-    fields_of,
-    kind_of,
-    members_of,
-    plain,
-    read,
-    said_by,
-    short_name,
-    tables_in,
-    to_table,
-    unread,
-)
+from turngym.core.refusal import said_by
+from turngym.core.setting import fields_of, kind_of, members_of, short_name, tables_in
+from turngym.core.spec import T, plain, read, to_table, unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

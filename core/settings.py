@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turngym.core.spec import NONE, SettingsError, Spec, to_table
+from turngym.core.errors import SettingsError
+from turngym.core.nested import NONE
+from turngym.core.spec import Spec, to_table
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
 

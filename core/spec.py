@@ -23,52 +23,22 @@ import math
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from functools import cache
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Struct
 
-from turngym.core.attribute_docs import docs_of
-from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import SettingsError, TurngymError, did_you_mean
+from turngym.core.nested import KIND, NONE, at, differing, put
 from turngym.core.numbers import FINITE
 from turngym.core.redaction import brief
+from turngym.core.refusal import refusal_of, valid_for
+from turngym.core.setting import Setting, bare, fields_of, find, kind_of, members_of, settings_of, tables_in
 from turngym.core.strict_json import json_object
 from turngym.core.user_files import user_path
 
 T = TypeVar("T")
-KIND = "kind"
-NONE = "none"
-"""How None is written where there is no null: in TOML and on a command line."""
-
-POSITIONAL = "positional"
-Positional = Annotated[T, POSITIONAL]
-"""A setting that a command line gives as a word, without its name."""
-
-
-class SettingsError(TurngymError, ValueError):
-    """A setting that does not exist, or that cannot have its value."""
-
-
-class UnknownSettingError(SettingsError):
-    """A setting that does not exist. `name` is what it was called."""
-
-    def __init__(self, name: str, said: str) -> None:
-        super().__init__(said)
-        self.name = name
 
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
@@ -106,131 +76,6 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Checked):
         return {KIND: kind, **(_main_table(kinds[kind], value) if colon else {})}
 
 
-# What settings a type has.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting of a type, or a table of settings."""
-
-    path: str
-    """Names from the top, with dots between them."""
-    type: Any
-    default: Any
-    """`NODEFAULT` if a value must be given."""
-    owners: tuple[type[Spec], ...]
-    """The classes that have it: several if several kinds of a union do."""
-    tables: tuple[type[Spec], ...]
-    """What a table may be: the kinds of a union; () for a single value."""
-    optional: bool
-    """Whether None is valid."""
-
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path.rpartition(".")[2]
-
-    @property
-    def free(self) -> bool:
-        """Whether it is a table of any keys (arguments of `gym.make`)."""
-        return get_origin(_bare(self.type)) in (dict, Mapping)
-
-    @property
-    def many(self) -> bool:
-        """Whether it holds several values."""
-        return any(get_origin(one) is tuple for one in members_of(self.type))
-
-    @property
-    def collects(self) -> bool:
-        """Whether it holds any number of values."""
-        return any(get_origin(one) is tuple and Ellipsis in get_args(one) for one in members_of(self.type))
-
-    @property
-    def positional(self) -> bool:
-        """Whether a command line gives it as a word, without its name."""
-        return POSITIONAL in getattr(self.type, "__metadata__", ())
-
-    @property
-    def about(self) -> str:
-        """What the field's docstring says, as one line."""
-        return docs_of(self.owners[0]).get(self.name, "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    type: Any
-    default: Any
-
-
-def fields_of(cls: Any) -> tuple[_Field, ...]:
-    """The fields of a table."""
-    return _fields_of(cls)  # to type checkers the class of an object cannot be hashed
-
-
-@cache
-def _fields_of(cls: Any) -> tuple[_Field, ...]:
-    return tuple(
-        _Field(item.name, item.type, item.default if item.default_factory is NODEFAULT else item.default_factory())
-        for item in msgspec.structs.fields(cls)
-    )
-
-
-def tables_in(kind: Any) -> tuple[type[Spec], ...]:
-    """The kinds of table that a type has room for; () for a type of single values."""
-    return tuple(one for one in members_of(kind) if isinstance(one, type) and issubclass(one, Spec))
-
-
-@cache
-def settings_of(cls: Any) -> Mapping[str, Setting]:
-    """All settings and tables of a type by path, in the order of its fields."""
-    found: dict[str, Setting] = {}
-    for setting in _walk(cls, ""):
-        known = found.get(setting.path)
-        if known is not None:
-            kinds = known.type if known.type == setting.type else Union[known.type, setting.type]  # noqa: UP007
-            setting = Setting(
-                path=known.path,
-                type=kinds,
-                default=known.default,
-                owners=(*known.owners, *setting.owners),
-                tables=tuple(dict.fromkeys((*known.tables, *setting.tables))),
-                optional=known.optional or setting.optional,
-            )
-        found[setting.path] = setting
-    return found
-
-
-def _walk(cls: type[Any], above: str, whole: Any = None) -> Iterator[Setting]:
-    """The settings below a table; their defaults are those of `whole`, the object that is the table's own default."""
-    for field in fields_of(cls):
-        path, tables = f"{above}{field.name}", tables_in(field.type)
-        optional = type(None) in members_of(field.type)
-        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
-        yield Setting(path=path, type=field.type, default=default, owners=(cls,), tables=tables, optional=optional)
-        for table in tables:
-            yield from _walk(table, f"{path}.", default)
-
-
-def members_of(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, without notes; of any other type itself."""
-    kind = _bare(kind)
-    if get_origin(kind) in (Union, types.UnionType):
-        return tuple(one for part in get_args(kind) for one in members_of(part))
-    return (kind,)
-
-
-def _bare(kind: Any) -> Any:
-    return _bare(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
-
-
-def kind_of(cls: type[Any]) -> str | None:
-    """The tag of a kind; None for a type that is no kind of anything, or that kinds extend."""
-    tag = cls.__struct_config__.tag if issubclass(cls, Struct) else None
-    # a class of kinds that has no tag of its own gets its name for one
-    return None if tag in (None, cls.__name__) else str(tag)
-
-
 def _kinds_of(cls: type[Spec]) -> dict[str, type[Spec]]:
     """The kinds below a base class of kinds, by tag."""
     found = dict[str, type[Spec]]()
@@ -260,50 +105,6 @@ def _main_table(cls: Any, text: str) -> dict[str, Any]:
     name = _main(cls)
     setting = settings_of(cls)[name]
     return {name: _table_of(setting, text, name) if setting.tables else read_word(setting, [text], name)}
-
-
-@cache
-def _by_ending(cls: Any) -> Mapping[str, tuple[str, ...]]:
-    """Every ending of a path to the paths that end so: those with the fewest parts."""
-    found: dict[str, list[str]] = {}
-    for path in settings_of(cls):
-        parts = path.split(".")
-        for first in range(len(parts)):
-            found.setdefault(".".join(parts[first:]), []).append(path)
-    least = {name: min(path.count(".") for path in paths) for name, paths in found.items()}
-    return {name: tuple(one for one in paths if one.count(".") == least[name]) for name, paths in found.items()}
-
-
-def named(cls: type[Spec], name: str) -> Setting | None:
-    """The setting that `name` means: a path, or an end of one; None where it means nothing, or several settings."""
-    paths = _by_ending(cls).get(name, ())
-    return settings_of(cls)[paths[0]] if len(paths) == 1 else None
-
-
-def find(cls: type[Spec], name: str, where: str) -> Setting:
-    """The setting that `name` means. Raises SettingsError for a name that means nothing, or several settings."""
-    if (found := named(cls, name)) is not None:
-        return found
-    if paths := _by_ending(cls).get(name, ()):
-        raise SettingsError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
-    alike = [one for one in _by_ending(cls) if one.count(".") == name.count(".")]
-    hint = did_you_mean(name, alike if "." in name else short_names(cls))
-    raise UnknownSettingError(name, f"{where}: there is no setting {brief(name, 80)}.{hint}")
-
-
-def short_name(cls: type[Spec], path: str) -> str:
-    """The shortest end of a path that means it."""
-    parts = path.split(".")
-    for first in range(len(parts) - 1, 0, -1):
-        name = ".".join(parts[first:])
-        if _by_ending(cls)[name] == (path,):
-            return name
-    return path
-
-
-def short_names(cls: type[Spec]) -> list[str]:
-    """The short names of all settings."""
-    return [short_name(cls, path) for path in settings_of(cls)]
 
 
 # From what people write to a partial table of whole paths.
@@ -395,7 +196,7 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
     # several values stand for the kind whose first field holds several: `tasks = ["a", "b"]`
     if len(setting.tables) > 1 and isinstance(value, list | tuple):
         for one in setting.tables:
-            if _main(one) and get_origin(_bare(settings_of(one)[_main(one)].type)) is tuple:
+            if _main(one) and get_origin(bare(settings_of(one)[_main(one)].type)) is tuple:
                 return {KIND: kind_of(one), _main(one): value}
     # a value of the first field that is no text: `workers = 2`
     if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
@@ -411,15 +212,6 @@ def _has_text(cls: Any, name: str) -> bool:
         return True
     own_text = cls.table_of.__func__ is not Spec.table_of.__func__  # type: ignore[attr-defined]
     return own_text or main == name or (bool(main) and bool(settings_of(cls)[main].tables))
-
-
-def put(table: dict[str, Any], path: str, value: Any) -> None:
-    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged."""
-    *above, last = path.split(".")
-    for name in above:
-        table = table.setdefault(name, {})
-    old = table.get(last)
-    table[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
 
 
 def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
@@ -452,15 +244,6 @@ def _needed(kind: type[Any]) -> set[str]:
     return {field.name for field in fields_of(kind) if field.default is NODEFAULT}
 
 
-def at(table: Any, path: str) -> Any:
-    """The value at a dotted path of nested tables; None where there is none."""
-    for name in path.split("."):
-        if not isinstance(table, Mapping) or name not in table:
-            return None
-        table = table[name]
-    return table
-
-
 def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     """The value that words of a command line stand for. Raises SettingsError.
 
@@ -484,7 +267,7 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
         found = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         shown = " ".join(words)
-        raise SettingsError(f"{where} is {brief(shown, 80)}; valid: {_valid_for(setting, shown, str(error))}") from None
+        raise SettingsError(f"{where} is {brief(shown, 80)}; valid: {valid_for(setting, shown, str(error))}") from None
     return found
 
 
@@ -553,7 +336,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         table = _without_none(cls, _scalar(table))
         return msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
-        raise SettingsError(_refusal(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
+        raise SettingsError(refusal_of(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
 
@@ -608,111 +391,6 @@ def _many(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_UNKNOWN = re.compile("Object contains unknown field `(.*)`$", re.DOTALL)
-_MISSING = re.compile("Object missing required field `(.*)`$")
-
-
-def _refusal(cls: type[Spec], table: Any, said: str, where: str, origins: Mapping[str, str]) -> str:
-    """msgspec's error in our words."""
-    match = _AT.match(said)
-    assert match is not None
-    what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
-    # of a whole number that no float holds
-    what = f"Expected `float` <= {FINITE}" if what == "Number out of range" else what
-    if unknown := _UNKNOWN.match(what):
-        full = f"{path}.{unknown[1]}" if path else unknown[1]
-        # of a table what was given in it
-        given = next((one for one in origins if one.startswith(f"{full}.") and at(table, one) is not None), full)
-        who = said_by(origins, given, where)
-        setting = settings_of(cls).get(full)
-        if setting is None:
-            return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
-        given = given.removesuffix(f".{KIND}")
-        given = short_name(cls, given) if given in settings_of(cls) else given
-        # the union whose other kinds have it
-        while path in settings_of(cls) and kind_of(settings_of(cls)[path].tables[0]) is None:
-            path = path.rpartition(".")[0]
-        union = settings_of(cls).get(path)
-        kinds = [] if union is None else [one for one in union.tables if full[len(path) + 1 :] in settings_of(one)]
-        owners = " or ".join(str(kind_of(one)) for one in kinds)
-        return f"{who}: {given} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
-    if missing := _MISSING.match(what):
-        # where it is the kind of a table, or what a table is called by, the table
-        if missing[1] in (KIND, path.rpartition(".")[2]):
-            full = short_name(cls, path) if path in settings_of(cls) else path
-        else:
-            full = f"{path}.{missing[1]}" if path else missing[1]
-        return f"{said_by(origins, path, where)}: {full} must be given"
-    name = short_name(cls, path) if path in settings_of(cls) else path
-    if not what.startswith(("Expected", "Invalid", "Object")):
-        # what a class says itself begins with the name of a field
-        return f"{said_by(origins, path, where)}: {name}{'.' if name else ''}{what}"
-    value = at(table, path)
-    setting = settings_of(cls).get(path)
-    valid = _valid(what) if setting is None else _valid_for(setting, value, what)
-    if path.endswith(f".{KIND}"):
-        union = settings_of(cls).get(path.removesuffix(f".{KIND}"))
-        kinds = [] if union is None else [str(kind_of(one)) for one in union.tables]
-        valid, name = f"{', '.join(kinds)}.{did_you_mean(str(value), kinds)}", path
-    return f"{said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
-
-
-def said_by(origins: Mapping[str, str], path: str, where: str = "") -> str:
-    """The layer that gave the value at `path`, or the table that it is in."""
-    while path and path not in origins:
-        path = path.rpartition(".")[0]
-    return origins.get(path, where or "settings")
-
-
-_NAMES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "path": "a path",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a table",
-    "null": NONE,
-}
-_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
-
-
-def _valid_for(setting: Setting, value: Any, said: str) -> str:
-    """What a setting may be; `said` is what msgspec says of `value`."""
-    choices = choices_of(setting.type)
-    # of a number or a word, a number out of its range
-    if not choices or re.search(" [<>]=? ", said):
-        return _valid(said)
-    numbers = [_NAMES[one.__name__] for one in (int, float) if one in members_of(setting.type)]
-    return f"{', '.join([*numbers, *choices])}.{did_you_mean(str(value), choices)}"
-
-
-def _valid(said: str) -> str:
-    """What msgspec expected, for people: "Expected `int` >= 1" is "a whole number of at least 1"."""
-    match = re.match(r"Expected `([^`]*)`(?:(?: of length)? (>=|<=|>|<) (\S+))?( of length \d+)?", said)
-    if match is None:
-        return said
-    names = " or ".join(_NAMES.get(name.strip(), name.strip()) for name in match[1].split("|"))
-    if match[3] is not None and abs(float(match[3])) == FINITE:
-        return "a finite number"
-    bound = "" if match[2] is None else f" {_BOUNDS[match[2]]} {match[3].removesuffix('.0')}"
-    return f"{names}{bound}{match[4] or ''}"
-
-
-def choices_of(kind: Any) -> list[str]:
-    """The values of the literals and enumerations in a type."""
-    found: list[str] = []
-    for one in members_of(kind):
-        if get_origin(one) is Literal:
-            found += map(str, get_args(one))
-        elif get_origin(one) is tuple:
-            found += choices_of(get_args(one)[0])
-        elif isinstance(one, type) and issubclass(one, Enum):
-            found += [str(item.value) for item in one]
-    return list(dict.fromkeys(found))
-
-
 def to_table(spec: Any) -> dict[str, Any]:
     """A value as a nested table of plain values, defaults included."""
     found: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
@@ -747,15 +425,6 @@ def plain_name(value: Any) -> Any:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """All values in nested tables by dotted path; of an empty table the table."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        key = f"{above}.{name}" if above else str(name)
-        found |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
-    return found
-
-
 # One comparison.
 
 
@@ -765,23 +434,3 @@ def diff(first: Spec, second: Spec) -> dict[str, tuple[Any, Any]]:
     Of tables of different kinds only the kinds are named.
     """
     return differing(to_table(first), to_table(second))
-
-
-def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The same of the tables of two values."""
-    one, other = flat(first), flat(second)
-    found = {
-        path: (one.get(path), other.get(path))
-        for path in {**one, **other}
-        if _plain(one.get(path)) != _plain(other.get(path))
-    }
-    kinds = [path.removesuffix(KIND) for path in found if path.rpartition(".")[2] == KIND]
-    below = {path for path in found for table in kinds if path.startswith(table) and path != table + KIND}
-    return {path: values for path, values in found.items() if path not in below}
-
-
-def _plain(value: Any) -> Any:
-    """`value` so that only equal settings are equal: 1 is not True, and a tuple is the list that JSON gives back."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return (bool, value) if isinstance(value, bool) else value

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from turngym.core.errors import RetrievalError
+from turngym.core.errors import RetrievalError, SettingsError
 from turngym.core.numbers import Count, NotNegative, Number, Positive
 from turngym.core.redaction import brief, excerpt
-from turngym.core.spec import SettingsError, Spec
+from turngym.core.spec import Spec
 from turngym.core.user_files import too_many_values
 from turngym.retrieval.core import Hit
 from turngym.retrieval.corpus import parse_row

@@ -144,7 +144,8 @@ def training_step(
 
     On a GPU the update runs in bfloat16 autocast.
     """
-    from turngym.trainers.algorithm import BuildContext, Scorers
+    from turngym.trainers.algorithm import Scorers
+    from turngym.trainers.algorithm_spec import BuildContext
     from turngym.trainers.algorithms import opd
     from turngym.trainers.batch import pack
     from turngym.trainers.optimizer_step import Forward, make_optimizer

@@ -31,7 +31,8 @@ from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import Count, Million, Number, Seed, Threads
-from turngym.core.spec import Spec, Unread, fields_of, needing
+from turngym.core.setting import fields_of
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import Table, print_table, table_of
 from turngym.scripts.bench_episodes import Ids, made_up_turns, random_ids
 from turngym.scripts.options import read_options

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.data_sets import DATA_SETS, data_set, get
-from turngym.core.spec import Positional, Spec
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec
 from turngym.core.strict_json import json_object
 from turngym.envs.panels import list_panels, load_panel
 from turngym.scripts.options import run_verb

@@ -20,7 +20,8 @@ from turngym.agents.playing.env_maker import probe
 from turngym.core.errors import AgentError
 from turngym.core.numbers import Count, NotNegative, Positive
 from turngym.core.redaction import redacted
-from turngym.core.spec import Positional, Spec
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec
 from turngym.core.tables import table_text
 from turngym.envs.channels import make_channel
 from turngym.scripts.options import read_options

@@ -22,10 +22,11 @@ from turngym.agents.play_spec import EvalSpec, OpenAI
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
+from turngym.core.nested import flat
 from turngym.core.numbers import NotNegative, Number
 from turngym.core.resolve import Resolved
 from turngym.core.settings import to_toml
-from turngym.core.spec import Spec, expand, flat
+from turngym.core.spec import Spec, expand
 from turngym.core.tables import print_table
 from turngym.core.user_files import must_be_new
 from turngym.scripts.options import Verb, list_presets

@@ -18,7 +18,8 @@ from typing import Any
 
 from turngym.core.files import locked_file
 from turngym.core.numbers import Count
-from turngym.core.spec import Positional, Spec, Unread, needing
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
 from turngym.retrieval.core import build_folder, real_folder

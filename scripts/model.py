@@ -27,7 +27,8 @@ from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import SUMS_FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.numbers import Million
-from turngym.core.spec import Positional, Spec, changed
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec, changed
 from turngym.scripts.options import run_verb
 
 WRITTEN_FILES = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")

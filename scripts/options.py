@@ -23,24 +23,12 @@ from typing import Any, Generic, TypeVar
 from msgspec import NODEFAULT
 
 from turngym.core.clean_keys import refuse_credentials
-from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import SettingsError, TurngymError, did_you_mean
+from turngym.core.nested import at, flat
 from turngym.core.resolve import Layer, merged, resolve
+from turngym.core.setting import Setting, choices_of, find, kind_of, settings_of, short_name
 from turngym.core.settings import read_toml
-from turngym.core.spec import (
-    Setting,
-    SettingsError,
-    Spec,
-    at,
-    choices_of,
-    expand,
-    find,
-    flat,
-    kind_of,
-    read_word,
-    settings_of,
-    short_name,
-    to_table,
-)
+from turngym.core.spec import Spec, expand, read_word, to_table
 from turngym.core.tables import table_text
 from turngym.core.user_files import goal_of, keep_inputs, user_path
 

@@ -23,7 +23,8 @@ from turngym.agents.playing.env_maker import env_arguments, env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Seed
-from turngym.core.spec import Positional, Spec, Unread, needing
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.task import plain_id
 from turngym.core.user_files import must_be_new, must_end, read_text

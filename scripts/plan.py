@@ -17,13 +17,16 @@ from turngym.agents.models import base_model, model_config
 from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.agents.servers.server_options import StartedServer
+from turngym.core.nested import at, flat
 from turngym.core.numbers import Count, Million, Number
+from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
-from turngym.core.spec import Spec, Unread, at, changed, flat, kind_of, needing, plain
+from turngym.core.spec import Spec, Unread, changed, needing, plain
 from turngym.core.tables import Table, print_table, table_of
 from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
-from turngym.trainers.algorithm import BUILT_IN, Algorithm
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN
 from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.run import build_algorithm, run_of
 from turngym.trainers.several_envs import further_env

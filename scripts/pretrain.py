@@ -21,7 +21,8 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.files import locked_folder
 from turngym.core.numbers import Count, Million, Seed
 from turngym.core.plugins import need
-from turngym.core.spec import Spec, Unread, changed, fields_of, needing
+from turngym.core.setting import fields_of
+from turngym.core.spec import Spec, Unread, changed, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
 from turngym.core.user_files import library_path

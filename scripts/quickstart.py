@@ -23,8 +23,9 @@ from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
+from turngym.core.nested import flat
 from turngym.core.numbers import Count, Million, Seed
-from turngym.core.spec import Spec, flat
+from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
 from turngym.scripts.jobs import RunJob, Runner

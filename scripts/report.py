@@ -25,7 +25,8 @@ from turngym.agents.evaluation.scores import (
 )
 from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
-from turngym.core.spec import Positional, Spec, Unread, needing
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import Table, csv_text, filled, lines_of, markdown, markup
 from turngym.scripts.options import pop_option, read_options
 from turngym.scripts.report_data import (

@@ -24,10 +24,12 @@ from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, OnPanel
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
+from turngym.core.nested import NONE, flat
 from turngym.core.provenance import CONFIG_FILE
+from turngym.core.setting import settings_of as paths
+from turngym.core.setting import short_name
 from turngym.core.settings import PROVENANCE, read_toml
-from turngym.core.spec import NONE, flat, short_name, to_table
-from turngym.core.spec import settings_of as paths
+from turngym.core.spec import to_table
 from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path
 from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, read_record, record_of_run

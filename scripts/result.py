@@ -21,7 +21,8 @@ from turngym.agents.evaluation.packed_file import SUFFIX, PackedResult, read_res
 from turngym.agents.evaluation.rules import deviations
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count
-from turngym.core.spec import Positional, Spec, Unread, needing
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import visible
 from turngym.scripts.options import run_verb

@@ -21,9 +21,10 @@ from turngym.agents.adapters.panel_sessions import PanelSessions
 from turngym.agents.client_keys import ClientKeys
 from turngym.agents.serving import Listen
 from turngym.agents.serving_asgi import AsgiServer, JsonBodies, KeyedClients
+from turngym.core.nested import KIND
 from turngym.core.numbers import Count, Million, Positive, Seed
 from turngym.core.plugins import need
-from turngym.core.spec import KIND, Spec
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options
 
 

@@ -26,7 +26,8 @@ from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Port
 from turngym.core.plugins import need
 from turngym.core.redaction import brief, excerpt
-from turngym.core.spec import Positional, Spec, Unread, changed, needing, read, to_table
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec, Unread, changed, needing, read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import (

@@ -16,7 +16,8 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, Number
-from turngym.core.spec import Positional, Spec
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec
 from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import must_be_new, must_end

@@ -16,11 +16,12 @@ from turngym.agents.play_spec import EvalSpec, Model, ModelChat, OpenAI
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_messages, without
 from turngym.core.episode import Episode, Turn
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.nested import at
 from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, at, read
+from turngym.core.spec import read
 from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
 from turngym.envs.channels import split_thought

@@ -14,11 +14,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from turngym.core.errors import TurngymError
+from turngym.core.errors import TurngymError, UnknownSettingError
 from turngym.core.plugins import installed
 from turngym.core.resolve import Layer
+from turngym.core.setting import Setting, settings_of
 from turngym.core.settings import read_toml, to_toml
-from turngym.core.spec import Setting, UnknownSettingError, settings_of
 from turngym.scripts.options import (
     COMMAND_LINE,
     CONFIG,
@@ -32,7 +32,7 @@ from turngym.scripts.options import (
 )
 
 try:
-    from turngym.trainers.algorithm import BUILT_IN, GROUP, find_algorithm
+    from turngym.trainers.algorithm_spec import BUILT_IN, GROUP, find_algorithm
     from turngym.trainers.train_config import (
         DEFAULT,
         Method,

@@ -1,8 +1,6 @@
 """The public names of `turngym.trainers`; `__init__.py` imports them when they are first used."""
 
 from .algorithm import Algorithm as Algorithm
-from .algorithm import AlgorithmSpec as AlgorithmSpec
-from .algorithm import BuildContext as BuildContext
 from .algorithm import DepthController as DepthController
 from .algorithm import DepthPlan as DepthPlan
 from .algorithm import DepthState as DepthState
@@ -17,7 +15,9 @@ from .algorithm import TokenLoss as TokenLoss
 from .algorithm import TokenLosses as TokenLosses
 from .algorithm import Tokens as Tokens
 from .algorithm import Weight as Weight
-from .algorithm import find_algorithm as find_algorithm
+from .algorithm_spec import AlgorithmSpec as AlgorithmSpec
+from .algorithm_spec import BuildContext as BuildContext
+from .algorithm_spec import find_algorithm as find_algorithm
 from .batch import RolloutBatch as RolloutBatch
 from .batch import pack as pack
 from .batch import was_refused as was_refused

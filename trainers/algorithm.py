@@ -5,27 +5,19 @@ The training loop knows these protocols and no algorithm by name: something new 
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turngym.core.episode import Episode, Origin
-from turngym.core.plugin_values import failures_of
-from turngym.core.plugins import find
 from turngym.core.protocols import Position, Question, Scorer
-from turngym.core.redaction import brief
-from turngym.core.spec import SettingsError, Spec
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.ranks import Ranks
-from turngym.trainers.run_config import CriticConfig, DistillConfig, LmLossConfig, RunConfig
+from turngym.trainers.run_config import CriticConfig
 
 WeightArray = NDArray[np.float64]
 
@@ -62,109 +54,6 @@ class Targets:
         names = [item.name for item in fields(self) if item.name.endswith(("_N", "_NK"))]
         columns = {name: column[tokens] for name in names if (column := getattr(self, name)) is not None}
         return replace(self, **columns, extra={name: column[tokens] for name, column in self.extra.items()})
-
-
-# What the parts of an algorithm give, taken by shape and type: what broadcasts would train on other numbers in silence.
-
-
-def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
-    """What a target function returned. Raises SettingsError where a column of it is no array of so many `tokens`."""
-    if not isinstance(targets, Targets):
-        raise SettingsError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
-    columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
-    for name, column in (columns | {f"extra[{name!r}]": column for name, column in targets.extra.items()}).items():
-        if column is None:
-            continue
-        if not isinstance(column, np.ndarray):
-            raise SettingsError(f"algorithm {algorithm}: its {name} is {type(column).__name__}; valid: a NumPy array")
-        # a further column may have any axes after the first
-        axes = column.ndim if name.startswith("extra") else 2 if name.endswith("_NK") else 1
-        if column.shape[:1] != (tokens,) or column.ndim != axes:
-            valid = f"[{tokens}, K]" if name.endswith("_NK") else f"[{tokens}]"
-            raise SettingsError(
-                f"algorithm {algorithm}: its {name} has the shape {list(column.shape)}; valid: {valid}, a row for each "
-                "supervised token"
-            )
-        if column.dtype.kind not in "fiub":
-            raise SettingsError(f"algorithm {algorithm}: its {name} holds {column.dtype}; valid: numbers")
-    reward = targets.reward
-    if reward is not None and not (isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"):
-        valid = "an array of numbers, one for each episode or token"
-        raise SettingsError(f"algorithm {algorithm}: its reward is {brief(reward, 80)}; valid: {valid}")
-    ids, logp = targets.topk_ids_NK, targets.topk_logp_NK
-    if (None if ids is None else ids.shape) != (None if logp is None else logp.shape):
-        raise SettingsError(
-            f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one"
-        )
-    return targets
-
-
-def selected(algorithm: Algorithm, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that a filter keeps; all without one. Raises SettingsError where it gives anything else."""
-    if algorithm.select is None:
-        return list(episodes)
-    # typed, but another package's
-    found: Any = algorithm.select(episodes)
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Episode) for one in found):
-        said = f"its select gave {brief(found, 80)}; valid: a list of episodes"
-        raise SettingsError(f"algorithm {algorithm.name}: {said}")
-    return list(found)
-
-
-def with_own_numbers(
-    row: Mapping[str, Any], algorithm: Algorithm, episodes: Sequence[Episode], log: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A step's `row` with what the filter counts of its `episodes`, and the `log` of the targets.
-
-    Raises SettingsError for a name that every run has. What is no number is refused where the row is written."""
-    chosen = algorithm.select.row(episodes) if isinstance(algorithm.select, CountingFilter) else {}
-    for where, own in (("its log", log), ("the row of its select", chosen)):
-        if not isinstance(own, Mapping):
-            raise SettingsError(f"algorithm {algorithm.name}: {where} is {brief(own, 80)}; valid: numbers by name")
-        if taken := sorted(row.keys() & own.keys()):
-            said = f"{where} has {taken[0]!r}, a column of every run; rename it"
-            raise SettingsError(f"algorithm {algorithm.name}: {said}")
-    return {**row, **chosen, **log}
-
-
-def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
-    """What a weight gave for so many `tokens`. Raises SettingsError for another shape, for numbers that are not finite
-    or below 0, and for a sum that is not 1."""
-    if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
-        found = f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
-        raise SettingsError(f"algorithm {algorithm}: its weight gave {found}; valid: a float array [{tokens}]")
-    total = float(weight.sum(dtype=np.float64))
-    if not np.isfinite(weight).all() or (weight < 0).any() or abs(total - 1.0) > 1e-6:
-        raise SettingsError(
-            f"algorithm {algorithm}: its weights sum to {total:g}, the least is {weight.min():g}; valid: finite, at "
-            "least 0, and 1 in sum"
-        )
-    return weight
-
-
-OWN_NUMBERS = ("loss", "logp", "sampled_logp", "entropy")
-"""Columns that the loop writes for every token; a token loss has other names for its own."""
-
-
-def checked_losses(losses: Any, tokens: int) -> TokenLosses:
-    """What a token loss gave for so many `tokens`. Raises SettingsError where a column is reduced or has another shape,
-    where the loss has no gradient, and for a diagnostic whose name is taken."""
-    if not isinstance(losses, TokenLosses):
-        raise SettingsError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
-    for name, column in {"loss_n": losses.loss_n, **losses.diagnostics}.items():
-        if not isinstance(name, str) or name in OWN_NUMBERS:
-            taken = ", ".join(OWN_NUMBERS)
-            raise SettingsError(
-                f"the token loss has a diagnostic {brief(name, 80)}; valid: a text that is none of {taken}"
-            )
-        if not isinstance(column, Tensor) or tuple(column.shape) != (tokens,):
-            found = f"the shape {list(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
-            raise SettingsError(
-                f"the token loss: its {name} has {found}; valid: a tensor [{tokens}], a number per token"
-            )
-    if torch.is_grad_enabled() and not losses.loss_n.requires_grad:
-        raise SettingsError("the token loss: its loss_n has no gradient, so that nothing would be learned")
-    return losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,189 +325,6 @@ class Algorithm:
     distill_temperature: float = 1.0
     settings: Mapping[str, Any]
     """Flat, JSON-able: what makes two runs of this algorithm the same, for checkpoints."""
-
-
-# What an algorithm's file offers: its name, its settings, and how it is built from them.
-
-Uses = Literal[
-    "teacher",
-    "distill",
-    "judge",
-    "text",
-    "expert",
-    "reward",
-    "shown",
-    "reference",
-    "surrogate",
-    "imitates",
-    "form",
-    "distills",
-]
-"""What only some algorithms have, and whose settings therefore exist for those alone:
-
-    teacher     another model that teaches           distill    a loss between student and teacher (`DistillConfig`)
-    judge       verdicts on turns                    text       pre-training text (`LmLossConfig`)
-    expert      the environment's expert             reward     what an episode is worth
-    shown       demonstrations                       reference  the initial policy, to stay near it or to read hints
-    surrogate   a probability ratio that is clipped  imitates   it plays no episodes of the student's, but an expert's
-    form        a choice of the KL (`distill.form`)  distills   `targets.distillation`: all forms, either's support
-"""
-PLAYS = "plays"
-"""The use of all algorithms that do not imitate: the student plays the episodes that it learns from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildContext:
-    """What an algorithm may be built from beside its own configuration."""
-
-    run: RunConfig = field(default_factory=RunConfig)
-    distill: DistillConfig = field(default_factory=DistillConfig)
-    lm_loss: LmLossConfig = field(default_factory=LmLossConfig)
-    has_teacher: bool = False
-    """Whether another model than the student can teach."""
-    tokenizer: Any = None
-    """The student's tokenizer."""
-    env_id: str = ""
-    """Gymnasium id of the environment that is played; empty where that is unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmSpec:
-    """An algorithm as its file offers it: `ALGORITHM = AlgorithmSpec(name="mine", config=MyConfig, build=build)`."""
-
-    name: str
-    config: type[Any]
-    """A `Spec` whose fields have defaults and a docstring each: they become `--mine.field`, and `[mine]` in
-    configuration files."""
-    build: Callable[[Any, BuildContext], Algorithm]
-    """Builds the algorithm from such a configuration."""
-    section: str = ""
-    """Name of the settings, if not `name` (two algorithms may share them)."""
-    uses: frozenset[Uses] = frozenset()
-    """What it has that not all algorithms have; settings of everything else do not exist for it."""
-    about: str = ""
-    """What the algorithm is, in a line, if not the first line of its configuration's docstring."""
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Whose settings it reads: its `uses`, and `PLAYS` unless it imitates."""
-        return self.uses if "imitates" in self.uses else self.uses | {PLAYS}
-
-    @property
-    def table(self) -> str:
-        """Name of the settings' table, an identifier."""
-        return (self.section or self.name).replace("-", "_")
-
-    @property
-    def help(self) -> str:
-        """What the algorithm is, in a line."""
-        return self.about or (self.config.__doc__ or "").strip().split("\n")[0]
-
-
-# Algorithms by name: those of this package, and how those of another are found.
-
-GROUP = "turngym.algorithms"
-"""Entry points under which packages offer their `AlgorithmSpec`."""
-_HERE, _CONTRIB = "turngym.trainers.algorithms", "turngym.trainers.contrib"
-BUILT_IN: Mapping[str, str] = {
-    "sft": f"{_HERE}.sft:ALGORITHM",
-    "opd": f"{_HERE}.opd:ALGORITHM",
-    "turnopd": f"{_HERE}.turnopd:ALGORITHM",
-    "tcod": f"{_HERE}.tcod:ALGORITHM",
-    "grpo": f"{_HERE}.grpo:ALGORITHM",
-    "gigpo": f"{_HERE}.gigpo:ALGORITHM",
-    "rloo": f"{_HERE}.rloo:ALGORITHM",
-    "reinforce++": f"{_HERE}.reinforce_pp:ALGORITHM",
-    "ppo": f"{_HERE}.ppo:ALGORITHM",
-    "luffy": f"{_HERE}.luffy:ALGORITHM",
-    "prm-rl": f"{_HERE}.prm_rl:ALGORITHM",
-    "opd-hints": f"{_HERE}.opd_hints:ALGORITHM",
-    "prm-opd": f"{_HERE}.prm_opd:ALGORITHM",
-    "grpo-kd": f"{_HERE}.grpo_kd:ALGORITHM",
-    "grpo-minillm": f"{_HERE}.grpo_kd:WITH_TEXT",
-    "ppo-kd": f"{_HERE}.ppo_kd:ALGORITHM",
-    "ppo-minillm": f"{_HERE}.ppo_kd:WITH_TEXT",
-    "loopstop": f"{_CONTRIB}.loopstop:ALGORITHM",
-    "guided-opd": f"{_CONTRIB}.guided_opd:ALGORITHM",
-    "atod": f"{_CONTRIB}.atod:ALGORITHM",
-    "sage-opd": f"{_CONTRIB}.sage_opd:ALGORITHM",
-    "sod": f"{_CONTRIB}.sod:ALGORITHM",
-    "grpo-opd": f"{_CONTRIB}.grpo_opd:ALGORITHM",
-    "sdar": f"{_CONTRIB}.sdar:ALGORITHM",
-    "rlsd": f"{_CONTRIB}.rlsd:ALGORITHM",
-    "skill-sd": f"{_CONTRIB}.skill_sd:ALGORITHM",
-    "opid": f"{_CONTRIB}.opid:ALGORITHM",
-    "agent-opsd": f"{_CONTRIB}.agent_opsd:ALGORITHM",
-}
-"""The algorithms of this package, and where they are."""
-
-
-def find_algorithm(name: str) -> AlgorithmSpec:
-    """The algorithm that a built-in name, `package.module:name` or an entry point stands for.
-
-    Raises PluginError for an unknown name, SettingsError for an object that is no AlgorithmSpec.
-    """
-    found = find(GROUP, BUILT_IN.get(name, name), {}, known=BUILT_IN)
-    if not isinstance(found, AlgorithmSpec):
-        raise SettingsError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
-    known, uses = get_args(Uses), found.uses
-    if not isinstance(uses, frozenset) or not uses <= {*known}:
-        raise SettingsError(f"algorithm {name!r}: its uses are {uses!r}; valid: a frozenset of {', '.join(known)}")
-    for field_name, value, holds, valid in (
-        ("name", found.name, isinstance(found.name, str), "a text"),
-        (
-            "config",
-            found.config,
-            isinstance(found.config, type) and issubclass(found.config, Spec),
-            "a Spec (turngym.core)",
-        ),
-        ("build", found.build, callable(found.build), "a function of its settings and a BuildContext"),
-    ):
-        if not holds:
-            raise SettingsError(f"algorithm {name!r}: its {field_name} is {value!r}; valid: {valid}")
-    return found
-
-
-PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "depth": ("DepthController", ("start", "plan", "learn")),
-    "target_fn": ("TargetFn", ("__call__",)),
-    "weight": ("Weight", ("__call__", "to_the_end")),
-    "token_loss": ("TokenLoss", ("__call__",)),
-}
-"""The four parts: the protocol of each, and what its objects have."""
-
-
-def calling(algorithm: Algorithm, name: str) -> AbstractContextManager[None]:
-    """Inside, what a part raises that another package wrote is a line that names it, and SettingsError."""
-    return failures_of(f"algorithm {algorithm.name}: its {name}", getattr(algorithm, name), SettingsError)
-
-
-def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
-    """The algorithm that `spec` builds from its settings.
-
-    Raises SettingsError where its function fails, or gives what cannot be trained with; each of them is named.
-    """
-    with failures_of(f"algorithm {spec.name}: its build", spec.build, SettingsError):
-        made = spec.build(config, context)
-    if not isinstance(made, Algorithm):
-        raise SettingsError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
-    if not isinstance(made.name, str) or not made.name.isprintable():
-        raise SettingsError(f"algorithm {spec.name}: its name is {brief(made.name, 80)}; valid: a printable text")
-    if not isinstance(made.group, int) or made.group < 1:
-        raise SettingsError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
-    for name, (kind, members) in PARTS.items():
-        part = getattr(made, name)
-        if isinstance(part, type) or not all(hasattr(part, member) for member in members):
-            valid = f"a {kind}, which has {', '.join(members)}"
-            raise SettingsError(f"algorithm {spec.name}: its {name} is {brief(part, 80)}; valid: {valid}")
-    try:
-        json.dumps(dict(made.settings))
-        if any(isinstance(value, float) and math.isnan(value) for value in made.settings.values()):
-            raise ValueError("a resumed run compares them, and NaN equals nothing")
-    except (TypeError, ValueError) as error:
-        said = f"its settings are no JSON ({error}); valid: tables_of(config)"
-        raise SettingsError(f"algorithm {spec.name}: {said}") from error
-    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,10 @@ from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset
 from turngym.agents.rendering.skills import SKILLS_PREFIX, read_skills
 from turngym.core.files import holds_weights, weights_hash
+from turngym.core.nested import NONE, at, flat
 from turngym.core.protocols import Scorer
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
-from turngym.core.spec import NONE, at, flat
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
 
@@ -109,7 +109,7 @@ def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _module_of_algorithm(name: str) -> ModuleType | None:
     # whoever reads records alone needs no torch
-    from turngym.trainers.algorithm import find_algorithm
+    from turngym.trainers.algorithm_spec import find_algorithm
 
     found = find_algorithm(name)
     # what is in the module may have been put together of parts of others

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turngym.trainers.algorithm import AlgorithmSpec
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.run_config import OptimizerConfig
 
 

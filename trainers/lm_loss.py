@@ -15,7 +15,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.protocols import Scorer
 from turngym.core.user_files import text_lines
 from turngym.envs.search.parquet_rows import read_parquet
-from turngym.trainers.algorithm import BuildContext
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.lm_head import project
 from turngym.trainers.models import autocast, head, hidden_states, length_batches, pad
 from turngym.trainers.ranks import SINGLE, Ranks, balanced_shares

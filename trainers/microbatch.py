@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from turngym.agents.local_engine.positions import position_limit, sliding_window
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.batch import IntArray, RolloutBatch
 from turngym.trainers.models import Line, can_keep_rows_apart, hidden_states, length_batches, pad, rows_apart
 from turngym.trainers.ranks import Ranks, balanced_shares

@@ -10,10 +10,9 @@ from turngym.agents.judges.judge_settings import AnyJudge, Attempts
 from turngym.agents.judges.judges import BothQuestions, make_judge
 from turngym.agents.rollout_sources import write_step
 from turngym.core.episode import Episode
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.protocols import Judge, Question, RolloutSource
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError
 from turngym.envs.base import TextEnv
 from turngym.trainers.algorithm import Algorithm, PrivilegedText
 from turngym.trainers.judged_episodes import HINTING, JudgedSource, UnreadVotes

@@ -15,20 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.plugin_values import failures_of
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import (
-    Algorithm,
-    Targets,
-    Term,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-    calling,
-    checked_losses,
-    checked_weights,
-)
+from turngym.trainers.algorithm import Algorithm, Targets, Term, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.checked_parts import calling, checked_losses, checked_weights
 from turngym.trainers.critic import ValueCritic, explained_variance
 from turngym.trainers.learning_rate import learning_rate
 from turngym.trainers.lm_head import Projected, project

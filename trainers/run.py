@@ -26,18 +26,22 @@ from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
 from turngym.agents.servers.server_options import StartedServer
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.nested import at
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer
+from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, at, changed, kind_of, to_table
+from turngym.core.spec import changed, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.panels import load_panel
 from turngym.envs.registration import default_arguments
 from turngym.trainers import content_hashes
-from turngym.trainers.algorithm import BUILT_IN, Algorithm, BuildContext, built, find_algorithm
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, BuildContext, find_algorithm
+from turngym.trainers.checked_parts import built
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.distributed import distribute_trainer, local_device, open_ranks
 from turngym.trainers.learning_rate import unmoved_loss, unsuited_lr

@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from turngym.core.errors import SettingsError
+from turngym.core.nested import KIND
 from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.spec import KIND, SettingsError, Spec, Unread, fields_of, needing, to_table
+from turngym.core.setting import fields_of
+from turngym.core.spec import Spec, Unread, needing, to_table
 from turngym.core.task import MAX_TURNS
 
 Packing = Literal["auto", "on", "off"]

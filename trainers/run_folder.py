@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from turngym.agents.meaning import meaning
 from turngym.core.disk_space import at_once
 from turngym.core.files import locked_folder
-from turngym.core.spec import at, changed, differing
+from turngym.core.nested import at, differing
+from turngym.core.spec import changed
 from turngym.trainers.algorithm import DepthState
 from turngym.trainers.checkpoint import (
     CheckpointError,

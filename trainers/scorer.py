@@ -18,9 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from turngym.agents.models import load_model, load_tokenizer
 from turngym.agents.saved_model import save_model
 from turngym.core.episode import TopK
-from turngym.core.errors import ModelError
+from turngym.core.errors import ModelError, SettingsError
 from turngym.core.protocols import Scorer
-from turngym.core.spec import SettingsError
 from turngym.trainers import lora
 from turngym.trainers.lm_head import project, topk
 from turngym.trainers.microbatch import packing_for, passes

@@ -14,9 +14,10 @@ import numpy as np
 from turngym.agents.models import hub_folder
 from turngym.agents.servers.server_options import Here
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError, changed
+from turngym.core.spec import changed
 from turngym.core.user_files import json_of, user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch

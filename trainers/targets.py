@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode, TopK
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.protocols import Scorer
-from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import SEQUENCE, TAILS, JensenShannon, MixedKL, TokenKL, bin_forward_kl

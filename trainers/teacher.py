@@ -15,10 +15,10 @@ from turngym.agents.models import find_model, load_model, model_config
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.servers.server_options import AnyTeacher, TeacherServed
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.plugins import PluginError, find
 from turngym.core.protocols import Scorer
-from turngym.core.spec import SettingsError, changed
+from turngym.core.spec import changed
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.microbatch import packing_for
 from turngym.trainers.models import vocabulary_size

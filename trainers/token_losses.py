@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.algorithm import Algorithm, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.losses import (
     SEQUENCE,

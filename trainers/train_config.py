@@ -27,24 +27,13 @@ from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
 from turngym.agents.resolve_play import folder_layer
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
 from turngym.core.clean_keys import refuse_credentials
+from turngym.core.errors import SettingsError, UnknownSettingError
+from turngym.core.nested import KIND, at
 from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.resolve import Layer, Resolved, merged, resolve
-from turngym.core.spec import (
-    KIND,
-    Setting,
-    SettingsError,
-    Spec,
-    UnknownSettingError,
-    Unread,
-    at,
-    expand,
-    find,
-    named,
-    needing,
-    settings_of,
-    short_name,
-)
-from turngym.trainers.algorithm import BUILT_IN, PLAYS, find_algorithm
+from turngym.core.setting import Setting, find, named, settings_of, short_name
+from turngym.core.spec import Spec, Unread, expand, needing
+from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, find_algorithm
 from turngym.trainers.learning_rate import usual_lr
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (

@@ -27,16 +27,9 @@ from turngym.core.redaction import redacted
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.spec import changed
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import (
-    Algorithm,
-    DepthPlan,
-    Scorers,
-    calling,
-    checked_targets,
-    selected,
-    with_own_numbers,
-)
+from turngym.trainers.algorithm import Algorithm, DepthPlan, Scorers
 from turngym.trainers.batch import EmptyBatchError, RolloutBatch, pack
+from turngym.trainers.checked_parts import calling, checked_targets, selected, with_own_numbers
 from turngym.trainers.checkpoint import latest_model, resume_hint
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.judged_episodes import judge_row

@@ -17,7 +17,8 @@ from turngym.agents.playing.episode_session import EpisodeSession, SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import make_arguments, resolve_play
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.spec import NONE, changed
+from turngym.core.nested import NONE
+from turngym.core.spec import changed
 from turngym.core.tables import write_json
 from turngym.core.task import Task
 from turngym.core.trace import TraceWriter, iter_episodes

@@ -12,7 +12,8 @@ from msgspec import Meta
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
 from turngym.core.plugin_values import LARGEST_VALUE
-from turngym.core.spec import Spec, fields_of, read, to_table
+from turngym.core.setting import fields_of
+from turngym.core.spec import Spec, read, to_table
 from turngym.core.tables import Table
 
 NOTE = "usage"

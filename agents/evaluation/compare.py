@@ -33,7 +33,9 @@ from turngym.agents.evaluation.statistics import Interval, ScoreError, clustered
 from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, Model, OpenAI
 from turngym.core.episode import Episode
-from turngym.core.spec import diff, differing, read, settings_of, short_name
+from turngym.core.nested import differing
+from turngym.core.setting import settings_of, short_name
+from turngym.core.spec import diff, read
 from turngym.core.tables import Table, table_of, table_text
 from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path

@@ -16,9 +16,10 @@ from turngym.agents.play_spec import EvalSpec, OnPanel, PartOfPanel, PlaySpec, P
 from turngym.agents.presets import ALFWORLD, SEARCH, WEBSHOP, Preset, find_preset
 from turngym.agents.resolve_play import environment_layer, panel_layer
 from turngym.core.errors import TurngymError
+from turngym.core.nested import differing
 from turngym.core.redaction import excerpt
 from turngym.core.resolve import Layer, merged
-from turngym.core.spec import differing, to_table
+from turngym.core.spec import to_table
 from turngym.core.task import plain_id
 from turngym.envs.panels import Panel, PanelError, shipped_panel
 

@@ -15,11 +15,12 @@ from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.resolve_play import make_arguments
 from turngym.core.errors import TurngymError
+from turngym.core.nested import differing
 from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
 from turngym.core.resolve import Resolved
 from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
-from turngym.core.spec import changed, differing, to_table
+from turngym.core.spec import changed, to_table
 
 SPEC_FILE = "spec.toml"
 """The settings of an evaluation in its folder."""

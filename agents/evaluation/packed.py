@@ -44,10 +44,11 @@ from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
 from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
+from turngym.core.nested import differing
 from turngym.core.provenance import CONFIG_FILE, loaded_versions
 from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
-from turngym.core.spec import changed, differing
+from turngym.core.spec import changed
 from turngym.core.task import Verdict, plain_id
 from turngym.core.user_files import json_file
 from turngym.envs.guard import guard_of

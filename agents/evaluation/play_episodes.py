@@ -26,11 +26,11 @@ from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_file
+from turngym.core.nested import differing
 from turngym.core.plugin_values import unique
 from turngym.core.progress import progress_bar
 from turngym.core.redaction import brief
 from turngym.core.resolve import Resolved, checked
-from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.trace import TraceWriter, holds_episodes, iter_episodes, read_specs
 from turngym.envs.base import tasks_of

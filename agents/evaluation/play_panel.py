@@ -35,10 +35,10 @@ from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job, MakeEnv, PlayJobs, rollout
 from turngym.core.episode import Episode
 from turngym.core.files import locked_file
+from turngym.core.nested import differing
 from turngym.core.progress import progress_bar
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
-from turngym.core.spec import differing
 from turngym.core.tables import Table, columns, table_text
 from turngym.core.task import Task
 from turngym.core.trace import TraceEpisodes, TraceProblem, TraceWriter, iter_places, iter_trace, read_specs

@@ -19,9 +19,10 @@ from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
 from turngym.agents.resolve_play import ENVIRONMENT, environment_layer, panel_layer
 from turngym.core.errors import TurngymError
+from turngym.core.nested import at, differing
 from turngym.core.redaction import excerpt
 from turngym.core.resolve import merged
-from turngym.core.spec import at, differing, to_table
+from turngym.core.spec import to_table
 from turngym.envs.panels import Panel
 
 LONGEST_VALUE = 200

@@ -8,8 +8,9 @@ from msgspec import Meta
 
 from turngym.agents.rendering.skills import SKILLS_PREFIX
 from turngym.core.clean_keys import refuse_credentials
+from turngym.core.nested import KIND
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share
-from turngym.core.spec import KIND, Spec
+from turngym.core.spec import Spec
 
 
 class JudgeSettings(Spec, tag_field=KIND):

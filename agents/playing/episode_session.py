@@ -26,8 +26,8 @@ from turngym.agents.rendering.open_renderer import complete_settings, open_rende
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import Episode, Status, wrong_numbers
 from turngym.core.errors import AgentError, TurngymError
+from turngym.core.nested import NONE
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
-from turngym.core.spec import NONE
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools
 from turngym.envs.channels import ToolChannel

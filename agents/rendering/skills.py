@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turngym.core.errors import AgentError, did_you_mean
+from turngym.core.errors import AgentError, SettingsError, did_you_mean
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError
 from turngym.core.task import content_hash
 from turngym.core.user_files import read_text, user_path
 from turngym.envs.base import tasks_of

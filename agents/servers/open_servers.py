@@ -28,7 +28,7 @@ from turngym.core.files import weights_hash
 from turngym.core.plugins import need
 from turngym.core.protocols import WeightSink, WeightSource
 from turngym.core.redaction import brief
-from turngym.core.spec import kind_of
+from turngym.core.setting import kind_of
 from turngym.core.user_files import json_file
 
 

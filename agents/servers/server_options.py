@@ -8,8 +8,9 @@ from typing import Annotated, Literal, Protocol
 from msgspec import Meta
 
 from turngym.core.clean_keys import refuse_credentials
+from turngym.core.nested import KIND
 from turngym.core.numbers import Positive, Share
-from turngym.core.spec import KIND, Spec
+from turngym.core.spec import Spec
 
 Parallel = Annotated[int, Meta(ge=1, le=1024)]
 Busy = Literal["wait", "retract", "abort"]

@@ -30,6 +30,8 @@ PER_PAGE = 10
 """Results on one page."""
 
 
+# a step asks for its action several times
+@lru_cache(16)
 def parse_action(action: str) -> tuple[str, str] | None:
     """(name, lower-cased argument) of `name[argument]`, or None where the original reads no argument.
 

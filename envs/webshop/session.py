@@ -304,7 +304,7 @@ def parts(page: Page) -> list[tuple[Node, ...]]:
     """`nodes` as what changes from page to page, and what is shown of each product."""
     if page.kind == "done":
         return [tuple(("text", text) for text in done_texts(page.asin, page.options, page.score))]
-    found = [tuple(head_nodes(page)), *map(result_nodes, page.products)]
+    found = [head_nodes(page), *map(result_nodes, page.products)]
     if page.product is not None:
         found.append(product_nodes(page.product, page.sub if page.kind == "sub" else None, page.show_attributes))
     return found
@@ -332,23 +332,25 @@ def product_nodes(product: Product, sub: str | None, show_attributes: bool) -> t
     return (*options, *visible("text", product.title), ("text", price), ("text", RATING), *buttons)
 
 
-def head_nodes(page: Page) -> Iterator[Node]:
+def head_nodes(page: Page) -> tuple[Node, ...]:
     """The instruction and the buttons that lead away."""
-    if page.kind == "search":
-        yield "text", "WebShop"
-        yield "text", "Instruction: "
-        yield from visible("text", page.instruction)
-        yield "button", SEARCH_BUTTON
-        return
-    yield "text", "Instruction:"
-    yield from visible("text", page.instruction)
-    yield "button", BACK_TO_SEARCH
-    if page.kind == "results":
-        yield "text", f"Page {page.number} (Total results: {page.total})"
-    if page.kind != "results" or page.number > 1:
-        yield "button", PREV_PAGE
-    if page.kind == "results" and page.has_next:
-        yield "button", NEXT_PAGE
+    return _head(page.kind, page.instruction, page.number, page.total, page.has_next)
+
+
+# what is seen and what can be clicked both begin with it
+@lru_cache(maxsize=1024)
+def _head(kind: Kind, instruction: str, number: int, total: int, has_next: bool) -> tuple[Node, ...]:
+    if kind == "search":
+        start: tuple[Node, ...] = (("text", "WebShop"), ("text", "Instruction: "))
+        return (*start, *visible("text", instruction), ("button", SEARCH_BUTTON))
+    found: list[Node] = [("text", "Instruction:"), *visible("text", instruction), ("button", BACK_TO_SEARCH)]
+    if kind == "results":
+        found.append(("text", f"Page {number} (Total results: {total})"))
+    if kind != "results" or number > 1:
+        found.append(("button", PREV_PAGE))
+    if kind == "results" and has_next:
+        found.append(("button", NEXT_PAGE))
+    return tuple(found)
 
 
 def sub_texts(product: Product, sub: str) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ from turngym.agents.play_spec import AGENTS, EvalSpec, episodes_of, game_of
 from turngym.agents.playing.env_maker import env_class
 from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.resolve_play import resolve_play
-from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import SettingsError, TurngymError, did_you_mean
+from turngym.core.nested import differing
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, Resolved
 from turngym.core.settings import to_toml
-from turngym.core.spec import SettingsError, changed, differing, to_table
+from turngym.core.spec import changed, to_table
 from turngym.core.task import content_hash
 from turngym.scripts.jobs import RunJob
 from turngym.scripts.study.study_file import Place, Study, StudyMethod, require_named

@@ -26,9 +26,11 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.play_spec import OnPanel
 from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
+from turngym.core.nested import differing, flat
 from turngym.core.numbers import Threads
+from turngym.core.setting import Positional
 from turngym.core.settings import read_toml, write_toml_text
-from turngym.core.spec import Positional, Spec, Unread, differing, flat, needing
+from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
 from turngym.scripts.model import average, evaluate_average

@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.spec import Positional, Spec
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec
 from turngym.core.tables import atomic_write, lines_of, markdown, markup, print_table
 from turngym.core.user_files import keep_inputs
 from turngym.scripts.options import read_options

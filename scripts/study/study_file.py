@@ -28,15 +28,16 @@ from msgspec import Meta, field
 
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
-from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import SettingsError, TurngymError, did_you_mean
+from turngym.core.nested import flat
 from turngym.core.numbers import Count, Seed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, merged
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, Spec, flat, read
+from turngym.core.spec import Spec, read
 from turngym.core.user_files import user_path
 from turngym.scripts.jobs import shown
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, find_algorithm
 from turngym.trainers.study.records import check_name
 from turngym.trainers.train_config import expanded, has_setting, require_setting
 

@@ -22,7 +22,8 @@ from turngym.core.episode import Episode
 from turngym.core.tables import atomic_write
 from turngym.envs.search.fiction import TINY, Part
 from turngym.envs.search.fiction_questions import generate_fiction, one_fiction
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms import sft
 from turngym.trainers.lm_loss import LmLoss
 

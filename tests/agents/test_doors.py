@@ -33,10 +33,10 @@ from turngym.agents.proxy.service import ProxyService
 from turngym.agents.rendering.open_renderer import complete_settings
 from turngym.agents.resolve_play import resolve_agent, resolve_play
 from turngym.core.episode import Episode
-from turngym.core.errors import AgentError, TurngymError
+from turngym.core.errors import AgentError, SettingsError, TurngymError
 from turngym.core.plugins import PluginError
 from turngym.core.protocols import Sampling
-from turngym.core.spec import SettingsError, changed
+from turngym.core.spec import changed
 from turngym.core.trace import read_trace
 from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel, make_panel

@@ -27,9 +27,8 @@ from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import NOTE, Prices, Usage
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
-from turngym.core.errors import AgentError, TurngymError
+from turngym.core.errors import AgentError, SettingsError, TurngymError
 from turngym.core.http_client import retry_after
-from turngym.core.spec import SettingsError
 from turngym.core.tools import ToolSpec
 from turngym.envs.channels import TextChannel, ToolChannel
 

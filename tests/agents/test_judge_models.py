@@ -20,9 +20,8 @@ from turngym.agents.judges.judge_settings import AnyJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LONGEST_PART, HttpJudge, PolicyJudge, messages
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest
-from turngym.core.spec import SettingsError
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,12 @@ from turngym.agents.meaning import meaning
 from turngym.agents.play_spec import EvalSpec, PartOfPanel, Whole, part_of
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
 from turngym.core.episode import Status
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.nested import at, put
 from turngym.core.resolve import Resolved
+from turngym.core.setting import choices_of, fields_of, kind_of, settings_of
 from turngym.core.settings import to_toml
-from turngym.core.spec import SettingsError, at, choices_of, diff, fields_of, kind_of, put, settings_of, to_table
+from turngym.core.spec import diff, to_table
 from turngym.core.trace import TraceWriter, read_specs, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts.eval import VERB

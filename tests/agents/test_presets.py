@@ -19,9 +19,8 @@ from turngym.agents.playing.env_maker import probe
 from turngym.agents.presets import in_file, preset_table, presets
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.resolve_play import make_arguments, resolve_agent, resolve_play
-from turngym.core.errors import AgentError, TurngymError
+from turngym.core.errors import AgentError, SettingsError, TurngymError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError
 from turngym.core.tables import markdown
 from turngym.core.trace import read_specs, read_trace
 from turngym.envs.panels import Panel, load_panel

@@ -18,7 +18,7 @@ from turngym.agents.evaluation.scores import EvaluationError, ScoreError
 from turngym.agents.evaluation.statistics import clustered
 from turngym.agents.play_spec import Published, Whole
 from turngym.agents.resolve_play import resolve_play
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.envs.panels import load_panel
 from turngym.envs.webshop.env import WebShopEnv
 from turngym.scripts.main import main

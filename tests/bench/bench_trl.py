@@ -253,7 +253,8 @@ def ours_update(bench: TrlBench, folder: Path, kind: str) -> Figures:
     from transformers import AutoModelForCausalLM
 
     from turngym.core.trace import read_episodes
-    from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
+    from turngym.trainers.algorithm import Algorithm, Scorers
+    from turngym.trainers.algorithm_spec import BuildContext
     from turngym.trainers.algorithms import opd, sft
     from turngym.trainers.batch import pack
     from turngym.trainers.optimizer_step import Forward, make_optimizer, update

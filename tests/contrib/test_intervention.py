@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from turngym.core.episode import Episode, TopK
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
+from turngym.core.errors import SettingsError
+from turngym.trainers.algorithm import Scorers, Tokens
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.batch import pack
 from turngym.trainers.contrib import sage_opd
 from turngym.trainers.contrib.sage_opd import Intervention, Reweighted, gate

@@ -26,7 +26,8 @@ from turngym.core.task import Task, Verdict
 from turngym.envs.alfworld.env import ALFWorldEnv
 from turngym.envs.channels import make_channel
 from turngym.scripts import train
-from turngym.trainers.algorithm import BuildContext, Scorers, Targets, Tokens
+from turngym.trainers.algorithm import Scorers, Targets, Tokens
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
 from turngym.trainers.contrib.other_vocabulary import (

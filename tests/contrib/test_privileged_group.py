@@ -14,7 +14,8 @@ from test_judge_targets import Table
 from test_token_losses import close, tokens
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import BuildContext, PrivilegedText, Scorers, TokenLosses, Tokens
+from turngym.trainers.algorithm import PrivilegedText, Scorers, TokenLosses, Tokens
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.contrib import agent_opsd, opid, rlsd, sdar, skill_sd
 from turngym.trainers.contrib.agent_opsd import Believed, belief_moves, turn_factors

@@ -17,27 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from turngym.core.errors import SettingsError
+from turngym.core.nested import KIND, put
 from turngym.core.numbers import Count, NotNegative, Positive
 from turngym.core.resolve import Layer, checked, resolve
+from turngym.core.setting import Positional, find, settings_of, short_name
 from turngym.core.settings import to_toml
-from turngym.core.spec import (
-    KIND,
-    Positional,
-    SettingsError,
-    Spec,
-    Unread,
-    changed,
-    diff,
-    expand,
-    find,
-    needing,
-    put,
-    read,
-    read_word,
-    settings_of,
-    short_name,
-    to_table,
-)
+from turngym.core.spec import Spec, Unread, changed, diff, expand, needing, read, read_word, to_table
 from turngym.core.task import content_hash
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from small_disk import small_disk
 
+from turngym.core.errors import SettingsError
 from turngym.core.files import FolderInUseError, locked_file, locked_folder, new_folder
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError
 from turngym.core.tables import atomic_write, written_whole
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts.main import main

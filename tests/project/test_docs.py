@@ -391,8 +391,8 @@ OF_OTHERS = {
 def test_every_verb_explains_itself_and_options_in_the_text_exist(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from turngym.core.spec import settings_of
-    from turngym.trainers.algorithm import BUILT_IN
+    from turngym.core.setting import settings_of
+    from turngym.trainers.algorithm_spec import BUILT_IN
     from turngym.trainers.train_config import config_class, option_name
 
     monkeypatch.setenv("COLUMNS", "250")

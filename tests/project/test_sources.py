@@ -198,8 +198,8 @@ def test_functions_exist() -> None:
 @cache
 def train_options() -> dict[str, Any]:
     """`--name` -> type of every option of `turngym train`; `name` where only a file has it."""
-    from turngym.core.spec import settings_of
-    from turngym.trainers.algorithm import BUILT_IN
+    from turngym.core.setting import settings_of
+    from turngym.trainers.algorithm_spec import BUILT_IN
     from turngym.trainers.train_config import config_class, option_name
 
     found: dict[str, Any] = {"--algorithm": Literal[tuple(BUILT_IN)]}

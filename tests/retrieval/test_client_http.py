@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from servers import Answer, JsonServer
 
-from turngym.core.errors import RetrievalError
+from turngym.core.errors import RetrievalError, SettingsError
 from turngym.core.http_connection import address_problem
-from turngym.core.spec import SettingsError
 from turngym.retrieval.core import RetrieverUnavailable
 from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_format import FINGERPRINT_HEADER, WireError, normalize, read_reply

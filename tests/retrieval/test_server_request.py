@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.retrieval.http_format import BadRequest, RetrievalServerSettings, SearchRequest, read_request
 
 SMALL = RetrievalServerSettings(max_queries=2, max_query_chars=10, max_topk=5, max_waiting=10)

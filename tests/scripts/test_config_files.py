@@ -14,10 +14,10 @@ from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
 from turngym.agents.play_spec import EnvPlayer, EvalSpec
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.resolve_play import resolve_play
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.provenance import write_config
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, diff, expand, read
+from turngym.core.spec import diff, expand, read
 from turngym.core.trace import read_trace
 from turngym.scripts import eval as evaluation
 from turngym.scripts import rollout

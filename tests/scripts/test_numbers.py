@@ -17,13 +17,13 @@ from turngym.agents.evaluation.coverage import SimulatedStudy
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.proxy.config import ProxySettings
 from turngym.core import spec
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.setting import settings_of
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError
 from turngym.scripts import eval, rollout, serve_proxy, train
 from turngym.scripts.main import main
 from turngym.trainers import run_config
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, find_algorithm
 from turngym.trainers.algorithms import gigpo, luffy, ppo, turnopd
 from turngym.trainers.live.proxy_options import ALGORITHMS, proxy_class
 from turngym.trainers.train_config import config_class, train_config
@@ -73,7 +73,7 @@ def holds(kind: Any, number: type) -> bool:
     return kind is number or any(holds(one, number) for one in get_args(kind))
 
 
-ALL = {(verb, cls.__name__, path): one for verb, cls in classes() for path, one in spec.settings_of(cls).items()}
+ALL = {(verb, cls.__name__, path): one for verb, cls in classes() for path, one in settings_of(cls).items()}
 
 
 def test_all_verbs_are_here() -> None:

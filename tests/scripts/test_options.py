@@ -9,8 +9,10 @@ import pytest
 from msgspec import Meta
 
 from turngym.core.errors import TurngymError
+from turngym.core.nested import KIND
 from turngym.core.numbers import Number
-from turngym.core.spec import KIND, Positional, Spec
+from turngym.core.setting import Positional
+from turngym.core.spec import Spec
 from turngym.scripts.options import read_options, run_verb
 
 

@@ -23,8 +23,8 @@ import pytest
 from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import score
 from turngym.core.episode import Episode, Status, Turn
+from turngym.core.nested import put
 from turngym.core.settings import write_toml
-from turngym.core.spec import put
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts import report

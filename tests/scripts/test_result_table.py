@@ -22,7 +22,8 @@ from turngym.agents.evaluation.scores import score, task_means
 from turngym.agents.evaluation.seeds import rise
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode
-from turngym.core.spec import put, read, to_table
+from turngym.core.nested import put
+from turngym.core.spec import read, to_table
 from turngym.scripts.main import main
 from turngym.scripts.result_table import grouped, write_table
 

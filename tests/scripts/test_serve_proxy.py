@@ -20,8 +20,7 @@ from proxy_run import options, play
 
 from turngym.agents.judges.judge_settings import Auto, UrlJudge
 from turngym.agents.proxy.turn_records import read_records
-from turngym.core.errors import TurngymError
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.trace import read_trace
 from turngym.scripts import trace
 from turngym.scripts.serve_proxy import serve

@@ -17,7 +17,7 @@ from sglang_model import ModelServer
 
 from turngym.agents.models import load_model
 from turngym.agents.proxy.turn_records import TurnRecord, read_records
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.live.run import build
 from turngym.trainers.scorer import LocalScorer
 

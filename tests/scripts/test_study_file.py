@@ -13,8 +13,8 @@ import pytest
 from late import late
 
 from turngym.agents.worlds.built_in import WORLDS
-from turngym.core.errors import TurngymError
-from turngym.core.spec import SettingsError, at
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.nested import at
 from turngym.scripts.main import main
 from turngym.scripts.study.cells import Cell, cells_of
 from turngym.scripts.study.study_file import built_in, read_study_file
@@ -490,7 +490,7 @@ def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -
 
 
 OWN = """from turngym.core import Spec
-from turngym.trainers.algorithm import AlgorithmSpec
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 class Own(Spec):
     "Reads text."
 def build(config, context):

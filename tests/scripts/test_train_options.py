@@ -13,13 +13,13 @@ from late import late
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.saved_model import save_model
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.nested import at
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, at
 from turngym.envs.alfworld.priors import SMALL, vocabulary
 from turngym.scripts import train
 from turngym.scripts.main import main
-from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.algorithm_spec import BUILT_IN
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import tiny_qwen3
 

@@ -15,7 +15,7 @@ from tiny_runs import with_file
 from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.errors import TurngymError
-from turngym.trainers.algorithm import find_algorithm
+from turngym.trainers.algorithm_spec import find_algorithm
 from turngym.trainers.checkpoint import latest_model
 from turngym.trainers.metrics import read_metrics
 

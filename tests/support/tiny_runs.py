@@ -14,7 +14,7 @@ from turngym.agents.saved_model import save_model
 from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.core.rollout_request import RolloutRequest
 from turngym.envs.alfworld.priors import SMALL, vocabulary
-from turngym.trainers.algorithm import find_algorithm
+from turngym.trainers.algorithm_spec import find_algorithm
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.models import tiny_qwen3
 

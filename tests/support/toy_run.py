@@ -18,7 +18,8 @@ from turngym.core.episode import Episode, Origin, Status, Turn
 from turngym.core.protocols import EvalPoint
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.task import Task, Verdict
-from turngym.trainers.algorithm import BuildContext, Targets
+from turngym.trainers.algorithm import Targets
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import sft, turnopd
 from turngym.trainers.algorithms.turnopd import DepthConfig
 from turngym.trainers.batch import RolloutBatch

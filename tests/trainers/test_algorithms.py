@@ -11,10 +11,11 @@ import torch
 import toy_run as toy
 
 from turngym.core.episode import EpisodeError, check_numbers
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError, changed
-from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, Targets
+from turngym.core.spec import changed
+from turngym.trainers.algorithm import Algorithm, Scorers, Targets
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo, opd, sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.optimizer_step import (

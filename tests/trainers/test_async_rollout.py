@@ -15,9 +15,10 @@ from metric_columns import SOME
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import BuildContext, DepthPlan
+from turngym.trainers.algorithm import DepthPlan
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import Ahead, OptimizerConfig, RunConfig

@@ -20,9 +20,10 @@ import pytest
 import toy_run as toy
 
 from turngym.core.episode import Episode
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.core.task import Verdict
-from turngym.trainers.algorithm import BuildContext, Scorers
+from turngym.trainers.algorithm import Scorers
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo, luffy
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 from turngym.trainers.batch import BatchError, pack

@@ -23,8 +23,7 @@ from turngym.agents.servers.fleet import Fleet
 from turngym.agents.servers.policy import ServerScorer
 from turngym.agents.servers.server_connection import ClientLimits, ServerError
 from turngym.core.episode import Status
-from turngym.core.errors import ModelError, TurngymError
-from turngym.core.spec import SettingsError
+from turngym.core.errors import ModelError, SettingsError, TurngymError
 from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
 from turngym.trainers import models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithms.tcod import Curriculum, DepthSchedule
 from turngym.trainers.run import build_algorithm

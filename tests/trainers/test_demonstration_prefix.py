@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.algorithms.luffy import PrefixSchedule
 
 

@@ -20,7 +20,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.trace import TraceWriter, read_episodes
 from turngym.scripts import train
-from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.algorithm_spec import BUILT_IN
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.recorded_source import RecordedSource
 from turngym.trainers.run import build_trainer

@@ -13,8 +13,7 @@ from tiny_runs import break_off, save_tiny, untimed, with_file
 
 from turngym.agents.judges.judges import WORDS, make_judge
 from turngym.agents.meaning import meaning
-from turngym.core.errors import TurngymError
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.trace import read_trace
 from turngym.scripts import train
 from turngym.trainers.checkpoint import CheckpointError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from turngym.core.spec import changed
-from turngym.trainers.algorithm import BuildContext
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.lm_loss import LmLoss, TextError, read_texts
 from turngym.trainers.models import tiny_qwen3
 from turngym.trainers.ranks import Ranks

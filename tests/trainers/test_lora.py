@@ -20,9 +20,8 @@ from safetensors.torch import load_file, save_file
 from turngym.agents.local_engine.engine import LocalEngine
 from turngym.agents.models import file_hashes, load_model
 from turngym.agents.saved_model import save_model
-from turngym.core.errors import ModelError
+from turngym.core.errors import ModelError, SettingsError
 from turngym.core.protocols import GenerateRequest, Sampling
-from turngym.core.spec import SettingsError
 from turngym.scripts.main import main
 from turngym.scripts.model import average
 from turngym.scripts.train import parse

@@ -17,8 +17,8 @@ from tiny_runs import with_file
 from turngym.agents import load_world, play_episodes
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
+from turngym.core.nested import at
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.spec import at
 from turngym.core.trace import TraceWriter, episode_from_json, episode_to_json, read_trace
 from turngym.scripts import train
 from turngym.scripts.train import help_lines

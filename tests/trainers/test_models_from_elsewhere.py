@@ -27,8 +27,8 @@ from turngym.agents.rendering.open_renderer import complete_settings, open_rende
 from turngym.agents.rendering.renderer import TextEpisodes
 from turngym.agents.saved_model import save_model
 from turngym.core.episode import Episode, Status, Turn
-from turngym.core.errors import ModelError, TurngymError
-from turngym.core.spec import SettingsError, changed
+from turngym.core.errors import ModelError, SettingsError, TurngymError
+from turngym.core.spec import changed
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_episodes

@@ -14,8 +14,8 @@ from metric_columns import known_metric
 from tiny_runs import break_off
 
 from turngym.core.episode import Episode
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import BuildContext
+from turngym.core.errors import SettingsError
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import opd_hints
 from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.metrics import read_metrics

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turngym.core.spec import SettingsError, Spec, fields_of
-from turngym.trainers.algorithm import Algorithm, BuildContext, FixedDepth, PrivilegedText
+from turngym.core.errors import SettingsError
+from turngym.core.setting import fields_of
+from turngym.core.spec import Spec
+from turngym.trainers.algorithm import Algorithm, FixedDepth, PrivilegedText
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import (
     gigpo,
     grpo,

@@ -16,9 +16,12 @@ import pytest
 import torch
 from tiny_runs import command, save_tiny
 
-from turngym.core.spec import Setting, SettingsError, fields_of, flat, kind_of, settings_of, to_table
+from turngym.core.errors import SettingsError
+from turngym.core.nested import flat
+from turngym.core.setting import Setting, fields_of, kind_of, settings_of
+from turngym.core.spec import to_table
 from turngym.scripts import train
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, find_algorithm
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
 from turngym.trainers.run_config import DistillConfig, RunConfig

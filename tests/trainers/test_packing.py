@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import untimed
 
-from turngym.core.spec import SettingsError, changed, read
+from turngym.core.errors import SettingsError
+from turngym.core.spec import changed, read
 from turngym.trainers import train_loop
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import CheckpointError

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.scripts import train
-from turngym.trainers.algorithm import BUILT_IN
+from turngym.trainers.algorithm_spec import BUILT_IN
 from turngym.trainers.train_config import has_setting, train_config
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,7 @@ from turngym.agents.presets import presets
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.spec import changed
 from turngym.scripts.plan import notes_of_run, of_run
-from turngym.trainers.algorithm import BUILT_IN, find_algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, find_algorithm
 from turngym.trainers.batch import pack
 from turngym.trainers.model_shapes import shape_of
 from turngym.trainers.run import build_trainer

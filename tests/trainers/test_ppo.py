@@ -14,7 +14,8 @@ from reward_methods import RUN, assert_trains, tokens
 from scorers import Slope
 
 from turngym.core.episode import Episode, Status
-from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
+from turngym.trainers.algorithm import Algorithm, Scorers
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms.ppo import CriticBaseline, PpoConfig, at_last_tokens, build
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.run_config import CriticConfig

@@ -11,7 +11,8 @@ import torch
 import toy_run as toy
 
 from turngym.agents.models import load_model
-from turngym.trainers.algorithm import BuildContext, Targets
+from turngym.trainers.algorithm import Targets
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import sft
 from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.checkpoint import latest_model

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from turngym.core.episode import Episode, TopK
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import BuildContext, Scorers, Tokens
+from turngym.core.errors import SettingsError
+from turngym.trainers.algorithm import Scorers, Tokens
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.algorithms.prm_opd import ScoredOrHinted, WeightedSum

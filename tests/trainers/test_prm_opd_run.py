@@ -12,7 +12,7 @@ import toy_run as toy
 from metric_columns import known_metric
 
 from turngym.agents.judges.judges import BothQuestions
-from turngym.trainers.algorithm import BuildContext
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import prm_opd
 from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.metrics import read_metrics

@@ -14,7 +14,7 @@ from tiny_runs import break_off, untimed
 
 from turngym.core.episode import Episode
 from turngym.core.protocols import JudgeRequest
-from turngym.trainers.algorithm import BuildContext
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import prm_rl
 from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.run_config import OptimizerConfig, RunConfig

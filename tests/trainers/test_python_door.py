@@ -16,12 +16,15 @@ import torch
 from metric_columns import known_metric
 from tiny_runs import columns, command, untimed
 
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.nested import at
+from turngym.core.setting import settings_of
 from turngym.core.settings import read_toml
-from turngym.core.spec import SettingsError, at, settings_of
 from turngym.scripts import train as verb
 from turngym.trainers import AlgorithmSpec, FixedDepth, OptimizerConfig, RunConfig, Targets, train
-from turngym.trainers.algorithm import BUILT_IN, PARTS, TokenLosses, find_algorithm
+from turngym.trainers.algorithm import TokenLosses
+from turngym.trainers.algorithm_spec import BUILT_IN, find_algorithm
+from turngym.trainers.checked_parts import PARTS
 from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.token_weights import Static
 from turngym.trainers.train_config import config_class

@@ -18,9 +18,8 @@ import turngym.envs
 from turngym.agents import play_episodes
 from turngym.agents.models import trained_on
 from turngym.core.episode import Episode
-from turngym.core.errors import TurngymError
+from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError
 from turngym.core.trace import TraceWriter
 from turngym.envs.channels import make_channel
 from turngym.scripts import train

@@ -12,9 +12,9 @@ from late import late
 from tiny_runs import untimed
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import BuildContext
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.ranks import SINGLE, Ranks

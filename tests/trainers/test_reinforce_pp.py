@@ -12,7 +12,8 @@ from reward_methods import RUN, assert_trains, tokens
 from scorers import Slope
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers, find_algorithm
+from turngym.trainers.algorithm import Algorithm, Scorers
+from turngym.trainers.algorithm_spec import BuildContext, find_algorithm
 from turngym.trainers.algorithms.reinforce_pp import BatchAdvantage, ReinforcePpConfig, build
 from turngym.trainers.batch import pack
 from turngym.trainers.group_advantage import ComparableGroups

@@ -12,7 +12,8 @@ from reward_methods import RUN, assert_trains, tokens
 from scorers import Slope
 
 from turngym.core.episode import Episode
-from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
+from turngym.trainers.algorithm import Algorithm, Scorers
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms.rloo import LeaveOneOut, RlooConfig, build, leave_one_out
 from turngym.trainers.batch import pack
 from turngym.trainers.group_advantage import ComparableGroups

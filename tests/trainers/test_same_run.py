@@ -10,9 +10,10 @@ import pytest
 
 from turngym.agents.meaning import MEANING, meaning
 from turngym.agents.play_spec import EvalSpec
+from turngym.core.nested import put
 from turngym.core.resolve import merged
-from turngym.core.spec import put, settings_of
-from turngym.trainers.algorithm import BUILT_IN
+from turngym.core.setting import settings_of
+from turngym.trainers.algorithm_spec import BUILT_IN
 from turngym.trainers.checkpoint import CheckpointError
 from turngym.trainers.run_folder import check_same
 from turngym.trainers.train_config import config_class

@@ -15,9 +15,9 @@ from thread_ranks import in_ranks
 from tiny_runs import break_off, save_tiny, untimed
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.protocols import EvalPoint
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.spec import SettingsError
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers
 from turngym.trainers.batch import pack

@@ -13,8 +13,9 @@ import pytest
 from turngym.core.episode import Episode, Status
 from turngym.core.task import Verdict
 from turngym.trainers import step_metrics
-from turngym.trainers.algorithm import DepthPlan, DepthState, Targets, with_own_numbers
+from turngym.trainers.algorithm import DepthPlan, DepthState, Targets
 from turngym.trainers.batch import RolloutBatch, pack
+from turngym.trainers.checked_parts import with_own_numbers
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.optimizer_step import Epochs, UpdateResult
 from turngym.trainers.token_weights import Blend, Static, trajectory_weights

@@ -12,7 +12,8 @@ import toy_run as toy
 from torch import Tensor
 
 from turngym.core.rollout_request import RolloutRequest
-from turngym.trainers.algorithm import Algorithm, BuildContext, Scorers
+from turngym.trainers.algorithm import Algorithm, Scorers
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import opd
 from turngym.trainers.batch import pack
 from turngym.trainers.contrib import guided_opd

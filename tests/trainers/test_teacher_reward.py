@@ -12,7 +12,7 @@ import torch
 from scorers import Slope
 
 from turngym.core.episode import Episode, Status
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.algorithm import Scorers, Targets
 from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,

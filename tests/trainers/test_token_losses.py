@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from turngym.core.spec import SettingsError
-from turngym.trainers.algorithm import BuildContext, Tokens
+from turngym.core.errors import SettingsError
+from turngym.trainers.algorithm import Tokens
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import opd, prm_rl
 from turngym.trainers.algorithms.luffy import MixedPolicyGradient, Reshape
 from turngym.trainers.contrib import guided_opd

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.algorithms.turnopd import TurnOpdConfig
 from turngym.trainers.batch import pack
 from turngym.trainers.token_weights import (

@@ -23,9 +23,9 @@ from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout_sources import KeptSource, LiveSource, step_jobs
 from turngym.core.errors import TurngymError
+from turngym.core.nested import at
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.settings import read_toml
-from turngym.core.spec import at
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.envs.panels import PanelError, load_panel
 from turngym.scripts import rollout as rollout_verb

@@ -22,7 +22,7 @@ from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import EvalPoint
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.trainers.algorithm import BuildContext
+from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import opd, sft
 from turngym.trainers.checkpoint import list_checkpoints
 from turngym.trainers.metrics import read_metrics

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from turngym.core.episode import Episode, Status
+from turngym.core.errors import SettingsError
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
-from turngym.core.spec import SettingsError, changed
+from turngym.core.spec import changed
 from turngym.trainers import optimizer_step as epochs
 from turngym.trainers import train_loop
 from turngym.trainers.algorithm import DepthPlan, DepthState, Scorers, Targets

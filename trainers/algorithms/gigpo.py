@@ -18,7 +18,8 @@ from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative, Portion, Share
 from turngym.core.plugin_values import checked_texts
 from turngym.core.spec import Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch, is_trainable
 from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS

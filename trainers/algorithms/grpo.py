@@ -9,7 +9,8 @@ from typing import Literal
 
 from turngym.core.numbers import Group, NotNegative, Number
 from turngym.core.spec import Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn
+from turngym.trainers.algorithm import Algorithm, FixedDepth, TargetFn
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward

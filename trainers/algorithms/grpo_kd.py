@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import BelowOne, Group, NotNegative
-from turngym.core.spec import SettingsError, Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
+from turngym.core.spec import Spec, Unread, needing
+from turngym.trainers.algorithm import Algorithm, FixedDepth, TargetFn, Term
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.kd_reward import GroupTeacherAdvantage, TeacherReward, mixed
 from turngym.trainers.group_advantage import ComparableGroups
 from turngym.trainers.lm_loss import LmLoss

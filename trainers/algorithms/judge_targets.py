@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turngym.agents.judges.votes import majority
 from turngym.core.episode import Episode, TopK
-from turngym.core.spec import SettingsError
+from turngym.core.errors import SettingsError
 from turngym.trainers.algorithm import PrivilegedText, Scorers, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.privileged import (

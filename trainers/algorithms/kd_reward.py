@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.protocols import Scorer
-from turngym.core.spec import SettingsError
 from turngym.trainers.algorithm import Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import grpo_advantage

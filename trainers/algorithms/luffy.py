@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share, Signed
-from turngym.core.spec import SettingsError, Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TokenLosses, Tokens
+from turngym.core.spec import Spec, Unread, needing
+from turngym.trainers.algorithm import Algorithm, FixedDepth, TokenLosses, Tokens
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3
 from turngym.trainers.rewards import Reward

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Literal
 
 from turngym.core.spec import Spec
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
+from turngym.trainers.algorithm import Algorithm, FixedDepth
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import WEIGHTS

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import BelowOne, Million, NotNegative
 from turngym.core.protocols import Position
-from turngym.core.spec import SettingsError, Spec, Unread, needing
-from turngym.trainers.algorithm import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    FixedDepth,
-    PrivilegedText,
-    Reader,
-    TokenLoss,
-)
+from turngym.core.spec import Spec, Unread, needing
+from turngym.trainers.algorithm import Algorithm, FixedDepth, PrivilegedText, Reader, TokenLoss
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judged_episodes import HintedTurns
 from turngym.trainers.run_config import tables_of

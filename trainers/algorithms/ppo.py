@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode
 from turngym.core.numbers import NotNegative, Share
 from turngym.core.spec import Spec
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, TargetFn, Targets
+from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, TargetFn, Targets
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import against_critic, at_last_token

@@ -9,9 +9,11 @@ from __future__ import annotations
 import warnings
 from typing import Literal
 
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import BelowOne, NotNegative, Share
-from turngym.core.spec import SettingsError, Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, TargetFn, Term
+from turngym.core.spec import Spec, Unread, needing
+from turngym.trainers.algorithm import Algorithm, FixedDepth, TargetFn, Term
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import kl_k3

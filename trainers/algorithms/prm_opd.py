@@ -10,19 +10,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import BelowOne, NotNegative
 from turngym.core.protocols import Position
-from turngym.core.spec import SettingsError, Spec
-from turngym.trainers.algorithm import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    FixedDepth,
-    PrivilegedText,
-    TokenLoss,
-    TokenLosses,
-    Tokens,
-)
+from turngym.core.spec import Spec
+from turngym.trainers.algorithm import Algorithm, FixedDepth, PrivilegedText, TokenLoss, TokenLosses, Tokens
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.judge_targets import HintTargets
 from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, without
 from turngym.trainers.run_config import tables_of

@@ -9,7 +9,8 @@ from typing import Literal
 
 from turngym.core.numbers import NotNegative
 from turngym.core.spec import Spec
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth
+from turngym.trainers.algorithm import Algorithm, FixedDepth
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judged_episodes import ScoredTurns
 from turngym.trainers.run_config import tables_of

@@ -14,7 +14,8 @@ import numpy as np
 from turngym.core.episode import Episode
 from turngym.core.numbers import Million, NotNegative
 from turngym.core.spec import Spec
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.returns import at_last_token, rewards_to_go, whiten

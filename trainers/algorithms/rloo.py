@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative
 from turngym.core.spec import Spec
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, episode_kl
 from turngym.trainers.rewards import Reward, rewards

@@ -10,9 +10,11 @@ from typing import Literal
 
 from turngym.agents.playing.scripted import LOOPING
 from turngym.core.episode import Origin
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import NotNegative, Share
-from turngym.core.spec import SettingsError, Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, ExpertPlay, FixedDepth
+from turngym.core.spec import Spec, Unread, needing
+from turngym.trainers.algorithm import Algorithm, ExpertPlay, FixedDepth
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import NoTargets
 from turngym.trainers.token_losses import NegativeLogLikelihood

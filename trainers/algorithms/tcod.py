@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count
-from turngym.core.spec import SettingsError, Spec, changed
-from turngym.trainers.algorithm import Algorithm, AlgorithmSpec, BuildContext, DepthPlan, DepthState
+from turngym.core.spec import Spec, changed
+from turngym.trainers.algorithm import Algorithm, DepthPlan, DepthState
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import distillation
 from turngym.trainers.token_weights import Static, trajectory_weights

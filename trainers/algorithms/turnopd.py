@@ -19,18 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count, NotNegative, Number, Portion, Share
-from turngym.core.spec import SettingsError, Spec, Unread, changed, needing
-from turngym.trainers.algorithm import (
-    Algorithm,
-    AlgorithmSpec,
-    BuildContext,
-    DepthController,
-    DepthPlan,
-    DepthState,
-    FixedDepth,
-    Weight,
-)
+from turngym.core.spec import Spec, Unread, changed, needing
+from turngym.trainers.algorithm import Algorithm, DepthController, DepthPlan, DepthState, FixedDepth, Weight
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.run_config import RunConfig, tables_of
 from turngym.trainers.targets import distillation

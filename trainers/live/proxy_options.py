@@ -12,11 +12,12 @@ from turngym.agents.play_spec import Servers
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.servers.server_options import Here, ServersOf
-from turngym.core.errors import did_you_mean
+from turngym.core.errors import SettingsError, did_you_mean
+from turngym.core.nested import at
 from turngym.core.numbers import Count, NotNegative, Number
 from turngym.core.resolve import Layer, merged, resolve
-from turngym.core.spec import SettingsError, Spec, Unread, at, changed, expand, needing
-from turngym.trainers.algorithm import find_algorithm
+from turngym.core.spec import Spec, Unread, changed, expand, needing
+from turngym.trainers.algorithm_spec import find_algorithm
 from turngym.trainers.learning_rate import usual_lr
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import LoopConfig, OptimizerConfig, RunConfig, Stale

@@ -32,7 +32,8 @@ from turngym.core.spec import changed, to_table
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
 from turngym.trainers import content_hashes
-from turngym.trainers.algorithm import Algorithm, BuildContext, find_algorithm
+from turngym.trainers.algorithm import Algorithm
+from turngym.trainers.algorithm_spec import BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
 from turngym.trainers.live.judging import SessionJudge, TurnJudging, make_session_judge
 from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy, named

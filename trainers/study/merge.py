@@ -10,8 +10,8 @@ from typing import Any
 from turngym.agents.evaluation.statistics import alike
 from turngym.agents.meaning import meaning
 from turngym.core.errors import TurngymError
+from turngym.core.nested import differing, flat
 from turngym.core.redaction import brief
-from turngym.core.spec import differing, flat
 from turngym.trainers import content_hashes
 from turngym.trainers.study.portable import counts, last_names, with_paths
 from turngym.trainers.study.records import Record, Records, name_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from turngym.agents.meaning import meaning
 from turngym.agents.worlds.worlds import model_folders
+from turngym.core.nested import at, put
 from turngym.core.resolve import merged
-from turngym.core.spec import at, put
 
 PATHS = ("models.student", "method.teacher.teacher", "method.lm_loss.files", "agent.folder")
 """Settings that name models and texts."""

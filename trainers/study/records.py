@@ -21,10 +21,10 @@ from msgspec import Meta
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.core.errors import TurngymError
+from turngym.core.nested import at
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
-from turngym.core.spec import at
 from turngym.core.tables import write_json
 from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes

@@ -1,0 +1,61 @@
+"""Nested tables by dotted paths: `judge.votes` is what `{"judge": {"votes": 3}}` holds there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KIND = "kind"
+"""The key of a table that says which of several kinds of table it is."""
+NONE = "none"
+"""How None is written where there is no null: in TOML and on a command line."""
+
+
+def at(table: Any, path: str) -> Any:
+    """The value at a dotted path of nested tables; None where there is none."""
+    for name in path.split("."):
+        if not isinstance(table, Mapping) or name not in table:
+            return None
+        table = table[name]
+    return table
+
+
+def put(table: dict[str, Any], path: str, value: Any) -> None:
+    """Sets the value at a dotted path; tables on the way are made, two tables at one place are merged."""
+    *above, last = path.split(".")
+    for name in above:
+        table = table.setdefault(name, {})
+    old = table.get(last)
+    table[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """All values in nested tables by dotted path; of an empty table the table."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{above}.{name}" if above else str(name)
+        found |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
+    return found
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The paths at which two tables differ, with both values; None where one of them has nothing there.
+
+    Of tables of different kinds only the kinds are named.
+    """
+    one, other = flat(first), flat(second)
+    found = {
+        path: (one.get(path), other.get(path))
+        for path in {**one, **other}
+        if _plain(one.get(path)) != _plain(other.get(path))
+    }
+    kinds = [path.removesuffix(KIND) for path in found if path.rpartition(".")[2] == KIND]
+    below = {path for path in found for table in kinds if path.startswith(table) and path != table + KIND}
+    return {path: values for path, values in found.items() if path not in below}
+
+
+def _plain(value: Any) -> Any:
+    """`value` so that only equal settings are equal: 1 is not True, and a tuple is the list that JSON gives back."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return (bool, value) if isinstance(value, bool) else value

@@ -1,0 +1,165 @@
+"""What an algorithm of another package gives is taken by its shape and type.
+
+What broadcasts would train on other numbers in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turngym.core.episode import Episode
+from turngym.core.errors import SettingsError
+from turngym.core.plugin_values import failures_of
+from turngym.core.redaction import brief
+from turngym.trainers.algorithm import Algorithm, CountingFilter, Targets, TokenLosses, WeightArray
+from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
+
+PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "depth": ("DepthController", ("start", "plan", "learn")),
+    "target_fn": ("TargetFn", ("__call__",)),
+    "weight": ("Weight", ("__call__", "to_the_end")),
+    "token_loss": ("TokenLoss", ("__call__",)),
+}
+"""The four parts: the protocol of each, and what its objects have."""
+
+
+def calling(algorithm: Algorithm, name: str) -> AbstractContextManager[None]:
+    """Inside, what a part raises that another package wrote is a line that names it, and SettingsError."""
+    return failures_of(f"algorithm {algorithm.name}: its {name}", getattr(algorithm, name), SettingsError)
+
+
+def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
+    """The algorithm that `spec` builds from its settings.
+
+    Raises SettingsError where its function fails, or gives what cannot be trained with; each of them is named.
+    """
+    with failures_of(f"algorithm {spec.name}: its build", spec.build, SettingsError):
+        made = spec.build(config, context)
+    if not isinstance(made, Algorithm):
+        raise SettingsError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
+    if not isinstance(made.name, str) or not made.name.isprintable():
+        raise SettingsError(f"algorithm {spec.name}: its name is {brief(made.name, 80)}; valid: a printable text")
+    if not isinstance(made.group, int) or made.group < 1:
+        raise SettingsError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
+    for name, (kind, members) in PARTS.items():
+        part = getattr(made, name)
+        if isinstance(part, type) or not all(hasattr(part, member) for member in members):
+            valid = f"a {kind}, which has {', '.join(members)}"
+            raise SettingsError(f"algorithm {spec.name}: its {name} is {brief(part, 80)}; valid: {valid}")
+    try:
+        json.dumps(dict(made.settings))
+        if any(isinstance(value, float) and math.isnan(value) for value in made.settings.values()):
+            raise ValueError("a resumed run compares them, and NaN equals nothing")
+    except (TypeError, ValueError) as error:
+        said = f"its settings are no JSON ({error}); valid: tables_of(config)"
+        raise SettingsError(f"algorithm {spec.name}: {said}") from error
+    return made
+
+
+def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
+    """What a target function returned. Raises SettingsError where a column of it is no array of so many `tokens`."""
+    if not isinstance(targets, Targets):
+        raise SettingsError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
+    columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
+    for name, column in (columns | {f"extra[{name!r}]": column for name, column in targets.extra.items()}).items():
+        if column is None:
+            continue
+        if not isinstance(column, np.ndarray):
+            raise SettingsError(f"algorithm {algorithm}: its {name} is {type(column).__name__}; valid: a NumPy array")
+        # a further column may have any axes after the first
+        axes = column.ndim if name.startswith("extra") else 2 if name.endswith("_NK") else 1
+        if column.shape[:1] != (tokens,) or column.ndim != axes:
+            valid = f"[{tokens}, K]" if name.endswith("_NK") else f"[{tokens}]"
+            raise SettingsError(
+                f"algorithm {algorithm}: its {name} has the shape {list(column.shape)}; valid: {valid}, a row for each "
+                "supervised token"
+            )
+        if column.dtype.kind not in "fiub":
+            raise SettingsError(f"algorithm {algorithm}: its {name} holds {column.dtype}; valid: numbers")
+    reward = targets.reward
+    if reward is not None and not (isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"):
+        valid = "an array of numbers, one for each episode or token"
+        raise SettingsError(f"algorithm {algorithm}: its reward is {brief(reward, 80)}; valid: {valid}")
+    ids, logp = targets.topk_ids_NK, targets.topk_logp_NK
+    if (None if ids is None else ids.shape) != (None if logp is None else logp.shape):
+        raise SettingsError(
+            f"algorithm {algorithm}: its topk_ids_NK and topk_logp_NK have different shapes; valid: one"
+        )
+    return targets
+
+
+def selected(algorithm: Algorithm, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that a filter keeps; all without one. Raises SettingsError where it gives anything else."""
+    if algorithm.select is None:
+        return list(episodes)
+    # typed, but another package's
+    found: Any = algorithm.select(episodes)
+    if not isinstance(found, list | tuple) or not all(isinstance(one, Episode) for one in found):
+        said = f"its select gave {brief(found, 80)}; valid: a list of episodes"
+        raise SettingsError(f"algorithm {algorithm.name}: {said}")
+    return list(found)
+
+
+def with_own_numbers(
+    row: Mapping[str, Any], algorithm: Algorithm, episodes: Sequence[Episode], log: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A step's `row` with what the filter counts of its `episodes`, and the `log` of the targets.
+
+    Raises SettingsError for a name that every run has. What is no number is refused where the row is written."""
+    chosen = algorithm.select.row(episodes) if isinstance(algorithm.select, CountingFilter) else {}
+    for where, own in (("its log", log), ("the row of its select", chosen)):
+        if not isinstance(own, Mapping):
+            raise SettingsError(f"algorithm {algorithm.name}: {where} is {brief(own, 80)}; valid: numbers by name")
+        if taken := sorted(row.keys() & own.keys()):
+            said = f"{where} has {taken[0]!r}, a column of every run; rename it"
+            raise SettingsError(f"algorithm {algorithm.name}: {said}")
+    return {**row, **chosen, **log}
+
+
+def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
+    """What a weight gave for so many `tokens`. Raises SettingsError for another shape, for numbers that are not finite
+    or below 0, and for a sum that is not 1."""
+    if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
+        found = f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
+        raise SettingsError(f"algorithm {algorithm}: its weight gave {found}; valid: a float array [{tokens}]")
+    total = float(weight.sum(dtype=np.float64))
+    if not np.isfinite(weight).all() or (weight < 0).any() or abs(total - 1.0) > 1e-6:
+        raise SettingsError(
+            f"algorithm {algorithm}: its weights sum to {total:g}, the least is {weight.min():g}; valid: finite, at "
+            "least 0, and 1 in sum"
+        )
+    return weight
+
+
+OWN_NUMBERS = ("loss", "logp", "sampled_logp", "entropy")
+"""Columns that the loop writes for every token; a token loss has other names for its own."""
+
+
+def checked_losses(losses: Any, tokens: int) -> TokenLosses:
+    """What a token loss gave for so many `tokens`. Raises SettingsError where a column is reduced or has another shape,
+    where the loss has no gradient, and for a diagnostic whose name is taken."""
+    if not isinstance(losses, TokenLosses):
+        raise SettingsError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
+    for name, column in {"loss_n": losses.loss_n, **losses.diagnostics}.items():
+        if not isinstance(name, str) or name in OWN_NUMBERS:
+            taken = ", ".join(OWN_NUMBERS)
+            raise SettingsError(
+                f"the token loss has a diagnostic {brief(name, 80)}; valid: a text that is none of {taken}"
+            )
+        if not isinstance(column, Tensor) or tuple(column.shape) != (tokens,):
+            found = f"the shape {list(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
+            raise SettingsError(
+                f"the token loss: its {name} has {found}; valid: a tensor [{tokens}], a number per token"
+            )
+    if torch.is_grad_enabled() and not losses.loss_n.requires_grad:
+        raise SettingsError("the token loss: its loss_n has no gradient, so that nothing would be learned")
+    return losses
