@@ -266,15 +266,16 @@ class TraceWriter(Closes):
     """
 
     def __init__(self, path: str | Path, spec: Mapping[str, Any] | None = None) -> None:
-        """`spec` is the table of the settings with which the episodes are played; None: nobody knows them."""
+        """`spec` is the table of the settings with which the episodes are played; None: nobody knows them.
+
+        It is written before the first episode: where none is played, the file stays empty, and other settings may
+        follow.
+        """
         self.path = Path(path)
-        self._spec = "" if spec is None else digits_of(spec)
+        self._spec, self._unwritten = "" if spec is None else digits_of(spec), spec
         with trace_errors(self.path, "nothing was written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = LineFile(self.path)
-        if spec is not None and self._spec not in read_specs(self.path):
-            with trace_errors(self.path, "nothing was written"), _write_lock(self._lines.file):
-                self._lines.append(header_line(spec))
 
     def write(self, episode: Episode) -> int:
         """Appends one episode and returns the byte of the file at which its line begins.
@@ -292,10 +293,18 @@ class TraceWriter(Closes):
         line = text.encode("ascii") + b"\n"
         said = "the episodes before it are in the file, whole"
         with trace_errors(self.path, said), _write_lock(self._lines.file):
+            if self._unwritten is not None and self._spec not in read_specs(self.path):
+                self._lines.append(header_line(self._unwritten))
+            self._unwritten = None
             return self._lines.append(line)
 
     def close(self) -> None:
         self._lines.close()
+
+
+def holds_episodes(path: str | Path) -> bool:
+    """Whether something was written into a trace: a writer that was opened leaves an empty file."""
+    return Path(path).is_file() and Path(path).stat().st_size > 0
 
 
 def digits_of(spec: Mapping[str, Any]) -> str:

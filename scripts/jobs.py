@@ -141,7 +141,14 @@ class Runner:
                         held.close()
                 raise
         if self._failed:
-            raise TurngymError("; ".join((f"failed: {', '.join(self._failed)}", *dict.fromkeys(self._failed.values()))))
+            raise TurngymError(self._failures())
+
+    def _failures(self) -> str:
+        """Each reason once, with the jobs that failed for it."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self._failed.items():
+            names.setdefault(reason, []).append(name)
+        return "; ".join(f"failed: {', '.join(alike)}; {reason}" for reason, alike in names.items())
 
     def _wait(self) -> None:
         """Waits for the end of the process that began first, at most `poll` seconds."""
@@ -196,11 +203,11 @@ class Runner:
             try:
                 with held:
                     if not job.ended:
-                        raise TurngymError(f"the reason is at the end of {job.log}")
+                        raise TurngymError(why_ended(job.log, process.returncode))
                     self.finish(job)
             except (TurngymError, OSError) as error:
                 self._failed[job.name] = str(error)
-                board.say(f"failed: {job.name}; {error}", always=True)
+                board.say(f"failed: {job.name}; {error}; its log: {job.log}", always=True)
 
 
 def check_command(job: RunJob) -> None:
@@ -244,6 +251,17 @@ def launch(job: RunJob, cores: int) -> subprocess.Popen[bytes]:
     environment = {**environment_with_threads(1), SHARE: str(cores), "PYTHONSAFEPATH": "1"}
     with job.log.open("ab") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+
+
+def why_ended(log: Path, status: int) -> str:
+    """Why a command failed: the signal that ended it, or the last line that it wrote (under torchrun: that our own
+    command did)."""
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}, which was not sent from here"
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    written = [line.strip() for line in lines if line.strip()][-30:]
+    ours = [line for line in written if line.startswith("turngym ")]
+    return [f"status {status}", *written[-1:], *ours[-1:]][-1]
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], patience: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -83,19 +83,22 @@ def sections(
     if (table := paired.table()) is not None:
         made.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
     if scores:
+        counted = [method for method in methods if method.name in scores]
+        success = _by_panel(
+            counted, "success", lambda group: success_table({one.name: scores[one.name] for one in group})
+        )
         text = "The last evaluation. Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes "
         text += "that ended in errors are not counted."
         text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
         told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
-        made.append(Section(title="Success (%)", parts=(*_success(methods, scores), text, *told)))
+        made.append(Section(title="Success (%)", parts=(*success, text, *told)))
         made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
     noted = {method.name: [run.used for run in method.runs if run.used is not None] for method in methods}
     used = {name: sum(each, start=Usage()) for name, each in noted.items() if each}
     for table in usage_table(used):
         made.append(Section(title="Tokens and cost", parts=(("usage", table),)))
-    differ = settings_table(methods)
-    if differ is not None:
-        made.append(Section(title="Settings that differ", parts=(("settings", differ),)))
+    if differ := _by_panel(methods, "settings", settings_table):
+        made.append(Section(title="Settings that differ", parts=tuple(differ)))
     if any(method.records for method in methods):
         made.append(Section(title="Training", parts=tuple(_training(methods))))
     made += _diagnostics(found)
@@ -109,16 +112,21 @@ def sections(
     return made
 
 
-def _success(methods: Sequence[Method], scores: Mapping[str, Scores]) -> list[Part]:
-    """A table for each panel, under its name where there are several."""
+def _by_panel(methods: Sequence[Method], name: str, make: Callable[[Sequence[Method]], Table | None]) -> list[Part]:
+    """The table of each panel's methods, under the panel's name where there are several; what was not evaluated has one
+    of its own."""
     groups = panels_of(methods)
-    if len(groups) == 1:
-        return [("success", success_table(scores))]
+    others = [method for method in methods if not any(method in group for group in groups)]
+    if len(groups) < 2:
+        groups, others = [list(methods)], []
     parts: list[Part] = []
-    for number, group in enumerate(groups, 1):
-        first = group[0].first
-        parts.append(f"{first.panel or first.episodes[0].task.env_id}:")
-        parts.append((f"success-{number}", success_table({method.name: scores[method.name] for method in group})))
+    for number, group in enumerate([*groups, *([others] if others else [])], 1):
+        if (table := make(group)) is None:
+            continue
+        run = group[0].first
+        if len(groups) > 1:
+            parts.append(f"{run.panel or run.episodes[0].task.env_id}:" if run.episodes else "Not evaluated:")
+        parts.append((name if len(groups) == 1 else f"{name}-{number}", table))
     return parts
 
 
@@ -198,7 +206,7 @@ def head(
     where = ", ".join(panels or envs) + (", scores approximate" if approximate(scores) else "")
     facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(one) for one in methods]
     return Head(
-        title=title or " and ".join(names) + (f": {where}" if where else ""),
+        title=title or ", ".join(names) + (f": {where}" if where else ""),
         summary=" ".join([*_outcome(paired), *_levels(scores, paired), *_costs(methods)]),
         facts=(*filter(None, facts), command),
     )

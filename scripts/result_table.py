@@ -207,7 +207,7 @@ class Group:
         if tasks and min(tasks) < max(tasks):
             notes.append(f"Some pairs share fewer tasks, {min(tasks)} at least.")
         if size := max((one.family for one in found.values()), default=0):
-            notes.insert(0, f'"*": clear of zero in a family of {size} comparisons (Holm).')
+            notes.insert(0, f'"*": clear of zero in a family of {size} comparison{"s" if size > 1 else ""} (Holm).')
         found |= {(other, one): difference.reversed() for (one, other), difference in found.items()}
         rows = [[row, *("" if row == name else signed(found.get((row, name))) for name in names)] for row in names]
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))

@@ -1,4 +1,4 @@
-"""The learning rate of a step, and what is said of one that does not suit the model or moves no loss."""
+"""The learning rate: of a run that names none, of a step, and what is said of one that moves no loss."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from turngym.trainers.algorithm_spec import AlgorithmSpec
 from turngym.trainers.run_config import OptimizerConfig
 
 
@@ -20,6 +21,12 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     elif config.schedule == "cosine":
         factor *= 0.5 * (1.0 + float(np.cos(np.pi * share)))
     return config.lr * factor
+
+
+def usual_lr(algorithm: AlgorithmSpec, *, adapters: bool) -> float:
+    """The learning rate of a run that names none: the reference's, ten times that to imitate, where every token says
+    what is right, and ten times more for adapters."""
+    return float(f"1e{-6 + ('imitates' in algorithm.reads) + adapters}")
 
 
 def lr_that_suits(parameters: int, *, adapters: bool = False) -> tuple[float, float]:

@@ -38,7 +38,7 @@ from turngym.core.spec import changed, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.panels import load_panel
 from turngym.envs.registration import default_arguments
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BUILT_IN, BuildContext, find_algorithm
 from turngym.trainers.checked_parts import built
@@ -175,8 +175,8 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
             return
         config = changed(config, models=changed(models, resume=False))
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
-    if content := contents.of_all(to_table(config)):
-        about[contents.CONTENTS] = content
+    if content := content_hashes.of_all(to_table(config)):
+        about[content_hashes.CONTENTS] = content
     write_config(path, config, command or None, **about)
 
 
@@ -293,7 +293,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         save_extra=save_extra,
         vocab_size=vocab_size,
         spec=spec,
-        contents=contents.of_run(spec, teacher, student.preset),
+        contents=content_hashes.of_run(spec, teacher, student.preset),
         progress=LiveProgress(config.algorithm, run.steps),
         order=order,
         servers=student.servers,

@@ -25,7 +25,7 @@ from turngym.trainers.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from turngym.trainers.contents import CODE
+from turngym.trainers.content_hashes import CODE
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import METRICS_FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero

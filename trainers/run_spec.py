@@ -1,7 +1,7 @@
 """A run's settings as they are resolved: what its checkpoints hold, and what a run that goes on must share.
 
-`RunFolder` compares them: what a setting names by its content (`contents.of_run`), and all by what a difference means
-(`turngym.agents.meaning`).
+`RunFolder` compares them: what a setting names by its content (`content_hashes.of_run`), and all by what a difference
+means (`turngym.agents.meaning`).
 """
 
 from __future__ import annotations

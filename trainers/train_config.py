@@ -35,7 +35,8 @@ from turngym.core.resolve import Layer, Resolved, merged, resolve
 from turngym.core.setting import Setting, find, named, settings_of, short_name
 from turngym.core.spec import Spec, Unread, expand, needing
 from turngym.trainers.algorithm import ExpertPlay
-from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, AlgorithmSpec, find_algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, find_algorithm
+from turngym.trainers.learning_rate import usual_lr
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (
     Ahead,
@@ -421,12 +422,6 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
         whole.insert(0, replace(below, table=shown))
     whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
     return resolve(cls, whole)
-
-
-def usual_lr(algorithm: AlgorithmSpec, *, adapters: bool) -> float:
-    """The learning rate of a run that names none: the reference's, ten times that to imitate, where every token says
-    what is right, and ten times more for adapters."""
-    return float(f"1e{-6 + ('imitates' in algorithm.reads) + adapters}")
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
 from turngym.core.resolve import Resolved, checked
 from turngym.core.task import Task
+from turngym.core.trace import holds_episodes
 from turngym.envs.panels import Panel, PanelError, assert_disjoint, load_panel, verify_panel
 
 EVAL_DEFAULTS: Mapping[str, Any] = {"play": {"samples": 4}}
@@ -104,7 +105,7 @@ def play_evaluation(
         assert_disjoint(ready.opened.examples.tasks, chosen)
         trace = None if out is None else Path(out) / "trace.jsonl"
         # a resumed evaluation keeps the settings with which it began
-        if trace is not None and not trace.exists():
+        if trace is not None and not holds_episodes(trace):
             keep_spec(trace.with_name(SPEC_FILE), found, ready.spec, command)
         compute = ready.spec.compute
         with open_workers(compute.workers, ready.workload(episodes_of(ready.spec.play))) as play:

@@ -32,7 +32,7 @@ from turngym.core.progress import progress_bar
 from turngym.core.redaction import brief
 from turngym.core.resolve import Resolved, checked
 from turngym.core.tables import Table, columns, table_text
-from turngym.core.trace import TraceWriter, iter_episodes, read_specs
+from turngym.core.trace import TraceWriter, holds_episodes, iter_episodes, read_specs
 from turngym.envs.base import tasks_of
 
 ROLLOUT_DEFAULTS: Mapping[str, Any] = {"play": {"samples": 1, "tasks": {"kind": "first"}}}
@@ -146,7 +146,7 @@ def play_rollout(
         if out is not None:
             _check_same(out, spec)
             # a trace that is added to keeps the settings of its first episodes
-            if not out.exists():
+            if not holds_episodes(out):
                 keep_spec(spec_beside(out), found, spec, command)
         jobs = [
             Job(task_id=task_id, sample=sample, group=group, seed=play_spec.seed)
@@ -194,7 +194,7 @@ def _recorded(out: Path | None, append: bool) -> set[tuple[str, int, int]]:
     """(task id, sample, seed) of the episodes in the trace that is added to; {} for a new one."""
     if out is None and append:
         raise TurngymError("--append (append=True) adds to a trace: name it with --out (out=...)")
-    if out is None or not out.exists():
+    if out is None or not holds_episodes(out):
         return set()
     if not append:
         raise TurngymError(f"{out} exists: add to it with --append (append=True), or name another file")

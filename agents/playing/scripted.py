@@ -105,6 +105,12 @@ class ScriptedAgent:
         raise NotImplementedError
 
 
+_NOTHING_TO_DRAW = (
+    "{} has no admissible actions to draw a random one from; valid: an agent without noise (expert, model:FOLDER), or "
+    "an environment with `admissible` or `sample_action`"
+)
+
+
 class ExpertAgent(ScriptedAgent):
     """Plays an expert's actions, with a share of random ones mixed in.
 
@@ -156,7 +162,7 @@ class ExpertAgent(ScriptedAgent):
         return self.writer.write(conversation, checked_text("the expert's action", action), "demonstration")
 
     def noise(self, conversation: Conversation, share: float) -> str | None:
-        """A random action for `share` of the turns, None for the others."""
+        """A random action for `share` of the turns, None for the others. Raises AgentError where none can be drawn."""
         rng = conversation.rng(NOISE_STREAM)
         if rng.random() >= share:
             return None
@@ -164,7 +170,10 @@ class ExpertAgent(ScriptedAgent):
             mistake = conversation.env.base.plausible_mistake(rng)
             if mistake is not None:
                 return mistake
-        return conversation.env.base.sample_action(rng)
+        action = conversation.env.base.sample_action(rng)
+        if action is None and not self._mistakes and conversation.env.base.admissible() is None:
+            raise AgentError(_NOTHING_TO_DRAW.format(conversation.task.env_id))
+        return action
 
 
 class RandomAgent(ScriptedAgent):
@@ -175,8 +184,10 @@ class RandomAgent(ScriptedAgent):
 
     def _one(self, conversation: Conversation) -> Reply:
         action = conversation.env.base.sample_action(conversation.rng())
+        if action is None and conversation.env.base.admissible() is None:
+            raise AgentError(_NOTHING_TO_DRAW.format(conversation.task.env_id))
         if action is None:
-            error = f"{conversation.task.env_id} has no admissible actions to draw from"
+            error = f"{conversation.task.env_id}: nothing is admissible at turn {conversation.turn}"
             return Reply(ends=Status.ERROR_ENGINE, error=error)
         return self.writer.write(conversation, action)
 

@@ -111,6 +111,7 @@ class AnyWorld:
         tags = [piece for tag in base.tool.tags for piece in (f"<{tag}>", f"</{tag}>")]
         words = build_phrase_tokenizer([*phrases, base.instructions, *tags])
         teacher, student = self.steps
+        random = NOISE if _can_draw(episodes) else (0.0, 0.0)
         return EmbeddedWorld(
             name=self.env_id,
             env_id=self.env_id,
@@ -125,7 +126,7 @@ class AnyWorld:
             # the student is trained for fewer steps and has never seen the answer to a mistake
             recipes={
                 "teacher": TinyRecipe(steps=teacher, episodes=self.batch, noise=NOISE),
-                "student": TinyRecipe(steps=student, episodes=self.batch, noise=NOISE, mistakes=0.0),
+                "student": TinyRecipe(steps=student, episodes=self.batch, noise=random, mistakes=0.0),
             },
         )
 
@@ -140,8 +141,7 @@ class AnyWorld:
         self._check(found)
         noisy = ExpertAgent(expert=expert, noise=NOISE, mistakes=0.5)
         found += self._episodes(noisy, self.episodes // 4, self.episodes // 2)
-        # an open action space has nothing to draw from
-        if any(turn.admissible for episode in found for turn in episode.turns):
+        if _can_draw(found):
             found += self._episodes(RandomAgent(), self.episodes * 3 // 4, self.episodes - self.episodes * 3 // 4)
         return found
 
@@ -160,6 +160,11 @@ class AnyWorld:
                 f"{self.env_id}: its expert {self.expert!r} won none of {len(episodes)} episodes{why}; tiny models are "
                 "made of an expert's episodes (TextEnv.expert_action, or --expert NAME)"
             )
+
+
+def _can_draw(episodes: Sequence[Episode]) -> bool:
+    """Whether random actions can be drawn: not in an open action space."""
+    return any(turn.admissible for episode in episodes for turn in episode.turns)
 
 
 def _texts(episodes: Iterable[Episode]) -> Iterable[str]:

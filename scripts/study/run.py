@@ -40,7 +40,7 @@ from turngym.scripts.study.cells import LAST, Cell, cells_of
 from turngym.scripts.study.show import write_tables
 from turngym.scripts.study.study_file import Study, find_study, read_study_file
 from turngym.scripts.study.texts import heldout_nats, text_path, write_text
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.study.portable import counts, last_names, with_paths
 from turngym.trainers.study.records import (
     DATA,
@@ -226,7 +226,7 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
                 f"another name, choose another --out, or remove {cell.folder}"
             )
     for cell in (cell for cell in cells if cell.finished and not cell.is_start):
-        began, content = read_record(cell.folder).contents, contents.of_all(cell.settings)
+        began, content = read_record(cell.folder).contents, content_hashes.of_all(cell.settings)
         for name in (name for name in content if began.get(name, content[name]) != content[name]):
             raise TurngymError(
                 f"{cell.name} in {out} was run with another content of {name}, {flat(cell.settings)[name]}: put it "

@@ -12,7 +12,7 @@ from typing import Any, get_origin
 import pytest
 from msgspec import NODEFAULT
 
-from turngym.agents import evaluate, play_episodes
+from turngym.agents import ResponseWriter, evaluate, play_episodes
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.evaluation.scores import EvaluationError
@@ -523,6 +523,32 @@ def test_another_setting_into_the_same_folder_is_refused(name: str, whole: Path,
         evaluate(PANEL, "expert", out=folder, **{**given, name: OTHERWISE[name]})
     assert (folder / "trace.jsonl").read_bytes() == before
     assert evaluate(PANEL, "expert", out=folder, slots=1, **given).resumed == 6
+
+
+class Unreachable:
+    """An agent whose server is not there."""
+
+    name = "unreachable"
+    writer = ResponseWriter()
+
+    def respond(self, waiting: Any) -> Any:
+        raise TurngymError("nobody answers")
+
+    def release(self, conversation: Any) -> None: ...
+
+
+def test_what_failed_before_its_first_episode_is_begun_with_other_settings(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"limit": 2, "samples": 1, "out": tmp_path, "progress": False}
+    with pytest.raises(TurngymError, match="nobody answers"):
+        evaluate(PANEL, Unreachable(), **settings)
+    assert evaluate(PANEL, "expert", max_turns=10, **settings).resumed == 0
+    assert tomllib.loads((tmp_path / "spec.toml").read_text())["play"]["env"]["max_turns"] == 10
+    rollout: dict[str, Any] = {"tasks": 1, "out": tmp_path / "rollout.jsonl", "progress": False}
+    with pytest.raises(TurngymError, match="nobody answers"):
+        play_episodes("turngym/ALFWorld-v0", Unreachable(), **rollout)
+    assert len(play_episodes("turngym/WebShop-v0", "expert", **rollout).episodes) == 1
+    (spec,) = read_specs(rollout["out"]).values()
+    assert spec["play"]["env"]["id"] == "turngym/WebShop-v0"
 
 
 def test_a_rollout_holds_one_player_in_one_game(tmp_path: Path) -> None:

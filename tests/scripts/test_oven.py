@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from turngym.core.errors import TurngymError
+from turngym.agents import play_episodes
+from turngym.core.errors import AgentError, TurngymError
 from turngym.core.tools import tool_call
 from turngym.envs.registration import make_env
 from turngym.envs.testing import EnvContract
@@ -48,6 +49,12 @@ def test_readings_forgive_calls_as_they_forgive_words(reading: str, response: st
     env.reset(options={"task": "cake/200/fan"})
     env.step(f"<action>{tool_call('heat', degrees=200, fan=True)}</action>")
     assert env.step(response)[4]["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("agent", "settings"), [("random", {}), ("expert", {"noise": 0.9})])
+def test_no_agent_that_draws_actions_plays_where_none_are_listed(agent: str, settings: dict[str, float]) -> None:
+    with pytest.raises(AgentError, match="example/Oven-v0"):
+        play_episodes(ENV, agent, tasks=4, progress=False, **settings)
 
 
 def test_each_right_step_pays_once() -> None:

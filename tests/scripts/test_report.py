@@ -118,7 +118,7 @@ def test_the_comparison_of_what_was_trained_comes_first(tmp_path: Path, capsys: 
     runs = [f"{name}={tmp_path / name}" for name in ("student", "teacher", "opd", "turnopd")]
     assert main(["report", *runs, "--no-diagnostics", "--no-figure", "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "# opd and turnopd: alfworld-quickstart-v1"
+    assert lines[0] == "# opd, turnopd: alfworld-quickstart-v1"
     summary = lines[2]
     assert re.fullmatch(
         r"turnopd minus opd: [-\d.]+ \[.+\] points of success on 8 shared tasks, "
@@ -253,7 +253,7 @@ def test_seeds_of_a_method_are_one_row(tmp_path: Path, capsys: Any, monkeypatch:
     words = ["report", "opd=opd-*", "mine=mine-*", "--no-diagnostics", "--no-figure", "--latex", "--out", "out"]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert text.startswith("# opd (3 seeds) and mine (3 seeds): e-v0")
+    assert text.startswith("# opd (3 seeds), mine (3 seeds): e-v0")
     # never between seeds; as the tables of training have it
     compared = rows_of(text, "| comparison |")
     assert list(compared) == ["mine minus opd"]

@@ -60,6 +60,18 @@ def test_other_players_are_compared_and_said(runs: Path, capsys: pytest.CaptureF
     assert "not compared" not in text
 
 
+def test_settings_differ_within_a_panel_alone(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for agent in ("random", "first-hit"):
+        evaluate("webshop-quickstart", agent, out=tmp_path / agent, samples=1, limit=1, max_turns=2, progress=False)
+    shops = [str(tmp_path / agent) for agent in ("first-hit", "random")]
+    assert main(["report", f"a={runs / 'own'}", f"b={runs / 'short'}", f"c={shops[0]}", f"d={shops[1]}"]) == 0
+    text = capsys.readouterr().out.partition("## Settings that differ")[2].partition("\n## ")[0]
+    house, shop = text.partition("webshop-quickstart-v1:")[::2]
+    assert "| max_turns | 24 | 3 |" in house
+    assert "| agent.kind | player | random |" in shop
+    assert "env_kwargs" not in text
+
+
 def test_which_differences_decide() -> None:
     def spec(**given: Any) -> EvalSpec:
         return resolve_play([("test", {"panel": PANEL, **given})], usual=EVAL_DEFAULTS).spec

@@ -27,7 +27,7 @@ from turngym.scripts.main import main
 from turngym.scripts.study import run
 from turngym.scripts.study.cells import Cell, cells_of
 from turngym.scripts.study.study_file import read_study_file
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.study.records import Cost, read_records
 
 FILE = """
@@ -57,7 +57,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         # two runs that are equal in all, time included, would be one
         costs = [Cost(seconds=t + cell.seed / 100, cpu=t, turns=t, tokens=t) for t in (0.0, 1.0)]
         curve = [{"a": 0.5, "b": 0.25}, {"a": 1.0, "b": 0.75}]
-        given = {"world": cell.world, "settings": cell.settings, "contents": contents.of_all(cell.settings)}
+        given = {"world": cell.world, "settings": cell.settings, "contents": content_hashes.of_all(cell.settings)}
         return study_records.record(cell.method, cell.seed, costs, curve, every=4, **given)
 
     monkeypatch.setattr(running, "launch", launch)
@@ -364,19 +364,31 @@ def test_processes_that_overlap_both_keep_their_commands(
     assert len(found.records) == 4
 
 
-def test_a_cell_that_fails_does_not_stop_the_others(
-    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 3", "status 3"),
+        ("echo turngym train: no room; echo torchrun ends; exit 1", "turngym train: no room"),
+        ("echo step 1; kill -9 $$", "ended by SIGKILL"),
+    ],
+)
+def test_cells_that_fail_stop_no_others_and_their_reason_is_said_once(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     path, out = study(tmp_path)
     works = running.launch
 
     def launch(job: Any, cores: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["false"]) if job.name == "alfworld/opd-seed0" else works(job, cores)
+        if "/opd-" not in job.name:
+            return works(job, cores)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("wb") as log:
+            return subprocess.Popen(["sh", "-c", script], stdout=log)
 
     monkeypatch.setattr(running, "launch", launch)
-    with pytest.raises(TurngymError, match=r"failed: alfworld/opd-seed0; .*opd-seed0\.log"):
+    with pytest.raises(TurngymError, match=f"^failed: alfworld/opd-seed0, alfworld/opd-seed1; {why}[^;]*$"):
         run.run_study(path, out)
-    assert sorted(launched) == ["alfworld/opd-seed1", "alfworld/turnopd-seed0", "alfworld/turnopd-seed1"]
+    assert sorted(launched) == ["alfworld/turnopd-seed0", "alfworld/turnopd-seed1"]
     # what is done can be looked at, though the study is not
     assert sorted(f"{one.world}/{one.method}-seed{one.seed}" for one in read_records(out).records) == sorted(launched)
 

@@ -18,9 +18,10 @@ from turngym.core.numbers import Count, NotNegative, Number
 from turngym.core.resolve import Layer, merged, resolve
 from turngym.core.spec import Spec, Unread, changed, expand, needing
 from turngym.trainers.algorithm_spec import find_algorithm
+from turngym.trainers.learning_rate import usual_lr
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import LoopConfig, OptimizerConfig, RunConfig, Stale
-from turngym.trainers.train_config import Learns, Method, usual_lr, with_method
+from turngym.trainers.train_config import Learns, Method, with_method
 
 ALGORITHMS = ("prm-rl", "opd-hints", "prm-opd", "opd", "turnopd")
 """Algorithms that can learn from sessions."""

@@ -31,7 +31,7 @@ from turngym.core.redaction import redacted_traceback
 from turngym.core.spec import changed, to_table
 from turngym.core.trace import TraceWriter, iter_trace
 from turngym.core.user_files import library_path
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext, find_algorithm
 from turngym.trainers.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -293,7 +293,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         save_extra=save_extra,
         vocab_size=vocab_size,
         spec=spec,
-        contents=contents.of_run(spec, teacher),
+        contents=content_hashes.of_run(spec, teacher),
         progress=LineProgress(),
         writing=training.room,
     )

@@ -12,7 +12,7 @@ from turngym.agents.meaning import meaning
 from turngym.core.errors import TurngymError
 from turngym.core.nested import differing, flat
 from turngym.core.redaction import brief
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.study.portable import counts, last_names, with_paths
 from turngym.trainers.study.records import Record, Records, name_of
 
@@ -71,7 +71,9 @@ def shared_settings(record: Record) -> dict[str, Any]:
     # at which temperature agents play is compared by itself
     found = {path: value for path, value in every if meaning(path) in kinds and path != "agent.temperature"}
     found["evaluations after steps"] = [point.step for point in record.evaluations]
-    return found | {f"content of {path}": record.contents.get(path) for path in contents.CODE if path != "algorithm"}
+    return found | {
+        f"content of {path}": record.contents.get(path) for path in content_hashes.CODE if path != "algorithm"
+    }
 
 
 def game_settings(record: Record) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from turngym.core.tables import write_json
 from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import json_file, json_of
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.metrics import iter_metrics, read_metrics
 from turngym.trainers.study.portable import portable
 
@@ -111,7 +111,7 @@ class Record:
     clusters: Mapping[str, str] = field(default_factory=dict)
     """Task -> its scene, world or product, where its environment names one."""
     contents: Mapping[str, str] = field(default_factory=dict)
-    """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.contents`)."""
+    """Setting -> what was in the file or the code of one's own that it names (`turngym.trainers.content_hashes`)."""
     game: Mapping[str, Any] = field(default_factory=dict)
     """What its evaluations played (`play_spec.game_of`)."""
     schema: Literal[3]
@@ -177,7 +177,7 @@ def record_of_run(
     averaged = folder / AVERAGE / "trace.jsonl"
     held: Mapping[str, str] = {}
     if strict:
-        held = contents.kept(folder) if trained else contents.of_files(settings)
+        held = content_hashes.kept(folder) if trained else content_hashes.of_files(settings)
         settings = portable(settings, folder.absolute().parent.parent)
     return Record(
         **named,

@@ -11,7 +11,7 @@ from tiny_runs import save_tiny
 from turngym.core.settings import read_toml
 from turngym.envs.panels import shipped_panel, write_panel
 from turngym.scripts.main import main
-from turngym.trainers import contents
+from turngym.trainers import content_hashes
 from turngym.trainers.study.records import read_records, record_of_run
 
 METHOD = """
@@ -42,7 +42,7 @@ def test_files_count_by_content_wherever_they_lie(tmp_path: Path) -> None:
         texts = {"files": [str(folder / "words.txt"), str(folder / "panel.json")]}
         told = f"skills:{folder / 'skills'}"
         settings = {"panel": str(folder / "panel.json"), "lm_loss": texts, "judge": told, "sft": {"told": told}}
-        return contents.of_files({**settings, "seed": 0, "split": "train", "examples": "skills:alfworld"})
+        return content_hashes.of_files({**settings, "seed": 0, "split": "train", "examples": "skills:alfworld"})
 
     first = found(tmp_path / "one")
     assert sorted(first) == ["judge", "lm_loss.files", "panel", "sft.told"]
@@ -56,10 +56,10 @@ def test_files_of_an_environment_count(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("{}")
     settings = {"env_kwargs": {"topk": 3, "corpus": str(corpus)}}
-    first = contents.of_files(settings)
+    first = content_hashes.of_files(settings)
     assert [*first] == ["env_kwargs.corpus"]
     corpus.write_text("{}\n")
-    assert contents.of_files(settings) != first
+    assert content_hashes.of_files(settings) != first
 
 
 @pytest.mark.parametrize("replaced", ["link", "order", "folder"])
@@ -68,7 +68,7 @@ def test_another_way_to_the_same_name_is_another_content(tmp_path: Path, replace
     one.write_text("first")
     two.write_text("second")
     settings = {"lm_loss": {"files": [str(one), str(two)]}}
-    first = contents.of_files(settings)
+    first = content_hashes.of_files(settings)
     if replaced == "link":
         one.unlink()
         one.symlink_to(two)
@@ -77,7 +77,7 @@ def test_another_way_to_the_same_name_is_another_content(tmp_path: Path, replace
     else:
         one.unlink()
         one.mkdir()
-    assert contents.of_files(settings) != first
+    assert content_hashes.of_files(settings) != first
 
 
 def test_the_record_of_a_cell_keeps_what_it_was_evaluated_on(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_record_of_a_cell_keeps_what_it_was_evaluated_on(tmp_path: Path) -> 
     words = ["study", "run", str(study), "--out", str(tmp_path / "out"), "--parallel", "1"]
     assert main(words) == 0
     (record,) = read_records(tmp_path / "out").records
-    assert record.contents == contents.of_files({"play": {"tasks": {"panel": str(panel)}}}) != {}
+    assert record.contents == content_hashes.of_files({"play": {"tasks": {"panel": str(panel)}}}) != {}
     panel.write_text(panel.read_text() + "\n")
     assert main(words) != 0
 
@@ -100,8 +100,8 @@ def test_texts_that_name_no_file_of_ones_own_have_no_content(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").write_text("a file of this name says nothing of the split")
     settings = {"split": "train", "panel": "alfworld-quickstart", "judge": "skills:webshop/swapped.toml"}
-    assert contents.of_files({**settings, "system": "a/" * 5000, "out": str(tmp_path), "x": "\0/", "y": ""}) == {}
-    assert contents.of_code({"algorithm": "grpo", "env": "turngym/WebShop-v0"}) == {}
+    assert content_hashes.of_files({**settings, "system": "a/" * 5000, "out": str(tmp_path), "x": "\0/", "y": ""}) == {}
+    assert content_hashes.of_code({"algorithm": "grpo", "env": "turngym/WebShop-v0"}) == {}
 
 
 def test_code_of_ones_own_counts_without_its_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_code_of_ones_own_counts_without_its_comments(tmp_path: Path, monkeypatc
     def found(code: str) -> dict[str, str]:
         (tmp_path / "own_credit.py").write_text(code)
         sys.modules.pop("own_credit", None)
-        return contents.of_code(settings)
+        return content_hashes.of_code(settings)
 
     first = found(METHOD)
     assert [*first] == ["algorithm"]
@@ -126,8 +126,8 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys:
     words += ["--sdar.n", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
     words += ["--threads", "1", "--device", "cpu", "--eval-every", "0", "--judge", skills(told, "look around first")]
     assert main([*words, "--steps", "1"]) == 0
-    kept = contents.kept(out)
-    assert kept == contents.of_files({"method": {"judge": {"kind": "skills", "folder": str(told)}}})
+    kept = content_hashes.kept(out)
+    assert kept == content_hashes.of_files({"method": {"judge": {"kind": "skills", "folder": str(told)}}})
     assert read_toml(out / "config.toml", provenance=True)["provenance"]["contents"] == kept
     named = {"world": "w", "method": "m", "group": "main", "about": "", "seed": 0}
     assert record_of_run(out, {}, {}, **named).contents == kept
