@@ -372,8 +372,13 @@ class TextEpisodes:
             self.renderer.respond(history, np.array(shown.ids, np.int32))
             if self.max_context is not None and history.buffer.size > self.max_context:
                 break
-            spans = {"prompt_span": history.prompt_span, "response_span": history.response_span}
-            written = replace(turn, response=shown.response, segment=history.segment, **spans)
+            written = replace(
+                turn,
+                response=shown.response,
+                segment=history.segment,
+                prompt_span=history.prompt_span,
+                response_span=history.response_span,
+            )
             # what was said of other ids
             turns.append(replace(written, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None))
         if history is None or not turns:
