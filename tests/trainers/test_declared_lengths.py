@@ -116,7 +116,7 @@ def test_texts_in_parquet(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "one", "n": 1}\n{"text": null}\n{"text": "two"}\n'),
         ("a.json", b'[{"text": "one"}, {"text": ""}, {"text": "two"}]'),
         ("a.csv", b"n,text\n1,one\n2,two\n"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "two"}\n')),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "two"}\n', mtime=0)),
         ("a.txt", b"one\n\ntwo\n"),
     ],
 )
