@@ -66,7 +66,15 @@ class ChildProcess:
         self.name = name
         self.pipe, theirs = Pipe()
         _give_up_after(self.pipe, patience)
+        # how the child finds modules, then what runs there
+        first = pickle.dumps(_preparation(name)) + pickle.dumps(
+            _Begin(name, theirs.fileno(), threads, tuple(ignored), remembered_keys())
+        )
         begin, ours = os.pipe()
+        # as much as the system takes, which is all: a child whose parent is interrupted here must not miss it
+        os.set_blocking(ours, False)
+        first = first[os.write(ours, first) :]
+        os.set_blocking(ours, True)
         # multiprocessing's own command line, which an application that was frozen into one program understands, too
         command = spawn.get_command_line(pipe_handle=begin)
         if not getattr(sys, "frozen", False):
@@ -88,10 +96,6 @@ class ChildProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(begin)
-        # how the child finds modules, then what runs there
-        first = pickle.dumps(_preparation(name)) + pickle.dumps(
-            _Begin(name, theirs.fileno(), threads, tuple(ignored), remembered_keys())
-        )
         # as long as this process holds the child's end too, the pipe would not end when the child dies
         theirs.close()
         # a child that is dead already, or has got a part only, is noticed by whoever waits for its answer

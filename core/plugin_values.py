@@ -73,7 +73,7 @@ def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) 
     return str.__str__(value)
 
 
-def checked_verdict(value: object) -> Verdict:
+def checked_verdict(value: Any) -> Verdict:
     """`value` as a Verdict. Raises EnvBackendError for what is none."""
     if not isinstance(value, str) or value not in list(Verdict):
         raise EnvBackendError(f"the verdict is {brief(value, 80)}; valid: {', '.join(Verdict)}")

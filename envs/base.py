@@ -132,19 +132,18 @@ class TextEnv(gym.Env[str, str], ABC):
         return dict(options)
 
     __made_with: tuple[tuple[Any, ...], dict[str, Any]]
-    __ids: tuple[Collection[str] | None, frozenset[str]]
+    __phase = "new"
+    __env_steps = 0
+    __frame = ""
+    # of this class alone: a subclass may well keep its ids as `_ids`
+    __ids: tuple[Collection[str] | None, frozenset[str]] = (None, frozenset())
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        # all but the mode, so that a constructor that forgets this class's own makes no half of an environment
+        # not in the constructor, which a subclass may forget to call
         made = super().__new__(cls)
         made.__made_with = (args, kwargs)
         made.observation_space = UnicodeText()
         made.action_space = UnicodeText()
-        made.__phase = "new"
-        made.__env_steps = 0
-        made.__frame = ""
-        # of this class alone: a subclass may well keep its ids as `_ids`
-        made.__ids = (None, frozenset())
         return made
 
     def __init__(self, *, render_mode: str | None = None) -> None:

@@ -324,7 +324,7 @@ def system_failure(error: Exception) -> str | None:
             "no further thread or process can be had: `ulimit -u` says how many there may be; ask for fewer --workers"
         )
     if isinstance(error, OSError) and error.errno in PLACES:
-        where = error.filename if error.filename is not None else "a file"
+        where = error.filename if error.filename is not None else "the working folder, or a file"
         return f"{where}: {error.strerror}"
     return None
 

@@ -124,9 +124,12 @@ class TimedCalls:
                     break
                 self._watch.expect(self.seconds)
         except BaseException:
-            batch.over(running_clock.now() + 1.0)
-            batch.give_up(0.0)
-            self.close()
+            try:
+                batch.over(running_clock.now() + 1.0)
+            # at a second Ctrl-C, too: whatever comes next must not wait behind the call under way
+            finally:
+                batch.give_up(0.0)
+                self.close()
             raise
         done = batch.done
         if len(done) < len(calls):

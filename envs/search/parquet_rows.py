@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turngym.core.plugins import need
 from turngym.core.redaction import brief
 from turngym.core.rows import RATIO, UNPACKED
 
@@ -25,7 +26,7 @@ def read_parquet(
         choose: gets the names of all columns, returns those to read; the others are never unpacked.
         most_rows: rows that the file may have.
     """
-    arrow, parquet = arrow_modules(error)
+    arrow, parquet = (need(name, "a parquet file", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         # opened here, because pyarrow takes no path whose bytes are not UTF-8
         with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
@@ -68,13 +69,3 @@ def _rows(batch: Any, path: Path, error: type[Exception]) -> Iterator[dict[str, 
             raise error(f"{path}, column {name!r}: values that cannot be read ({what})") from reason
     for number in range(batch.num_rows):
         yield {name: column[number] for name, column in values.items()}
-
-
-def arrow_modules(error: type[Exception]) -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet. Raises `error` that says what to install."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as reason:
-        raise error(f"parquet files need pyarrow: pip install 'turngym[parquet]' ({reason})") from reason
-    return pyarrow, pyarrow.parquet

@@ -18,13 +18,13 @@ from typing import Any
 from cachetools import LRUCache, cached
 
 from turngym.core.errors import RetrievalError, TaskError, checked_choice, did_you_mean
+from turngym.core.plugins import need
 from turngym.core.redaction import brief, excerpt
 from turngym.core.rows import Stamp, path_stamp
 from turngym.core.tables import written_whole
 from turngym.core.user_files import user_path
 from turngym.envs.search.fiction import preset
 from turngym.envs.search.fiction_questions import generate_fictions
-from turngym.envs.search.parquet_rows import arrow_modules
 from turngym.envs.search.passage_text import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
 from turngym.envs.search.questions import Question, assert_disjoint, normalize
@@ -334,7 +334,7 @@ def prompt_rows(questions: Iterable[Question], prompt: str = PROMPT) -> Iterator
 
 def write_prompts(questions: Iterable[Question], path: str | Path, prompt: str = PROMPT) -> int:
     """Write the training prompts as parquet; the number of rows. `read_questions` reads the same questions back."""
-    arrow, parquet = arrow_modules(TaskError)
+    arrow, parquet = (need(name, "a parquet file", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
     # written out: of lists that are all empty pyarrow would infer lists of null
     text, strings = arrow.string(), arrow.list_(arrow.string())
     schema = arrow.schema(

@@ -23,6 +23,7 @@ from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.playing.rollout import FAILURES, FailureWatch, Job, failed_episode, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.agents.playing.timed_calls import CallTimeout, TimedCalls, attempt
+from turngym.core import running_clock
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, EnvBackendError, TaskError, TurngymError
 from turngym.core.trace import read_trace
@@ -249,6 +250,21 @@ def test_a_call_that_hangs_takes_no_other_with_it() -> None:
     assert [type(one.error) for one in found] == [type(None), CallTimeout] * 2 + [type(None)]
     assert calls.call(lambda: 4).value == 4
     stuck.set()
+
+
+def test_ctrl_c_twice_waits_for_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(lock: threading.Lock, end: float) -> bool:
+        raise KeyboardInterrupt
+
+    gate = threading.Event()
+    calls = TimedCalls(1.0, "the step")
+    monkeypatch.setattr(running_clock, "acquired", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        calls.call(gate.wait)
+    monkeypatch.undo()
+    assert calls.call(lambda: 5).value == 5
+    gate.set()
+    calls.close()
 
 
 def test_failures_in_words() -> None:

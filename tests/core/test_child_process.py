@@ -149,6 +149,27 @@ def half(pipe: Connection) -> None:
     time.sleep(99)
 
 
+@pytest.mark.parametrize(
+    "happens",
+    [
+        # Ctrl-C as soon as the child is there
+        "real = subprocess.Popen\ndef popen(*a, **k): real(*a, **k); raise KeyboardInterrupt\nsubprocess.Popen = popen",
+        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
+    ],
+    ids=["interrupted", "no working folder"],
+)
+def test_a_start_that_fails_leaves_no_child_that_complains(happens: str, tmp_path: Path) -> None:
+    code = (
+        f"import os, subprocess\nfrom turngym.core.child_process import ChildProcess\n{happens}\n"
+        "try: ChildProcess(print, name='x', threads=1)\n"
+        "except (KeyboardInterrupt, FileNotFoundError) as error: print(type(error).__name__)"
+    )
+    words = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("KeyboardInterrupt\n", "FileNotFoundError\n")
+
+
 def test_a_child_that_computes_is_waited_for_and_one_that_was_stopped_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "LOOK", 0.1)
     monkeypatch.setattr(child_process, "STANDS", 0.5)
