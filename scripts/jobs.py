@@ -141,14 +141,10 @@ class Runner:
                         held.close()
                 raise
         if self._failed:
-            raise TurngymError(self._failures())
-
-    def _failures(self) -> str:
-        """Each reason once, with the jobs that failed for it."""
-        names: dict[str, list[str]] = {}
-        for name, reason in self._failed.items():
-            names.setdefault(reason, []).append(name)
-        return "; ".join(f"failed: {', '.join(alike)}; {reason}" for reason, alike in names.items())
+            alike = {
+                why: [name for name, other in self._failed.items() if other == why] for why in self._failed.values()
+            }
+            raise TurngymError("; ".join(f"failed: {', '.join(names)}; {why}" for why, names in alike.items()))
 
     def _begin(self, board: Board) -> bool:
         """Starts jobs while fewer than `parallel` run. Returns whether one was started."""
