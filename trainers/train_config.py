@@ -35,7 +35,7 @@ from turngym.core.resolve import Layer, Resolved, merged, resolve
 from turngym.core.setting import Setting, find, named, settings_of, short_name
 from turngym.core.spec import Spec, Unread, expand, needing
 from turngym.trainers.algorithm import ExpertPlay
-from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, AlgorithmSpec, find_algorithm
+from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, find_algorithm
 from turngym.trainers.learning_rate import usual_lr
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (
