@@ -247,7 +247,7 @@ class Verb(Generic[T]):
             # what is played has presets and panels, too
             usual = None if own else at(self.usual, one.path)
             shown = "(required)" if own and not one.positional and _required(kind, one) else _default(one)
-            shown = shown if usual is None else str(usual)
+            shown = shown if usual is None or one.tables else str(usual)
             # an option of one kind chooses that kind
             note = f" [only for {', '.join(kinds)}]" if kinds and (whole or len(kinds) > 1) else ""
             yield _rows(f"{name} {shown}", about + note)
