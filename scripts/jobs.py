@@ -245,7 +245,8 @@ def why_ended(log: Path, status: int) -> str:
     """Why a command failed: the signal that ended it, or the last line that it wrote (under torchrun: that our own
     command did)."""
     if status < 0:
-        return f"ended by {signal.Signals(-status).name}, which was not sent from here"
+        name = signal.Signals(-status).name
+        return f"ended by {name} from outside{' (memory may have run out)' if name == 'SIGKILL' else ''}"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     written = [line.strip() for line in lines if line.strip()][-30:]
     ours = [line for line in written if line.startswith("turngym ")]
