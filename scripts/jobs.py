@@ -246,7 +246,7 @@ def why_ended(log: Path, status: int) -> str:
     command did)."""
     if status < 0:
         name = signal.Signals(-status).name
-        return f"ended by {name} from outside{' (memory may have run out)' if name == 'SIGKILL' else ''}"
+        return f"ended by {name}{' (memory may have run out)' if name == 'SIGKILL' else ''}"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     written = [line.strip() for line in lines if line.strip()][-30:]
     ours = [line for line in written if line.startswith("turngym ")]
