@@ -165,9 +165,9 @@ class PlaySpec(Spec):
     """The game."""
 
     env: Environment
-    """Which environment is played."""
+    """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
     tasks: OnPanel | FirstTasks | Listed
-    """Which tasks are played."""
+    """How many of the environment's tasks are played; --task names them instead."""
     samples: Count
     """Episodes per task."""
     env_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)

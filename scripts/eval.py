@@ -61,6 +61,7 @@ VERB: Verb[EvalCall] = Verb(
     about=(__doc__ or "").strip(),
     own=EvalCall,
     spec=EvalSpec,
+    usual=EVAL_DEFAULTS,
     first=(
         *("panel", "agent", "preset", "samples", "limit", "out", "temperature", "memory", "max_turns", "data"),
         *("slots", "rescore", "compare", "env_kwargs", "seed"),

@@ -141,14 +141,10 @@ class Runner:
                         held.close()
                 raise
         if self._failed:
-            raise TurngymError(self._failures())
-
-    def _failures(self) -> str:
-        """Each reason once, with the jobs that failed for it."""
-        names: dict[str, list[str]] = {}
-        for name, reason in self._failed.items():
-            names.setdefault(reason, []).append(name)
-        return "; ".join(f"failed: {', '.join(alike)}; {reason}" for reason, alike in names.items())
+            alike = {
+                why: [name for name, other in self._failed.items() if other == why] for why in self._failed.values()
+            }
+            raise TurngymError("; ".join(f"failed: {', '.join(names)}; {why}" for why, names in alike.items()))
 
     def _wait(self) -> None:
         """Waits for the end of the process that began first, at most `poll` seconds."""
@@ -257,7 +253,8 @@ def why_ended(log: Path, status: int) -> str:
     """Why a command failed: the signal that ended it, or the last line that it wrote (under torchrun: that our own
     command did)."""
     if status < 0:
-        return f"ended by {signal.Signals(-status).name}, which was not sent from here"
+        name = signal.Signals(-status).name
+        return f"ended by {name}{' (memory may have run out)' if name == 'SIGKILL' else ''}"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     written = [line.strip() for line in lines if line.strip()][-30:]
     ours = [line for line in written if line.startswith("turngym ")]

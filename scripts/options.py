@@ -103,6 +103,8 @@ class Verb(Generic[T]):
     """Options that `--help` shows, by their short names with underscores; (): all."""
     below: Mapping[str, Any] = field(default_factory=dict)
     """Values of `own` that hold where neither the command line nor a file says otherwise."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `spec` that hold where nobody says otherwise, for the help."""
     means: Callable[[Any, str, str], Setting] = find
     """What a name means in a type; `find`, or what knows more."""
     named: Callable[[Any, str], str] = short_name
@@ -243,8 +245,12 @@ class Verb(Generic[T]):
             about = one.about if whole else _first_sentence(one.about)
             about += f" ({', '.join(choices)})" if choices else ""
             # what is played has presets and panels, too
+            usual = None if own else at(self.usual, one.path)
             shown = "(required)" if own and not one.positional and _required(kind, one) else _default(one)
-            yield _rows(f"{name} {shown}", about + (f" [of {', '.join(kinds)}]" if kinds else ""))
+            shown = shown if usual is None or one.tables else str(usual)
+            # an option of one kind chooses that kind
+            note = f" [only for {', '.join(kinds)}]" if kinds and (whole or len(kinds) > 1) else ""
+            yield _rows(f"{name} {shown}", about + note)
 
 
 def _rows(left: str, right: str) -> str:

@@ -59,11 +59,10 @@ from turngym.scripts.report_turns import episode_figures
 Part = str | tuple[str, Table] | Figure
 """A paragraph, a table with its stem for CSV, or a figure."""
 PAIRED = """\
-Of trainings at Same-Step, as in their tables below; of what was evaluated by itself, and of scores, at the last
-evaluation. By task, 95 %, for new tasks and, where both sides have several, new training seeds, which are crossed. One
-run each: it holds for these two runs; another seed may turn out otherwise, and one seed does not say how far seeds lie
-apart. Clear of zero: among all rows (Holm). Better: how often a run of the one does better in a task than one of the
-other, equal counting half."""
+One method minus the other in points, with 95 % intervals for new tasks and, where both have several, new training
+seeds. Trainings: at Same-Step; scores, and what was evaluated by itself: at the last evaluation. One run each: it holds
+for these two runs; another seed may turn out otherwise. Clear of zero: among all rows (Holm). Better: how often a run
+of the one does better in a task than one of the other, equal counting half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ def _training(methods: Sequence[Method]) -> list[Part]:
         world, _, name = title.rpartition(": ")
         # as the files of a study are called
         parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
-        parts += [f"{title.removeprefix(f'{TRAINING}: ')}: {caption(name, worlds[world])}"]
+        parts += [f"{'' if world == TRAINING else f'{world}: '}{caption(name, worlds[world])}"]
     notes = [*notes, *(note for study in studies for note in notes_of(study))]
     parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
     places = {method.name: method.place for method in methods}

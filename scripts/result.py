@@ -155,7 +155,7 @@ def _otherwise(result: PackedResult) -> str:
     errors = sum(episode.status.is_error for episode in result.episodes)
     said = [*(f"no result of its panel: {text}" for text in apart), *others]
     said += [f"{errors} episodes ended in an error and count as lost in tables"] if errors else []
-    return "".join(f"\n  otherwise: {visible(text)}" for text in said)
+    return "".join(f"\n  otherwise than the panel: {visible(text)}" for text in said)
 
 
 def table(options: Table) -> int:

@@ -35,6 +35,7 @@ VERB: Verb[RolloutCall] = Verb(
     about=(__doc__ or "").strip(),
     own=RolloutCall,
     spec=EvalSpec,
+    usual=ROLLOUT_DEFAULTS,
     first=(
         *("env", "agent", "tasks", "task", "samples", "out", "append", "split", "preset", "temperature", "memory"),
         *("max_turns", "data", "seed", "env_kwargs"),

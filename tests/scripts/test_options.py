@@ -13,6 +13,7 @@ from turngym.core.nested import KIND
 from turngym.core.numbers import Number
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec
+from turngym.scripts.main import main
 from turngym.scripts.options import read_options, run_verb
 
 
@@ -139,13 +140,20 @@ def test_help_has_first_sentences_and_help_all_everything(capsys: pytest.Capture
             "--way The way",
             "(near, far)",
             "--stops 3 Stops on the way",
-            "[of far]",
             "--size 7",
             "--loud (on)",
         ):
             assert part in text
+    assert "[only for far]" in found[1]
+    assert "[only for" not in found[0]
     assert "--color red Its color --" in found[0]
     assert "--color red Its color. Others are brown." in found[1]
+
+
+def test_help_has_the_values_that_a_verb_takes_where_nobody_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert "  --samples 4  " in capsys.readouterr().out
 
 
 def test_the_first_word_names_one_of_several(capsys: pytest.CaptureFixture[str]) -> None:
