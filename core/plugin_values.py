@@ -75,7 +75,7 @@ def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) 
 
 def checked_verdict(value: Any) -> Verdict:
     """`value` as a Verdict. Raises EnvBackendError for what is none."""
-    if not isinstance(value, str) or value not in list(Verdict):
+    if value not in list(Verdict):
         raise EnvBackendError(f"the verdict is {brief(value, 80)}; valid: {', '.join(Verdict)}")
     return Verdict(value)
 
