@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from heapq import nlargest
@@ -220,6 +220,11 @@ def known_as(query: str, candidates: Iterable[str]) -> list[str]:
     wanted = [asked, *FIELD_NAMES.get(asked, ())]
     found = [text for name in wanted for text, own in plain.items() if name in (own, own.rpartition(".")[2])]
     return list(dict.fromkeys(found))
+
+
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many there are besides: a line stays a line."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def did_you_mean(query: str, candidates: Iterable[str], n: int = 3, cutoff: float = 0.4) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 from filelock import FileLock, SoftFileLock, Timeout
 
 from turngym.core.clean_keys import recorded_command
-from turngym.core.errors import ModelError, TurngymError
+from turngym.core.errors import ModelError, TurngymError, first_few
 from turngym.core.line_file import refuse_link
 from turngym.core.memory_mapped import changed_files, describe_files, files_under
 from turngym.core.redaction import brief, excerpt
@@ -273,5 +273,4 @@ def missing_weights(loading: Mapping[str, Collection[Any]]) -> str:
         name, found, wanted = other[0]
         return f"its files have {name} as {list(found)}, its config.json says {list(wanted)}"
     missing = sorted(loading["missing_keys"])
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"its files lack the weights {', '.join(missing[:3])}{more}; they would be random" if missing else ""
+    return f"its files lack the weights {first_few(missing, 3)}; they would be random" if missing else ""

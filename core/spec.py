@@ -293,7 +293,8 @@ def _with_zero(word: str | None) -> str | None:
 def unread(value: Any) -> Iterator[tuple[str, str]]:
     """Yields (path, what is needed) of the settings in `value` that are not as by default and that nothing reads.
 
-    A class says it in a method `unread`, which yields (name or path below it, what is needed) for itself.
+    A class says it in a method `unread`, which yields (name or path below it, what is needed) for itself; `../NAME` is
+    beside its own table.
     """
     kind: Any = type(value)
     usual = {path: plain(one.default) for path, one in settings_of(kind).items() if not one.tables}
@@ -313,7 +314,10 @@ def needing(needed: str, *names: str) -> Unread:
 
 
 def _idle(value: Any, above: str) -> Iterator[tuple[str, str]]:
-    yield from ((f"{above}{name}", needed) for name, needed in (value.unread() if hasattr(value, "unread") else ()))
+    for name, needed in value.unread() if hasattr(value, "unread") else ():
+        beside = name.removeprefix("../")
+        table = above if beside == name else above[: above[:-1].rfind(".") + 1]
+        yield f"{table}{beside}", needed
     for field in fields_of(type(value)):
         inner = getattr(value, field.name)
         if isinstance(inner, tables_in(field.type)):

@@ -16,6 +16,7 @@ Uses = Literal[
     "teacher",
     "distill",
     "judge",
+    "scores",
     "text",
     "expert",
     "reward",
@@ -30,6 +31,7 @@ Uses = Literal[
 
     teacher     another model that teaches           distill    a loss between student and teacher (`DistillConfig`)
     judge       verdicts on turns                    text       pre-training text (`LmLossConfig`)
+    scores      no hints are asked of the judge
     expert      the environment's expert             reward     what an episode is worth
     shown       demonstrations                       reference  the initial policy, to stay near it or to read hints
     surrogate   a probability ratio that is clipped  imitates   it plays no episodes of the student's, but an expert's

@@ -90,7 +90,7 @@ class DistillConfig(DivergenceConfig):
         if self.form == "sampled":
             yield from needing("a form other than sampled", "top_k", "tail", "support", "importance")
         else:
-            yield from needing("form sampled", "clip")
+            yield from needing("form sampled, a loss with a probability ratio", "clip", "../dual_clip")
 
 
 class LmLossConfig(Spec):
@@ -216,6 +216,13 @@ class Renewed(Spec):
     reference_rate: Portion = 1.0
     """What --reference-every mixes in. It is reference + rate (student - reference); below 1, with --reference-every 1,
     the reference is a moving average of the student."""
+
+
+def near_initial(coef: float, *names: str) -> Unread:
+    """For `unread` of an algorithm's settings: nothing reads these `names`, and what is said of the initial policy,
+    without a KL to it."""
+    if not coef:
+        yield from needing("a KL to the initial policy (kl_coef above 0)", *names, "../frozen", "../reference")
 
 
 class RunConfig(LoopConfig):

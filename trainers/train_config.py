@@ -12,6 +12,7 @@ What an algorithm does not read is no part of its `TrainConfig`: `config_class` 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -33,6 +34,7 @@ from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.resolve import Layer, Resolved, merged, resolve
 from turngym.core.setting import Setting, find, named, settings_of, short_name
 from turngym.core.spec import Spec, Unread, expand, needing
+from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, AlgorithmSpec, find_algorithm
 from turngym.trainers.lora import LoraConfig
 from turngym.trainers.run_config import (
@@ -329,62 +331,29 @@ class TrainConfig(Spec, Learns):
         return RunConfig(**msgspec.structs.asdict(self.run), temperature=temperature, reference=reference)
 
     def unread(self) -> Unread:
-        """What depends on settings of another table."""
-        if self.algorithm not in BUILT_IN:
-            return  # what another package's algorithm reads is not known
-        spec, own = find_algorithm(self.algorithm), self.own
-        judge: AnyJudge = self.part("judge")
-        shown: DemonstrationConfig = self.part("demonstrations")
-        replays = spec.table != "tcod" or own.direction == "b2f"
-        expert_plays = shown.demonstrator is None and not self.play.traces
+        """What depends on settings of several tables."""
+        spec = find_algorithm(self.algorithm)
+        judge, shown = self.part("judge"), self.part("demonstrations")
+        imitates, played = "imitates" in spec.reads, not self.play.traces
+        expert_plays = played and shown.demonstrator is None
+        own = f"method.{spec.table}"
+        if imitates and shown.demonstrator is None:
+            yield from needing("--demonstrations", "method.demonstrations")
+        if imitates and not expert_plays:
+            needed = "an expert who plays (neither --demonstrations nor --traces)"
+            yield from needing(needed, *(f"{own}.{one.name}" for one in dataclasses.fields(ExpertPlay)))
         # of scores alone `auto` are the rules; a judge of another package is told the expert's name
-        asking: tuple[type[Any], ...] = (
-            (Expert, OwnJudge) if spec.table in ("prm_rl", "sage_opd") else (Auto, Expert, OwnJudge)
-        )
-        judges = "judge" in spec.reads and isinstance(judge, asking)
-        frozen = spec.reads & {"teacher"} or any(getattr(own, name, 0) for name in ("kl_coef", "kl_reward_coef"))
-        form = own.form if getattr(own, "form", "topk") != "topk" else self.distill.form
-        # the scores of prm-opd have a ratio, whatever the form of its hints
-        ratio = "form" not in spec.reads or spec.table == "prm_opd" or form == "sampled"
-        played, plays = not self.play.traces, f"method.{spec.table}"
-        every: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
-            (replays, "--tcod.direction b2f", ("method.demonstrations",)),
-            (
-                spec.table != "sft" or shown.demonstrator is not None,
-                "--demonstrations",
-                ("method.demonstrations",),
-            ),
-            (
-                spec.table != "sft" or expert_plays,
-                "an expert who plays (neither --demonstrations nor --traces)",
-                tuple(f"{plays}.{name}" for name in ("noise", "mistakes", "players", "hints", "told")),
-            ),
-            (
-                judges or ("shown" in spec.reads and expert_plays and replays),
-                "an expert who plays or judges",
-                ("method.expert",),
-            ),
-            (
-                bool(frozen) or getattr(own, "reader", "") == "initial",
-                "a teacher, or a KL to the initial policy (kl_coef above 0)",
-                ("method.frozen",),
-            ),
-            (ratio, "a loss with a probability ratio (form sampled)", ("method.dual_clip",)),
-            (
-                played,
-                "episodes that are played (no --traces)",
-                ("method.staleness", f"{plays}.refill", "play.keep_rollouts"),
-            ),
-            (
-                played or self.evaluation is not None or "imitates" not in spec.reads,
-                "episodes that are played (no --traces, or a --panel)",
-                ("run.max_turns",),
-            ),
-            (self.evaluation is not None or not self.run.eval_every, "--panel", ("run.eval_every",)),
-        )
-        for holds, needed, paths in every:
-            if not holds:
-                yield from needing(needed, *paths)
+        asking = (Expert, OwnJudge) if "scores" in spec.reads else (Auto, Expert, OwnJudge)
+        asked = "judge" in spec.reads and isinstance(judge, asking)
+        if not asked and not ("shown" in spec.reads and expert_plays):
+            yield from needing("an expert who plays or judges", "method.expert")
+        if not played:
+            needed = "episodes that are played (no --traces)"
+            yield from needing(needed, "method.staleness", f"{own}.refill", "play.keep_rollouts")
+        if not played and imitates and self.evaluation is None:
+            yield from needing("episodes that are played (no --traces, or a --panel)", "run.max_turns")
+        if self.evaluation is None and self.run.eval_every:
+            yield from needing("--panel", "run.eval_every")
 
 
 USUAL = Method()

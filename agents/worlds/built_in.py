@@ -28,7 +28,8 @@ def _household_phrases() -> Iterable[str]:
 
 
 def _shop_phrases() -> Iterable[str]:
-    from turngym.envs.webshop.generate import SMALL, vocabulary
+    from turngym.envs.webshop.catalog_config import SMALL
+    from turngym.envs.webshop.terse_shop import vocabulary
 
     return vocabulary(SMALL)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from turngym.core.errors import TaskError, checked_choice
+from turngym.core.errors import TaskError, checked_choice, first_few
 from turngym.core.task import content_hash
 from turngym.envs.channels import blocks
 
@@ -111,10 +111,7 @@ def assert_disjoint(train: Iterable[Question], evaluation: Iterable[Question]) -
         if twin is not None:
             shared.append(question.task_id + ("" if twin == question.task_id else f" (in training as {twin})"))
     if shared:
-        more = f" and {len(shared) - 5} more" if len(shared) > 5 else ""
-        raise TaskError(
-            f"{len(shared)} evaluation questions are also training questions: {', '.join(shared[:5])}{more}"
-        )
+        raise TaskError(f"{len(shared)} evaluation questions are also training questions: {first_few(shared)}")
 
 
 # --- rewards

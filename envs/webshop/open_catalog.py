@@ -40,7 +40,8 @@ from turngym.envs.webshop.catalog import (
     read_products,
     search_text,
 )
-from turngym.envs.webshop.generate import find_config, generate_catalog
+from turngym.envs.webshop.catalog_config import find_config
+from turngym.envs.webshop.generate import generate_catalog
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries, shuffled
 from turngym.envs.webshop.products import (
     Kind,

@@ -32,7 +32,7 @@ from turngym.envs.webshop.actions import (
     search_action,
 )
 from turngym.envs.webshop.catalog import Catalog, search_text
-from turngym.envs.webshop.generate import part_of
+from turngym.envs.webshop.catalog_config import part_of
 from turngym.envs.webshop.goals import Goal, Goals, Splits, make_splits
 from turngym.envs.webshop.nouns import BUILTIN, SPACY_MODEL, NounTagger, find_tagger
 from turngym.envs.webshop.open_catalog import load_catalog

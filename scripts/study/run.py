@@ -25,7 +25,7 @@ from turngym.agents.evaluation.packed_file import SUFFIX
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.play_spec import OnPanel
 from turngym.core.clean_keys import recorded_command
-from turngym.core.errors import TurngymError
+from turngym.core.errors import TurngymError, first_few
 from turngym.core.nested import differing, flat
 from turngym.core.numbers import Threads
 from turngym.core.setting import Positional
@@ -237,11 +237,12 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
         if not cell.finished:
             write_toml_text(cell.settings_file, cell.toml)
     known = {cell.settings_file for cell in cells}
-    stray = sorted(f"{path.parent.name}/{path.stem}" for path in out.glob("cells/*/*.toml") if path not in known)
+    # of a cell that never began there is nothing to show
+    begun = (path for path in out.glob("cells/*/*.toml") if path not in known and path.with_suffix("").is_dir())
+    stray = [f"{path.parent.name}/{path.stem}" for path in sorted(begun)]
     if stray:
-        print(
-            f"turngym: kept and not shown, since {study.where} has no such cells: {', '.join(stray)}", file=sys.stderr
-        )
+        shown = first_few(stray)
+        print(f"turngym: kept and not shown, since {study.where} has no such cells: {shown}", file=sys.stderr)
 
 
 def run_cells(

@@ -25,7 +25,7 @@ from turngym.trainers.group_advantage import GROUP_EPS, ComparableGroups
 from turngym.trainers.losses import KL_ESTIMATORS
 from turngym.trainers.returns import rewards_to_go
 from turngym.trainers.rewards import Reward, turn_rewards
-from turngym.trainers.run_config import tables_of
+from turngym.trainers.run_config import near_initial, tables_of
 from turngym.trainers.targets import TargetError, WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -209,8 +209,7 @@ class GigpoConfig(Spec):
     def unread(self) -> Unread:
         if self.anchor == "state":
             yield from needing("an anchor other than state: states are equal or not", "similarity")
-        if not self.kl_coef:
-            yield from needing("kl_coef above 0", "kl")
+        yield from near_initial(self.kl_coef, "kl")
         if not self.w_step:
             yield from needing("w_step above 0", "gamma", "anchor", "similarity")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Literal
 
 from turngym.core.numbers import Group, NotNegative, Number
-from turngym.core.spec import Spec, Unread, needing
+from turngym.core.spec import Spec, Unread
 from turngym.trainers.algorithm import Algorithm, FixedDepth, TargetFn
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.group_advantage import ComparableGroups, GroupAdvantage, GroupOver
 from turngym.trainers.losses import KL_ESTIMATORS, clipped_surrogate, clipped_weight
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import tables_of
+from turngym.trainers.run_config import near_initial, tables_of
 from turngym.trainers.targets import WithReference, WithSequences
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -55,8 +55,7 @@ class GrpoConfig(Spec):
     """What counts the same. Every episode, every token or every response."""
 
     def unread(self) -> Unread:
-        if not self.kl_coef:
-            yield from needing("kl_coef above 0", "kl")
+        yield from near_initial(self.kl_coef, "kl")
 
 
 def build(config: GrpoConfig, context: BuildContext) -> Algorithm:

@@ -50,7 +50,7 @@ class GrpoKdConfig(Spec):
 
     def unread(self) -> Unread:
         if not self.kl_coef:
-            yield from needing("kl_coef above 0", "kl")
+            yield from needing("kl_coef above 0", "kl", "../reference")
 
 
 def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] = ()) -> Algorithm:

@@ -21,7 +21,7 @@ from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.group_advantage import ComparableGroups, SplitAdvantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT, check_clip, clipped_objective, kl_k3
 from turngym.trainers.rewards import Reward
-from turngym.trainers.run_config import tables_of
+from turngym.trainers.run_config import near_initial, tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import known_behavior, regularized
 from turngym.trainers.token_weights import WEIGHTS
@@ -269,6 +269,7 @@ class LuffyConfig(Spec):
             )
 
     def unread(self) -> Unread:
+        yield from near_initial(self.kl_coef or self.kl_reward_coef)
         shapes = (self.shape, self.on_shape)
         if "p_div_p_a" not in shapes:
             yield from needing("shape or on_shape p_div_p_a", "a")

@@ -49,7 +49,7 @@ class OpdHintsConfig(Spec):
 
     def unread(self) -> Unread:
         if self.form != "sampled":
-            yield from needing("form sampled", "clip")
+            yield from needing("form sampled, a loss with a probability ratio", "clip", "../dual_clip")
 
 
 def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:

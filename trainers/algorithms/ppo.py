@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import NotNegative, Share
-from turngym.core.spec import Spec
+from turngym.core.spec import Spec, Unread
 from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, TargetFn, Targets
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import against_critic, at_last_token
 from turngym.trainers.rewards import Reward, rewards, turn_rewards
-from turngym.trainers.run_config import CriticConfig, tables_of
+from turngym.trainers.run_config import CriticConfig, near_initial, tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -107,6 +107,9 @@ class PpoConfig(Spec):
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
     critic: CriticConfig = CriticConfig()
+
+    def unread(self) -> Unread:
+        yield from near_initial(self.kl_coef)
 
 
 def build(config: PpoConfig, context: BuildContext) -> Algorithm:

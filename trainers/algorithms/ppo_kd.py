@@ -68,6 +68,8 @@ class PpoKdConfig(Spec):
             yield from needing("advantage gae", "lam", "bootstrap", "critic")
         if not self.teacher_coef:
             yield from needing("teacher_coef above 0", "student_entropy")
+        if not self.kl_coef:
+            yield from needing("kl_coef above 0", "../reference")
 
 
 def build(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Literal
 
 from turngym.core.numbers import NotNegative
-from turngym.core.spec import Spec
+from turngym.core.spec import Spec, Unread
 from turngym.trainers.algorithm import Algorithm, FixedDepth
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.judge_targets import TurnScore
 from turngym.trainers.judged_episodes import ScoredTurns
-from turngym.trainers.run_config import tables_of
+from turngym.trainers.run_config import near_initial, tables_of
 from turngym.trainers.targets import WithReference
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -34,6 +34,9 @@ class PrmRlConfig(Spec):
     """`openclaw`: neutral turns are left out, except an episode's first judged turn, as in the published code."""
     weight: Literal["turn_mean", "trajectory", "token_mean"] = "turn_mean"
     """What counts the same. Every response, every episode or every token."""
+
+    def unread(self) -> Unread:
+        yield from near_initial(self.kl_coef)
 
 
 def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
@@ -61,5 +64,8 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
 
 
 ALGORITHM = AlgorithmSpec(
-    name="prm-rl", config=PrmRlConfig, build=build, uses=frozenset({"judge", "expert", "reference", "surrogate"})
+    name="prm-rl",
+    config=PrmRlConfig,
+    build=build,
+    uses=frozenset({"judge", "scores", "expert", "reference", "surrogate"}),
 )

@@ -13,14 +13,14 @@ import numpy as np
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import Million, NotNegative
-from turngym.core.spec import Spec
+from turngym.core.spec import Spec, Unread
 from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, grpo_advantage
 from turngym.trainers.returns import at_last_token, rewards_to_go, whiten
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import tables_of
+from turngym.trainers.run_config import near_initial, tables_of
 from turngym.trainers.targets import initial_kl
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
@@ -63,6 +63,9 @@ class ReinforcePpConfig(Spec):
     policy."""
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token, every episode or every response."""
+
+    def unread(self) -> Unread:
+        yield from near_initial(self.kl_coef)
 
 
 def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:

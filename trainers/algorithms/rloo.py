@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from turngym.core.episode import Episode
 from turngym.core.numbers import Group, NotNegative
-from turngym.core.spec import Spec
+from turngym.core.spec import Spec, Unread
 from turngym.trainers.algorithm import Algorithm, FixedDepth, Scorers, Targets
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import ComparableGroups, episode_kl
 from turngym.trainers.rewards import Reward, rewards
-from turngym.trainers.run_config import tables_of
+from turngym.trainers.run_config import near_initial, tables_of
 from turngym.trainers.token_losses import PolicyGradient
 from turngym.trainers.token_weights import WEIGHTS
 
@@ -69,6 +69,9 @@ class RlooConfig(Spec):
     weight: Literal["token_mean", "trajectory", "turn_mean"] = "token_mean"
     """What counts the same. Every token (the log-probability of an episode is the sum over its tokens), every episode
     or every response."""
+
+    def unread(self) -> Unread:
+        yield from near_initial(self.kl_coef)
 
 
 def build(config: RlooConfig, context: BuildContext) -> Algorithm:

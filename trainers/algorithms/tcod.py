@@ -11,7 +11,7 @@ from typing import Literal
 
 from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count
-from turngym.core.spec import Spec, changed
+from turngym.core.spec import Spec, Unread, changed, needing
 from turngym.trainers.algorithm import Algorithm, DepthPlan, DepthState
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.run_config import tables_of
@@ -97,6 +97,10 @@ class TcodConfig(Spec):
     direction: Literal["f2b", "b2f"] = "f2b"
     """Which turns the student plays. Front to back: the first k. Back to front: the expert plays all but the last k."""
     schedule: DepthSchedule = DepthSchedule()
+
+    def unread(self) -> Unread:
+        if self.direction != "b2f":
+            yield from needing("direction b2f", "../demonstrations", "../expert")
 
 
 def build(config: TcodConfig, context: BuildContext) -> Algorithm:

@@ -5,7 +5,7 @@ sdar, rlsd, skill-sd, opid and agent-opsd: who is told, their targets, their set
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -112,6 +112,11 @@ class PrivilegedGroupConfig(Spec):
     """What counts the same. Every token, every episode or every response."""
     position: Position = "opening"
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
+
+    def unread(self) -> Iterator[tuple[str, str]]:
+        """What nothing reads where the initial policy is not needed."""
+        if not self.kl_coef and self.reader == "live":
+            yield from ((name, "kl_coef above 0, or reader initial") for name in ("../frozen", "../reference"))
 
     @property
     def privileged(self) -> PrivilegedText:

@@ -130,5 +130,5 @@ ALGORITHM = AlgorithmSpec(
     name="sage-opd",
     config=SageOpdConfig,
     build=build,
-    uses=frozenset({"teacher", "distill", "judge", "expert"}),
+    uses=frozenset({"teacher", "distill", "judge", "scores", "expert"}),
 )

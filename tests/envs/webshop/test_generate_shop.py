@@ -14,21 +14,12 @@ import pytest
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.envs.testing import expect
+from turngym.envs.webshop.catalog_config import FULL, SMALL, CatalogConfig, find_config, part_of
 from turngym.envs.webshop.env import WebShopEnv
-from turngym.envs.webshop.generate import (
-    FULL,
-    LOOKS,
-    PRODUCT_KINDS,
-    SMALL,
-    CatalogConfig,
-    find_config,
-    generate_catalog,
-    load_words,
-    part_of,
-    vocabulary,
-)
+from turngym.envs.webshop.generate import generate_catalog
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.products import ShopDataError
+from turngym.envs.webshop.prose_shop import load_words
 from turngym.envs.webshop.reward import (
     ProductFacts,
     best_purchase,
@@ -39,6 +30,7 @@ from turngym.envs.webshop.reward import (
     wanted_options,
 )
 from turngym.envs.webshop.shop import Shop, open_shop
+from turngym.envs.webshop.terse_shop import LOOKS, PRODUCT_KINDS, vocabulary
 
 PROFILES = ("embedded", "embedded-small")
 
