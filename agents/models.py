@@ -95,7 +95,7 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     set_torch_variables()
     try:
         import torch
-        from transformers import AutoModelForCausalLM
+        import transformers
         from transformers.utils import logging
     except ImportError as error:
         raise ModelError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
@@ -110,8 +110,12 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         return cast_parameters(model, getattr(torch, dtype)).to(target).eval()
     # bars for every file would tear the one line of progress that a person watches
     logging.disable_progress_bar()
-    load: Any = AutoModelForCausalLM.from_pretrained
     config = model_config(path)
+    # of models that also read images some are causal models for transformers (Gemma 3), others not (Qwen3-VL)
+    causal, images = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    reads_images = type(config) in images and type(config) not in causal
+    family = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
+    load: Any = family.from_pretrained
     quantized = _dequantized(config)
     try:
         require_memory(path, _numbers(path), dtype)

@@ -35,8 +35,9 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     """
     folder = Path(path)
     require_plain(model, "the model")
-    # those of an older model would not fit
-    (folder / SUMS_FILE).unlink(missing_ok=True)
+    # those of an older model would not fit; servers load what an index names alone
+    for name in (SUMS_FILE, "model.safetensors.index.json"):
+        (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(model.state_dict() if weights is None else weights)
     # a copy, of which transformers takes out what it does not write

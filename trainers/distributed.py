@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from turngym.agents.local_engine.lora_weights import shared_weights
 from turngym.core.episode import Episode
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.core.rollout_request import RolloutRequest
@@ -51,10 +52,16 @@ def shard(model: Any, mesh: Any) -> None:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: what transformers says may not be split, or else the entries of the longest module list."""
+    """The repeated layers: what transformers says may not be split, or else the entries of the longest module list.
+
+    Of layers inside of others the outer ones; one whose weights are another's too (Zamba) stays with the rest.
+    """
     names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
-    if found := [part for part in model.modules() if type(part).__name__ in names]:
-        return found
+    found = {name: part for name, part in model.named_modules() if type(part).__name__ in names}
+    if found:
+        shared = shared_weights(model)
+        outer = [part for name, part in found.items() if not any(name.startswith(f"{other}.") for other in found)]
+        return [part for part in outer if not any(id(own) in shared for own in part.parameters())]
     lists = [list(part) for part in model.modules() if isinstance(part, nn.ModuleList)]
     return max(lists, key=len, default=[])
 

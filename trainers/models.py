@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from turngym.agents.local_engine.model import DTYPES
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
 from turngym.trainers.model_shapes import ModelShape, config_of
@@ -244,8 +245,9 @@ def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None,
     # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
     states = backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
     # in half precision some families keep these in float32 (Mamba), others their head (HunYuan's fourth)
-    kept = torch.is_autocast_enabled(states.device.type)
-    return states if kept else states.to(model.get_output_embeddings().weight.dtype)
+    own = model.get_output_embeddings().weight.dtype
+    plain = own in DTYPES.values() and not torch.is_autocast_enabled(states.device.type)
+    return states.to(own) if plain else states
 
 
 ROWS_APART = "turngym_rows_apart"

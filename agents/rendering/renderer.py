@@ -372,15 +372,11 @@ class TextEpisodes:
             self.renderer.respond(history, np.array(shown.ids, np.int32))
             if self.max_context is not None and history.buffer.size > self.max_context:
                 break
-            written = replace(
-                turn,
-                response=shown.response,
-                segment=history.segment,
-                prompt_span=history.prompt_span,
-                response_span=history.response_span,
-            )
-            # what was said of other ids
-            turns.append(replace(written, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None))
+            spans = (history.prompt_span, history.response_span)
+            # without what was said of other ids
+            written = replace(turn, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None)
+            written = replace(written, response=shown.response, segment=history.segment)
+            turns.append(replace(written, prompt_span=spans[0], response_span=spans[1]))
         if history is None or not turns:
             return episode
         last = episode.final_observation if len(turns) == episode.depth else episode.turns[len(turns)].observation

@@ -123,6 +123,13 @@ def test_what_is_read_back_is_the_model(family: str, dtype: Any, tmp_path: Path)
     assert torch.equal(logits(load_model(tmp_path, dtype=str(dtype)[6:])), logits(model))
 
 
+def test_the_index_of_an_older_models_files_goes_with_them(tmp_path: Path) -> None:
+    tiny("Llama").save_pretrained(tmp_path, max_shard_size="20KB")
+    assert list(tmp_path.glob("*.index.json"))
+    save_model(tiny("Llama", num_hidden_layers=1), tmp_path)
+    assert {file.name for file in tmp_path.glob("model*")} == {"model.safetensors"}
+
+
 def test_weights_can_be_read_by_whoever_may_read_the_configuration(tmp_path: Path) -> None:
     """safetensors writes them for their owner alone."""
     before = os.umask(0o022)

@@ -20,6 +20,7 @@ import pytest
 import torch
 import toy_run as toy
 from distributed_cases import CASES, difference, place
+from engine_requests import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from late import late
@@ -101,6 +102,12 @@ def test_layers_are_found_by_name_or_by_number() -> None:
     model.model.layers[0].experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(9))
     assert blocks(model) == list(model.model.layers)
     assert blocks(torch.nn.Linear(2, 2)) == []
+    # Mamba names what is inside of its layers, too: the inner group met weights that the outer one had divided
+    mamba = tiny("Mamba")
+    assert blocks(mamba) == list(mamba.backbone.layers)
+    # layers of shared weights are no groups
+    model.model.layers[1].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
+    assert blocks(model) == []
 
 
 def test_what_fails_in_one_process_ends_all() -> None:

@@ -41,9 +41,11 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.live.run import build
 from turngym.trainers.lora import LoraConfig, add_adapters
 from turngym.trainers.metrics import read_metrics
-from turngym.trainers.models import freeze_unread, tiny_qwen3, trained
+from turngym.trainers.microbatch import packing_for
+from turngym.trainers.models import check_head, freeze_unread, tiny_qwen3, trained
 from turngym.trainers.recorded_source import check_tokenizer
 from turngym.trainers.run_config import CriticConfig, OptimizerConfig, tables_of
+from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)
 
@@ -128,6 +130,35 @@ def gemma(vocab: int = 61) -> Any:
     torch.manual_seed(0)
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, **ids)
     return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+
+def qwen3_vl() -> Any:
+    """One that transformers does not list among causal models, with positions of three axes."""
+    text = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    torch.manual_seed(0)
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
+    return transformers.Qwen3VLForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("made", [gemma, qwen3_vl])
+def test_a_model_that_also_reads_images_is_a_student(made: Any, tmp_path: Path) -> None:
+    """Whether or not transformers calls it a causal model: Qwen3-VL and Mistral 3 were refused."""
+    save_model(made(), tmp_path)
+    model = load_model(tmp_path)
+    check_head(model)
+    rows = [np.arange(3, 40, dtype=np.int32), np.arange(5, 20, dtype=np.int32)]
+    scorer = LocalScorer(model=model, packing=packing_for("auto", model))
+    found = scorer.logprobs(rows, [np.arange(1, len(row)) for row in rows])
+    (drawn,) = LocalEngine(model, max_length=64).generate([request("s", rows[1], max_new_tokens=4)])
+    for ids, logp in zip((*rows, np.append(rows[1], drawn.ids)), (*found, drawn.logprobs), strict=True):
+        with torch.no_grad():
+            own = made()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
+        expected = own[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:].astype(np.int64))].numpy()
+        np.testing.assert_allclose(logp, expected[-len(logp) :], atol=1e-4)
 
 
 def stepped(model: Any) -> Any:
