@@ -93,7 +93,8 @@ class SearchRequest:
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    queries: list[str]
+    queries: list[str] | None = None
+    query: str | None = None
     topk: int | None = None
     return_scores: bool = False
 
@@ -114,19 +115,23 @@ def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchReques
     try:
         asked = msgspec.json.decode(body, type=_Body)
     except msgspec.ValidationError as error:
-        # it names the place as `$.queries[1]`, or the field that is unknown or missing
-        found = re.search(r"\$\.([\w\[\]]+)|(?:unknown|required) field `(.+)`", str(error), re.DOTALL)
+        # it names the place as `$.queries[1]`, or the field that is unknown
+        found = re.search(r"\$\.([\w\[\]]+)|unknown field `(.+)`", str(error), re.DOTALL)
         field = None if found is None else excerpt(found[1] or found[2], 60)
         raise BadRequest(excerpt(error, 200), field=field) from None
     except ValueError as error:
         what = "the body is empty" if not body.strip() else f"the body is not JSON in UTF-8: {excerpt(error, 60)}"
         raise BadRequest(what, status=400) from None
-    queries = tuple(asked.queries)
+    if (asked.queries is None) == (asked.query is None):
+        what = "there is no queries field" if asked.query is None else "both queries and query are given"
+        raise BadRequest(f"{what}; send queries (a list) or query (one string)", field="queries")
+    queries = tuple(asked.queries or ()) if asked.query is None else (asked.query,)
     if len(queries) > settings.max_queries:
         raise BadRequest(f"{len(queries)} queries in one request", field="queries", valid=many)
     for number, query in enumerate(queries):
         if len(query) > settings.max_query_chars:
-            name, valid = f"queries[{number}]", f"at most {settings.max_query_chars} characters"
+            name = f"queries[{number}]" if asked.query is None else "query"
+            valid = f"at most {settings.max_query_chars} characters"
             raise BadRequest(f"{name} has {len(query)} characters", field=name, valid=valid)
     # 0 is not given, too, as with the original server
     k = asked.topk or settings.topk

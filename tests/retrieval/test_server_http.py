@@ -50,7 +50,8 @@ def test_the_exact_bytes_of_both_forms(echo: Any, serve: Serve) -> None:
         expected = [[{"id": f"{q}#0", "contents": f'"About {q}"\nLine 0.\nMore.'}] for q in queries]
         assert json.loads(raw(url, {"queries": queries, "topk": 1})) == {"result": expected}
     assert raw(url, {"queries": [], "topk": 3, "return_scores": True}) == b'{"result":[]}'
-    assert len(json.loads(raw(url, {"queries": ["a"]}))["result"][0]) == 3
+    assert raw(url, {"query": "a", "topk": 1}) == raw(url, {"queries": ["a"], "topk": 1})
+    assert len(json.loads(raw(url, {"query": "a"}))["result"][0]) == 3
 
 
 def test_an_original_search_r1_client_works(echo: Any, serve: Serve) -> None:
@@ -77,11 +78,11 @@ def test_an_original_search_r1_client_works(echo: Any, serve: Serve) -> None:
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", ""])
 def test_what_any_page_may_send_is_no_request(echo: Any, serve: Serve, kind: str) -> None:
     server = serve(echo)
-    assert ask(server.url, b'{"queries": ["a"]}', kind)[:2] == (
+    assert ask(server.url, b'{"query": "a"}', kind)[:2] == (
         415,
         {"error": "send Content-Type: application/json", "valid": "POST /retrieve, GET /health, GET /stats"},
     )
-    status, _, headers = ask(server.url, b'{"queries": ["a"]}', "application/json; charset=utf-8")
+    status, _, headers = ask(server.url, b'{"query": "a"}', "application/json; charset=utf-8")
     assert (status, headers[FINGERPRINT_HEADER], headers["Content-Type"]) == (200, "echo:1", "application/json")
 
 
@@ -120,21 +121,21 @@ def test_bytes_that_are_no_http_get_a_json_error(echo: Any, serve: Serve) -> Non
         reply.begin()
         assert reply.status == 400
         assert "error" in json.load(reply)
-    assert ask(server.url, b'{"queries": ["a"]}')[0] == 200
+    assert ask(server.url, b'{"query": "a"}')[0] == 200
 
 
 def test_a_failing_retriever_is_503_with_the_reason(echo: Any, serve: Serve) -> None:
     server = serve(echo)
     echo.failures = [RuntimeError("disk on fire"), RetrieverUnavailable("no such shard")]
-    status, found, _ = ask(server.url, b'{"queries": ["a"]}')
+    status, found, _ = ask(server.url, b'{"query": "a"}')
     assert (status, found) == (503, {"error": "the retriever failed: RuntimeError: disk on fire"})
-    assert ask(server.url, b'{"queries": ["a"]}')[:2] == (503, {"error": "no such shard"})
+    assert ask(server.url, b'{"query": "a"}')[:2] == (503, {"error": "no such shard"})
 
 
 def test_a_stuck_retriever_is_503_after_the_deadline(echo: Any, serve: Serve) -> None:
     server = serve(echo, deadline=1.5)
     echo.gate.clear()
-    assert ask(server.url, b'{"queries": ["a"]}')[:2] == (503, {"error": "the retriever did not answer within 1.5 s"})
+    assert ask(server.url, b'{"query": "a"}')[:2] == (503, {"error": "the retriever did not answer within 1.5 s"})
     # the retriever was called a moment after the request came, so the server may call it stuck a moment later too
     health = server.url.replace("/retrieve", "/health")
     patience = time.monotonic() + 10
@@ -148,7 +149,7 @@ def test_concurrent_clients_share_batches_and_get_their_own_answers(echo: Any, s
     server = serve(echo, window_ms=20.0)
     echo.gate.clear()
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(ask, server.url, json.dumps({"queries": [f"q{n}"]}).encode()) for n in range(12)]
+        asked = [pool.submit(ask, server.url, json.dumps({"query": f"q{n}"}).encode()) for n in range(12)]
         while ask(server.url.replace("/retrieve", "/stats"))[1]["queries"] < 12:
             threading.Event().wait(0.001)
         echo.gate.set()
@@ -162,7 +163,7 @@ def test_a_second_stop_does_not_wait(echo: Any, serve: Serve) -> None:
     server = serve(echo, drain=600.0)
     echo.gate.clear()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server.url, b'{"queries": ["a"]}')
+        asked = pool.submit(ask, server.url, b'{"query": "a"}')
         assert echo.entered.acquire(timeout=10)
         server.stop()
         server.stop()

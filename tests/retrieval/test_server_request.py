@@ -23,7 +23,7 @@ def read(fields: Any) -> SearchRequest:
 def test_the_forms_of_search_r1() -> None:
     original = read({"queries": ["a", "b"], "topk": 4, "return_scores": True})
     assert original == SearchRequest(queries=("a", "b"), k=4, scores=True)
-    assert read({"queries": ["a"], "topk": None}) == SearchRequest(queries=("a",), k=3, scores=False)
+    assert read({"query": "a", "topk": None}) == SearchRequest(queries=("a",), k=3, scores=False)
     assert read({"queries": ["a"], "topk": 0}).k == 3
     # the original trainer asks this when no episode searches in a turn
     assert read({"queries": [], "topk": 3, "return_scores": True}).queries == ()
@@ -34,21 +34,21 @@ def test_the_forms_of_search_r1() -> None:
     ("body", "status", "field"),
     [
         (b"", 400, None),
-        (b'{"queries": ["\xff"]}', 400, None),
+        (b'{"query": "\xff"}', 400, None),
         (b"[" * 100_000, 422, None),
         (b'["a"]', 422, None),
         (b'{"querys": ["a"]}', 422, "querys"),
         (b"{}", 422, "queries"),
-        (b'{"query": "a"}', 422, "query"),
+        (b'{"query": "a", "queries": ["a"]}', 422, "queries"),
         (b'{"queries": "a"}', 422, "queries"),
         (b'{"queries": ["a", 3]}', 422, "queries[1]"),
-        (b'{"queries": ["\\ud800"]}', 400, None),
+        (b'{"query": "\\ud800"}', 400, None),
         (b'{"queries": ["a", "b", "c"]}', 422, "queries"),
-        (b'{"queries": ["abcdefghijk"]}', 422, "queries[0]"),
-        (b'{"queries": ["a"], "topk": 6}', 422, "topk"),
-        (b'{"queries": ["a"], "topk": true}', 422, "topk"),
-        (b'{"queries": ["a"], "topk": "3"}', 422, "topk"),
-        (b'{"queries": ["a"], "return_scores": 1}', 422, "return_scores"),
+        (b'{"query": "abcdefghijk"}', 422, "query"),
+        (b'{"query": "a", "topk": 6}', 422, "topk"),
+        (b'{"query": "a", "topk": true}', 422, "topk"),
+        (b'{"query": "a", "topk": "3"}', 422, "topk"),
+        (b'{"query": "a", "return_scores": 1}', 422, "return_scores"),
     ],
 )
 def test_bad_bodies_are_told_what_is_wrong(body: bytes, status: int, field: str | None) -> None:
@@ -60,7 +60,7 @@ def test_bad_bodies_are_told_what_is_wrong(body: bytes, status: int, field: str 
 
 def test_the_valid_range_is_named() -> None:
     with pytest.raises(BadRequest) as caught:
-        read({"queries": ["a"], "topk": 6})
+        read({"query": "a", "topk": 6})
     assert caught.value.valid == "1 to 5, or null for 3"
     with pytest.raises(BadRequest) as caught:
         read({"queries": ["a"] * 3})
