@@ -343,7 +343,7 @@ def test_two_scorings_are_not_compared(
     assert found.notes()[0].startswith("~ is approximate: nouns of titles by builtin")
     assert main(["report", f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}", "--no-figure"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("# a and b: mine-v1")
+    assert text.startswith("# a, b: mine-v1")
     assert "~ is approximate: nouns of titles by builtin" in text
     assert "Success: a ~" in text
     assert "scored_with | builtin | en_core_web_sm-9.9.9 |" in text
