@@ -33,8 +33,10 @@ def ending_at_once(said: str) -> Iterator[None]:
     """
 
     def end(number: int) -> None:
-        os.write(2, said.encode())
-        os._exit(128 + number)
+        try:
+            os.write(2, said.encode())
+        finally:
+            os._exit(128 + number)
 
     before = on_signals(end)
     try:
