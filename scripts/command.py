@@ -6,15 +6,12 @@ It imports next to nothing by itself, so that Ctrl-C in the first moment is one 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn
 
-from turngym.core.signals import on_signals
+from turngym.core.signals import ending_at_once, on_signals
 
 THREADS_WAIT = 5.0
 """Seconds that threads of others have at the end of a command."""
@@ -42,22 +39,3 @@ def command() -> NoReturn:
         print(f"turngym: ended, although the thread {redacted(going_on[0])} goes on", file=sys.stderr, flush=True)
         os._exit(status)
     sys.exit(status)
-
-
-@contextmanager
-def ending_at_once(said: str) -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and SIGHUP end the process with one line.
-
-    An exception would go through what is imported, and torch's C++ ends the process with a message of its own.
-    """
-
-    def end(number: int) -> None:
-        os.write(2, said.encode())
-        os._exit(128 + number)
-
-    before = on_signals(end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -28,8 +28,7 @@ import turngym
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
 from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
-from turngym.core.signals import on_signals
-from turngym.scripts.command import ending_at_once
+from turngym.core.signals import ending_at_once, on_signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

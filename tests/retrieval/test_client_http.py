@@ -224,8 +224,8 @@ QUOTED = '"1"'
         (b'{"result": [[{"id": "1", "contents": "x"}]]}', "missing required field `document`"),
         (b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}', "result[0][0].document: row '1' has no contents"),
         (f'{{"result": [[{ENTRY % "NaN"}]]}}'.encode(), "the score is nan; it must"),
-        (f'{{"result": [[{ENTRY % "null"}]]}}'.encode(), "Expected `float`, got `null`"),
-        (f'{{"result": [[{ENTRY % 1}, {ENTRY % QUOTED}]]}}'.encode(), "Expected `float`, got `str`"),
+        (f'{{"result": [[{ENTRY % "null"}]]}}'.encode(), "the score is missing"),
+        (f'{{"result": [[{ENTRY % 1}, {ENTRY % QUOTED}]]}}'.encode(), "Expected `float | null`, got `str`"),
     ],
 )
 def test_garbage_is_unavailable_never_an_empty_result(canned: Canned, client: Any, body: bytes, says: str) -> None:
