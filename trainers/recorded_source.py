@@ -82,9 +82,10 @@ def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, e
         )
 
 
-def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
-    """Raises TurngymError for episodes with more ids than the `limit` of the student's context, and its teachers'.
+def within_limit(episodes: Sequence[Episode], where: str, limit: int) -> list[Episode]:
+    """Returns `episodes`; a hint that leaves its response no room is one that nobody reads, as in `HintPrompts`.
 
+    Raises TurngymError for episodes with more ids than the `limit` of the student's context, and its teachers'.
     Episodes of text are cut where they are written as ids. Sampled ones are not: their rewards belong to the whole.
     """
     sizes = [max((len(ids) for ids in episode.segments), default=0) for episode in episodes]
@@ -94,6 +95,13 @@ def check_lengths(episodes: Sequence[Episode], where: str, limit: int) -> None:
             f"student and its teachers can read (up to {max(sizes):,}): leave them out, or record with --max-context "
             f"{limit}"
         )
+
+    def readable(turn: Turn) -> Turn:
+        hinted = turn.hint_prompt_ids
+        long = hinted is not None and len(hinted) + turn.response_length > limit
+        return replace(turn, hint_prompt_ids=None) if long else turn
+
+    return [replace(episode, turns=tuple(map(readable, episode.turns))) for episode in episodes]
 
 
 def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: str) -> None:
@@ -171,7 +179,7 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     for path in config.play.traces:
         found = read_episodes(path, size)
         check_recorded(found, path, config.play, of_env)
-        check_lengths(found, str(path), envs[""].student.actor.engine.max_length)
+        found = within_limit(found, str(path), envs[""].student.actor.engine.max_length)
         check_tokenizer(found, envs[""].student.actor.renderer, str(path))
         check_logprobs(found, run.learner.model, str(path))
         episodes += found

@@ -185,11 +185,6 @@ class LocalEngine:
         """Sessions whose keys and values are in the cache."""
         return tuple(self._table.held)
 
-    @property
-    def cache_bytes(self) -> int:
-        """Memory of the cache in bytes."""
-        return self._cache.nbytes()
-
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Continue every request; results in their order, each depending on its request alone (up to rounding).
 

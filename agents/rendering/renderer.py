@@ -376,6 +376,9 @@ class TextEpisodes:
             # without what was said of other ids
             written = replace(turn, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None)
             written = replace(written, response=shown.response, segment=history.segment)
+            if turn.is_cut and not turn.response:
+                # a limit that thoughts used up leaves the end id alone, which would teach to say nothing
+                written = replace(written, excluded=turn.excluded or "cut before it said anything")
             turns.append(replace(written, prompt_span=spans[0], response_span=spans[1]))
         if history is None or not turns:
             return episode

@@ -57,8 +57,8 @@ def test_two_grpo_steps_on_alfworld_through_rollout_func(student: SimpleNamespac
     trainer = grpo(
         model=model,
         processing_class=student.tokenizer,
-        reward_funcs=[adapter.episode_reward, adapter.success_rate],
-        args=config(tmp_path, reward_weights=[1.0, 0.0]),
+        reward_funcs=[adapter.episode_reward],
+        args=config(tmp_path),
         train_dataset=datasets.Dataset.from_list(adapter.rows([sessions.task_ids()[0], sessions.task_ids()[6]])),
         rollout_func=watched,
     )

@@ -320,7 +320,7 @@ def test_the_engines_cache_is_counted_exactly(shape: ModelShape, dtype: str) -> 
     ]
     engine.generate(asked)
     padding = 64 * shape.kv_bytes(dtype)  # one more row takes the keys of padding ids
-    assert engine.cache_bytes == 3 * shape.episode_bytes(64, dtype) + padding
+    assert engine._cache.nbytes() == 3 * shape.episode_bytes(64, dtype) + padding
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from turngym.core.trace import read_episodes
 from turngym.scripts.main import main
 from turngym.trainers import models
 from turngym.trainers.microbatch import check_packing
-from turngym.trainers.recorded_source import check_lengths
+from turngym.trainers.recorded_source import within_limit
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.teacher import teachers_length
 
@@ -162,9 +163,14 @@ def test_an_experts_episodes_end_where_the_student_reads_no_further(players: lis
 def test_recorded_episodes_that_are_too_long_are_refused(make_episode: Any) -> None:
     episode = make_episode([([1, 2, 3, 4], [5, 6]), ([7, 8], [9])])
     size = max(len(ids) for ids in episode.segments)
-    check_lengths([episode], "t.jsonl", size)
+    # hints that were recorded where more could be read ended the run at their step
+    told = [
+        replace(turn, hint_prompt_ids=np.arange(n)) for turn, n in zip(episode.turns, (size - 2, size), strict=True)
+    ]
+    (read,) = within_limit([replace(episode, turns=tuple(told))], "t.jsonl", size)
+    assert [turn.hint_prompt_ids is None for turn in read.turns] == [False, True]
     with pytest.raises(TurngymError, match="student and its teachers"):
-        check_lengths([episode], "t.jsonl", size - 1)
+        within_limit([episode], "t.jsonl", size - 1)
 
 
 def test_the_trial_of_packed_rows_is_longer_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,10 @@ def test_what_does_not_fit_is_left_out(model: Path, trace: Path) -> None:
     )
     again = writer.write(calls)
     assert (again.system, again.turns) == (whole.system, whole.turns)
+    # an answer of which the limit left nothing is context alone
+    nothing = replace(episode.turns[0], response="", finish="length")
+    written = writer.write(replace(episode, turns=(nothing, *episode.turns[1:])))
+    assert [turn.excluded is None for turn in written.turns] == [False, True, True]
     # what was said of the call's ids is not said of others (a prefix was longer than the response that it began)
     first = called.turns[0]
     of_ids = {"begun": first.response_length, "version_spans": ((1, 0, 3),), "hint_prompt_ids": np.arange(4)}

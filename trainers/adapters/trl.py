@@ -90,11 +90,6 @@ def episode_reward(completions: list[Any], turngym_reward: list[float | None], *
     return turngym_reward
 
 
-def success_rate(completions: list[Any], turngym_success: list[bool], **_: Any) -> list[float]:
-    """A TRL reward function for the log; give it weight 0."""
-    return [float(success) for success in turngym_success]
-
-
 def _task_id(prompt: Any) -> str:
     """The task that a row names: its prompt as text, or the content of its last message."""
     if isinstance(prompt, str):
