@@ -113,8 +113,8 @@ def test(arguments: list[str]) -> int:
 
 
 def beside(tests: Callable[[], int], *programs: Sequence[str]) -> int:
-    """Runs `tests` on one core and Python's `programs`, words of a command each, on another. Those that fail are said
-    behind the tests."""
+    """Runs `tests`, and beside them one after the other Python's `programs`, words of a command each. Those that fail
+    are said behind the tests."""
     with ThreadPoolExecutor(1) as other:  # ends: with the programs, which end by themselves
         others = other.submit(lambda: [failure for words in programs if (failure := failed(*words))])
         status = tests()
@@ -259,6 +259,7 @@ def smollm2(arguments: list[str]) -> int:
     tests = ["tests/agents/test_smollm2.py", "tests/retrieval/test_encoders.py::test_minilm_knows_what_words_mean"]
     tests += ["tests/evaluators/test_real_model.py"]
     pytest = (str(PYTHON), "-m", "pytest", *tests, *arguments)
+    # both compute with one thread
     return beside(lambda: run(*pytest, check=False), ["tests/tools/first_hour.py"])
 
 

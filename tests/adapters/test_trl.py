@@ -40,6 +40,7 @@ def change(before: Sequence[Any], model: Any) -> float:
     return max(float((a - b.detach()).abs().max()) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.long
 def test_two_grpo_steps_on_alfworld_through_rollout_func(student: SimpleNamespace, tmp_path: Path) -> None:
     """Real games, real sampling, real updates. The ids that TRL trains on are those that were sampled."""
     datasets = pytest.importorskip("datasets", reason="needs the extra turngym[trl]")

@@ -169,6 +169,7 @@ def test_games_are_limited_in_number_and_age() -> None:
     assert (len(games), len(episodes)) == (0, 3)
 
 
+@pytest.mark.long
 def test_watched_and_played_in_a_real_browser(tmp_path: Path) -> None:
     path = web_browser.find_browser()
     if path is None:

@@ -87,6 +87,7 @@ def test_an_evaluation_leaves_its_settings_and_takes_them(capsys: pytest.Capture
         evaluation.main(["--config", str(path)])
 
 
+@pytest.mark.long
 def test_what_python_asked_for_is_repeated_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"config": "small", "max_turns": 3}
     play_episodes("turngym/ALFWorld-v0", "random", tasks=2, seed=4, out=tmp_path / "one.jsonl", env_kwargs=small)

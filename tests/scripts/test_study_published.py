@@ -51,7 +51,7 @@ def shown(section: str) -> Iterator[dict[str, str]]:
             yield dict(zip(header, cells, strict=True))
 
 
-@pytest.mark.parametrize("file", SECTIONS)
+@pytest.mark.parametrize("file", late(SECTIONS, "webshop-loops"))
 def test_the_page_shows_what_the_data_say(file: str) -> None:
     rows = rows_of(file)
     found, seen = same_step(rows, "opd")[1], set()

@@ -111,4 +111,3 @@ def installed_with(project: Path, work: Path) -> Iterator[Turngym]:
             return str(said)
 
         yield run
-        process.stdin.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from late import late
 
 from turngym.envs.alfworld.engine import NativeEngine
 from turngym.envs.alfworld.game import Game, game_texts, load_game
@@ -221,7 +222,9 @@ def test_the_same_history_gives_the_same_choice() -> None:
                 expert.observe(action)
 
 
-@pytest.mark.parametrize(("split", "count"), [("valid_unseen", 134), ("valid_seen", 140), ("train", 100)])
+@pytest.mark.parametrize(
+    ("split", "count"), late([("valid_unseen", 134), ("valid_seen", 140), ("train", 100)], "valid_unseen")
+)
 def test_real_games_are_won(alfworld_data: Path, split: str, count: int) -> None:
     paths = sorted((alfworld_data / split).glob("*/*/game.tw-pddl"))
     paths = paths if len(paths) == count else random.Random(0).sample(paths, count)
