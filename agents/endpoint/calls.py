@@ -79,7 +79,7 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
 
 def _tool_in(name: str, tools: Collection[str]) -> str:
     """The one tool in a name that a parser has left more in: `functions.look:0`, `look<|channel|>commentary`."""
-    found = {part for part in re.split(r"[^\w-]+", name) if part in tools}
+    found = {part.strip() for part in re.split(r"[.:]|<\|", name)} & {*tools}
     return found.pop() if name not in tools and len(found) == 1 else name
 
 

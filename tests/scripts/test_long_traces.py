@@ -24,7 +24,7 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.tables import write_json
 from turngym.core.task import Task, Verdict
-from turngym.core.trace import TraceEpisodes, TraceWriter, digits_of, episode_to_json, iter_places, read_trace
+from turngym.core.trace import TraceEpisodes, digits_of, episode_to_json, header_line, iter_places, read_trace
 from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics
 
@@ -89,10 +89,10 @@ def spec(size: int) -> EvalSpec:
 
 def make_trace(folder: Path, size: int) -> None:
     """`size` episodes (whole tasks) as an evaluation writes them."""
-    with TraceWriter(folder / "trace.jsonl", record_of(spec(size))):
-        pass
-    digits = digits_of(record_of(spec(size)))
-    with (folder / "trace.jsonl").open("a", encoding="ascii") as file:
+    record = record_of(spec(size))
+    digits = digits_of(record)
+    with (folder / "trace.jsonl").open("w", encoding="ascii") as file:
+        file.write(header_line(record).decode())
         for number, task in enumerate(tasks(size)):
             for sample in range(SAMPLES):
                 file.write(episode_to_json(replace(episode(task, number, sample), spec=digits)) + "\n")
