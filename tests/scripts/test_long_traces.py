@@ -24,7 +24,15 @@ from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.tables import write_json
 from turngym.core.task import Task, Verdict
-from turngym.core.trace import TraceEpisodes, TraceWriter, digits_of, episode_to_json, header_line, iter_places, read_trace
+from turngym.core.trace import (
+    TraceEpisodes,
+    TraceWriter,
+    digits_of,
+    episode_to_json,
+    header_line,
+    iter_places,
+    read_trace,
+)
 from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics
 
