@@ -13,7 +13,7 @@ from turngym.agents.evaluation.seeds import signed
 from turngym.scripts.study.show import tables_of
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import Rows, same_step, total_cost
-from turngym.trainers.study.tables import StudyWorld, regime
+from turngym.trainers.study.tables import StudyWorld, regime, rises
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESEARCH = DOCS / "research"
@@ -180,3 +180,12 @@ def test_the_last_evaluations_of_told_policies_are_packed(world: str) -> None:
         assert {len(samples) for samples in played.values()} == {4}
         means = {task: sum(samples) / 4 for task, samples in played.items()}
         assert means == rows[method][seed].evaluations[-1].tasks, name
+
+
+def test_rewards_by_seeds_that_chose_nothing() -> None:
+    study = read_records(DOCS / "data" / "study-learn-rewards.json.gz")
+    page = (RESEARCH / "learn.md").read_text(encoding="utf-8").partition("## Seeds that chose nothing")[2]
+    for row in rises(StudyWorld(rows=study.worlds["alfworld"], baseline="grpo", against=study.against))[1]:
+        name, _, _, end, rise, _, difference, _ = (cell.removesuffix(" *") for cell in row)
+        name = name.replace("reinforce-pp", "reinforce++")
+        assert f"| `{name}` | {end} | {rise} | {'' if difference == '-' else f'{difference} '}|" in page
