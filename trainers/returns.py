@@ -126,6 +126,11 @@ def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
     return np.where(_is_last(episode_N), value_E[episode_N], 0.0)
 
 
+def of_next_token(value_N: FloatN, episode_N: IntN) -> FloatN:
+    """What the next token of the episode has, 0 beyond its last: float64 [N]."""
+    return np.where(_is_last(episode_N), 0.0, np.roll(value_N, -1))
+
+
 def _is_last(episode_N: IntN) -> NDArray[np.bool_]:
     """Whether a token is the last supervised one of its episode: bool [N]."""
     return np.append(episode_N[1:] != episode_N[:-1], True)

@@ -152,6 +152,16 @@ ROWS += [
     ("--dual-clip 2", f"train opd-hints {S} --opd-hints.form topk", "--opd-hints.form sampled"),
     ("--opd-hints.clip .1 .2", f"train opd-hints {S} --opd-hints.form topk", "--opd-hints.form sampled"),
     ("--ppo-kd.lam .5", f"train ppo-kd {S} --ppo-kd.advantage minillm", "--ppo-kd.advantage gae"),
+    (
+        "--ppo-kd.single-step 1",
+        f"train ppo-kd {S} --ppo-kd.student-entropy",
+        "--ppo-kd.advantage minillm",
+    ),
+    (
+        "--ppo-kd.single-step 1",
+        f"train ppo-kd {S} --ppo-kd.advantage minillm",
+        "--ppo-kd.student-entropy",
+    ),
     ("--ppo-kd.critic.kind head", f"train ppo-kd {S} --ppo-kd.advantage minillm", "--ppo-kd.advantage gae"),
     ("--grpo.kl k1", f"train grpo {S}", "--grpo.kl-coef .1"),
     ("--grpo-kd.kl k1", f"train grpo-kd {S} --grpo-kd.kl-coef 0", "--grpo-kd.kl-coef .1"),

@@ -551,6 +551,8 @@ def test_minillm_returns_get_the_options_of_their_own(tmp_path: Path) -> None:
     reward = TeacherReward(coef=2.0, student_entropy=True)
     assert own.target_fn == MiniLlmAdvantage(reward=reward, env_coef=0.5, gamma=0.9, whiten="none")
     assert PPO_KD(advantage="minillm", teacher_mix=0.2).target_fn.share == 0.2  # type: ignore[attr-defined]
+    single: Any = PPO_KD(advantage="minillm", student_entropy=True, single_step=0.5, entropy_coef=0.07)
+    assert (single.target_fn.support, single.token_loss.coef, single.token_loss.loss.entropy_coef) == (50, 0.5, 0.07)
     with pytest.raises(SettingsError, match="teacher_coef is 0"):
         PPO_KD(advantage="minillm", teacher_coef=0.0, env_coef=1.0)
     with pytest.raises(SettingsError, match=r"in_reward is 0\.5; it needs advantage=gae"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from turngym.trainers.group_advantage import AdvantageError
-from turngym.trainers.returns import at_last_token, gae, minillm_returns, whiten
+from turngym.trainers.returns import at_last_token, gae, minillm_returns, of_next_token, whiten
 
 EPISODE = np.array([0, 0, 0, 2])
 REWARD = np.array([1.0, 0.0, 2.0, 5.0])
@@ -38,6 +38,11 @@ def test_without_discount_returns_are_sums_of_rewards() -> None:
     advantage, returns = gae(REWARD, VALUE, EPISODE, gamma=1.0, lam=1.0)
     np.testing.assert_allclose(returns, [3.0, 2.0, 2.0, 5.0])
     np.testing.assert_allclose(advantage, [2.5, 1.0, 0.5, 2.0])
+
+
+def test_nothing_follows_the_last_token_of_an_episode() -> None:
+    found = of_next_token(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.array([0, 0, 0, 1, 1]))
+    assert found.tolist() == [2.0, 3.0, 0.0, 5.0, 0.0]
 
 
 def test_minillm_returns_are_divided_by_the_number_of_tokens_left() -> None:

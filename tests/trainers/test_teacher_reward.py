@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,13 @@ from scorers import Slope
 
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import SettingsError
-from turngym.trainers.algorithm import Scorers, Targets
+from turngym.trainers.algorithm import Scorers, Targets, Tokens
 from turngym.trainers.algorithms.kd_reward import (
     CriticAdvantage,
     GroupTeacherAdvantage,
     MiniLlmAdvantage,
     MixtureWeighted,
+    SingleStep,
     TeacherReward,
     mixed,
     mixture_weight,
@@ -27,6 +29,7 @@ from turngym.trainers.batch import RolloutBatch, pack
 from turngym.trainers.critic import explained_variance, value_loss
 from turngym.trainers.run_config import RunConfig
 from turngym.trainers.targets import NoTargets, SampledAdvantage, TargetError
+from turngym.trainers.token_losses import PolicyGradient, with_dual_clip
 
 
 class Flat:
@@ -142,6 +145,44 @@ def test_minillm_advantages_by_hand(make_episode: Callable[..., Episode]) -> Non
     assert found.return_N is None
     white = replace(signal, whiten="population")(pack(pair), pair, SCORERS).advantage_N
     np.testing.assert_allclose(white, (wanted - wanted.mean()) / wanted.std(), rtol=1e-5)
+    assert found.topk_ids_NK is None
+    # the teacher's part from the next token on, twice the return (1 for the second) at the last token as before
+    single = replace(signal, support=3)(pack(pair), pair, SCORERS)
+    later = [(-1.1 - 0.6) / 2, -1.2, 0.0, -2.1 + 1.0 / 2, 2.0]
+    np.testing.assert_allclose(single.advantage_N, later, rtol=1e-5)
+    np.testing.assert_allclose(single.reward, [-1.0, -1.1, -1.2, -2.0, -0.1], rtol=1e-5)
+    np.testing.assert_allclose(single.label_logp_N, [-1.0, -1.1, -1.2, -2.0, -2.1], rtol=1e-6)
+    assert single.topk_ids_NK is not None
+    assert single.topk_ids_NK.shape == (5, 3)
+    np.testing.assert_allclose(single.topk_logp_NK, -0.1 * single.topk_ids_NK, rtol=1e-6)
+
+
+def test_the_single_step_term_is_the_reverse_kl_beside_the_surrogate() -> None:
+    half, quarter = math.log(0.5), math.log(0.25)
+    logp_n = torch.tensor([half, quarter], requires_grad=True)
+    support_nK = torch.tensor([[half, quarter], [half, quarter]], requires_grad=True)
+    tokens = Tokens(
+        logp_n=logp_n,
+        sampled_logp_n=logp_n,
+        # drawn four times as often as now: what the ratio says of the surrogate, it does not say of the KL
+        behavior_logp_n=torch.tensor([half, 0.0]),
+        topk_logp_nK=support_nK,
+        teacher_logp_nK=torch.tensor([[quarter, half], [half, quarter]]),
+        advantage_n=torch.tensor([2.0, 0.0]),
+        off_policy_n=torch.zeros(2, dtype=torch.bool),
+        entropy_n=torch.ones(2),
+    )
+    found = SingleStep(loss=PolicyGradient(), coef=3.0)(tokens)
+    # bins 0.5 0.25 0.25 against 0.25 0.5 0.25
+    kl = 0.25 * math.log(2)
+    assert found.loss_n.tolist() == pytest.approx([-2.0 + 3.0 * kl, 0.0], abs=1e-6)
+    assert found.diagnostics["kl_bin"].tolist() == pytest.approx([kl, 0.0], abs=1e-6)
+    assert found.diagnostics["clipped"].tolist() == [0.0, 0.0]
+    found.loss_n.sum().backward()
+    assert support_nK.grad is not None
+    assert support_nK.grad[0].abs().min() > 0
+    bounded: Any = with_dual_clip(SingleStep(loss=PolicyGradient(), coef=3.0), 2.0)
+    assert bounded.loss.dual_clip == 2.0
 
 
 def test_the_text_is_subtracted_once_from_every_rollout(make_episode: Callable[..., Episode]) -> None:

@@ -62,6 +62,10 @@ def long(algorithm: str, more: tuple[str, ...]) -> Any:
         long("ppo-kd", ("--optimizer.ppo-epochs", "2", "--optimizer.minibatches", "2", "--ppo-kd.kl-coef", "0.1")),
         long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "ppo_kd.critic.kind = 'head'")),
         long("ppo-minillm", ("--lm-loss.files", str(Path(__file__)), "--ppo-kd.advantage", "minillm")),
+        long(
+            "ppo-kd",
+            ("--ppo-kd.advantage", "minillm", "--ppo-kd.student-entropy", "--ppo-kd.single-step", "1"),
+        ),
         pytest.param(
             "ppo-minillm",
             ("--lm-loss.files", str(Path(__file__)), "lm_loss.in_reward = 0.1"),

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode
 from turngym.core.errors import SettingsError
 from turngym.core.protocols import Scorer
-from turngym.trainers.algorithm import Scorers, TargetFn, Targets
+from turngym.trainers.algorithm import Scorers, TargetFn, Targets, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.group_advantage import grpo_advantage
 from turngym.trainers.losses import LOG_RATIO_LIMIT
-from turngym.trainers.returns import Whitening, against_critic, at_last_token, minillm_returns, whiten
+from turngym.trainers.returns import Whitening, against_critic, at_last_token, minillm_returns, of_next_token, whiten
 from turngym.trainers.run_config import RunConfig
-from turngym.trainers.targets import label_logprobs
+from turngym.trainers.targets import TeacherTopK, label_logprobs
+from turngym.trainers.token_losses import SupportKL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,8 @@ class CriticAdvantage:
 class MiniLlmAdvantage:
     """MiniLLM's advantages: length-normalized discounted returns of the token rewards, whitened; no critic.
 
-    The episode's return, times `env_coef`, comes at its last token.
+    The episode's return, times `env_coef`, comes at its last token. With a `support` the teacher's rewards count from
+    the next token on, and its likeliest ids are there for `SingleStep`.
     Source: [minillm] section 2.2; docs/algorithms.md#minillm-returns.
     """
 
@@ -131,13 +133,39 @@ class MiniLlmAdvantage:
     env_coef: float = 0.0
     gamma: float = 0.95
     whiten: Whitening = "unbiased"
+    support: int | None = None
+    """How many of the teacher's ids; None: a token's own reward is in its return."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        reward_N, teacher_logp_N = self.reward(batch, scorers)
-        reward_N = reward_N + at_last_token(self.env_coef * batch.reward_E, batch.episode_N)
+        token_N, teacher_logp_N = self.reward(batch, scorers)
+        paid_N, top = at_last_token(self.env_coef * batch.reward_E, batch.episode_N), Targets()
+        reward_N = token_N + paid_N
         return_N = minillm_returns(reward_N, batch.episode_N, gamma=self.gamma)
+        if self.support is not None:
+            top = TeacherTopK(self.support)(batch, episodes, scorers)
+            # what the environment pays has no mean that is known: it stays where it is
+            later_N, once_N = (minillm_returns(part, batch.episode_N, gamma=self.gamma) for part in (token_N, paid_N))
+            return_N = of_next_token(later_N, batch.episode_N) + once_N
         advantage_N = whiten(return_N, self.whiten).astype(np.float32)
-        return Targets(advantage_N=advantage_N, label_logp_N=teacher_logp_N, reward=reward_N)
+        return replace(top, advantage_N=advantage_N, label_logp_N=teacher_logp_N, reward=reward_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleStep:
+    """l_i = loss_i + coef KL_S(p || q)_i, nats: minus the exact mean of the token's own reward, log q - log p.
+
+    S is the teacher's likeliest ids and a bin of all others. The token that was drawn does not matter here, so no
+    importance ratio does. Source: [minillm] section 2.2; docs/algorithms.md#minillm-returns.
+    Diagnostics: those of `loss` and of `SupportKL`.
+    """
+
+    loss: TokenLoss
+    coef: float
+
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        inner, exact = self.loss(tokens), SupportKL(importance=None)(tokens)
+        loss_n = inner.loss_n + self.coef * exact.loss_n
+        return TokenLosses(loss_n=loss_n, diagnostics={**exact.diagnostics, **inner.diagnostics})
 
 
 def mixture_weight(

@@ -12,9 +12,15 @@ from typing import Literal
 from turngym.core.errors import SettingsError
 from turngym.core.numbers import BelowOne, NotNegative, Share
 from turngym.core.spec import Spec, Unread, needing
-from turngym.trainers.algorithm import Algorithm, FixedDepth, TargetFn, Term
+from turngym.trainers.algorithm import Algorithm, FixedDepth, TargetFn, Term, TokenLoss
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
-from turngym.trainers.algorithms.kd_reward import CriticAdvantage, MiniLlmAdvantage, TeacherReward, mixed
+from turngym.trainers.algorithms.kd_reward import (
+    CriticAdvantage,
+    MiniLlmAdvantage,
+    SingleStep,
+    TeacherReward,
+    mixed,
+)
 from turngym.trainers.lm_loss import LmLoss
 from turngym.trainers.losses import kl_k3
 from turngym.trainers.returns import Whitening
@@ -36,6 +42,9 @@ class PpoKdConfig(Spec):
     advantage: Literal["gae", "minillm"] = "gae"
     """How advantages are estimated. GAE against a critic, or MiniLLM's: discounted returns divided by the number of
     tokens left, without a critic (its paper takes them with `student_entropy` and `gamma` 0.95)."""
+    single_step: NotNegative = 0.0
+    """Weight of MiniLLM's single-step term. The reverse KL on the teacher's 50 likeliest ids and a bin, the exact mean
+    of a token's own reward, is then in the loss, and returns begin with the next token; 1 in its paper, 0: none."""
     gamma: Share = 1.0
     """Discount per token."""
     lam: Share = 0.95
@@ -66,6 +75,8 @@ class PpoKdConfig(Spec):
     def unread(self) -> Unread:
         if self.advantage != "gae":
             yield from needing("advantage gae", "lam", "bootstrap", "critic")
+        if self.advantage != "minillm" or not self.student_entropy:
+            yield from needing("advantage minillm and student_entropy, whose mean it is", "single_step")
         if not self.teacher_coef:
             yield from needing("teacher_coef above 0", "student_entropy")
         if not self.kl_coef:
@@ -81,9 +92,10 @@ def build(
     """Clipped policy gradient on advantages that a critic estimates from the teacher's token rewards.
 
     r_t = teacher_coef (log q - [log p]) + env_coef R at the last token; A = whitened GAE(gamma, lam) over supervised
-    tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimizer. With
-    `terms` (ppo-minillm) lambda * L_PT is added; `in_reward` is the literal form of that term: lambda L_PT (the text,
-    lambda) is subtracted from every rollout's reward, at its last token.
+    tokens; l_i = surrogate(A) + kl_coef KL_i - entropy_coef H_i; the critic has its own loss and optimizer. MiniLLM's
+    returns have no critic, and may have its single-step term. With `terms` (ppo-minillm) lambda * L_PT is added;
+    `in_reward` is the literal form of that term: lambda L_PT (the text, lambda) is subtracted from every rollout's
+    reward, at its last token.
     Source: [kd-rewards] Algorithm 3; docs/algorithms.md#ppo-kd.
     Source: [kd-rewards] Algorithm 4; docs/algorithms.md#ppo-minillm.
     Differs from the paper: rewards by token, not one for the whole output; L_PT is a loss, since no gradient
@@ -107,15 +119,27 @@ def build(
         text_coef=0.0 if in_reward is None else in_reward[1],
     )
     minillm = config.advantage == "minillm"
+    single_step = config.single_step if minillm and config.student_entropy else 0.0
     if minillm:
-        signal = MiniLlmAdvantage(reward=reward, env_coef=config.env_coef, gamma=config.gamma, whiten=config.whiten)
+        signal = MiniLlmAdvantage(
+            reward=reward,
+            env_coef=config.env_coef,
+            gamma=config.gamma,
+            whiten=config.whiten,
+            support=context.distill.top_k if single_step else None,
+        )
+    loss: TokenLoss = PolicyGradient(
+        clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef
+    )
+    if single_step:
+        loss = SingleStep(loss=loss, coef=single_step)
     signal = mixed(signal, config.teacher_mix, context.run)
     return Algorithm(
         name="ppo-minillm" if terms or in_reward else "ppo-kd",
         depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
-        token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=kl_k3, entropy_coef=config.entropy_coef),
+        token_loss=loss,
         terms=terms,
         needs_teacher=bool(config.teacher_coef or config.teacher_mix),
         teacher_mix=config.teacher_mix,
