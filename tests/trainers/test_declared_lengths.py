@@ -108,22 +108,3 @@ def test_texts_in_parquet(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TextError, match="cannot be read as parquet"):
         list(read_texts([path]))
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", b'{"text": "one", "n": 1}\n{"text": null}\n{"text": "two"}\n'),
-        ("a.json", b'[{"text": "one"}, {"text": ""}, {"text": "two"}]'),
-        ("a.csv", b"n,text\n1,one\n2,two\n"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "two"}\n', mtime=0)),
-        ("a.txt", b"one\n\ntwo\n"),
-    ],
-)
-def test_texts_in_rows_are_no_text_of_braces(name: str, content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    assert list(read_texts([path])) == ["one", "two"]
-    if name != "a.txt":
-        with pytest.raises(TextError, match=r"row 1 is .*valid: an object with 'words'"):
-            list(read_texts([path], "words"))

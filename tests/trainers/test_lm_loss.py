@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -165,3 +166,25 @@ def test_bad_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(TextError, match="has no column 'text'; its columns are body"):
         LmLoss(LmLossConfig(files=(tmp_path / "t.parquet",)), encode)
     assert list(read_texts([tmp_path / "t.parquet"], "body")) == ["x y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"text": "one", "n": 1}\n{"text": null}\n{"text": "two"}\n'),
+        ("a.json", b'[{"text": "one"}, {"text": ""}, {"text": "two"}]'),
+        ("a.csv", b"n,text\n1,one\n2,two\n"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "two"}\n', mtime=0)),
+        ("a.txt", b"one\n\ntwo\n"),
+    ],
+)
+def test_texts_in_rows_are_no_text_of_braces(name: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert list(read_texts([path])) == ["one", "two"]
+    if name != "a.txt":
+        with pytest.raises(TextError, match=r"row 1 is .*valid: an object with 'words'"):
+            list(read_texts([path], "words"))
+    (tmp_path / "torn.jsonl").write_bytes(b'{"text": "on')
+    with pytest.raises(TextError):
+        list(read_texts([tmp_path / "torn.jsonl"]))
