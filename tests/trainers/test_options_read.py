@@ -50,7 +50,9 @@ UNSEEN: Mapping[str, str] = {
     **dict.fromkeys(("distill.tail", "distill.importance", "distill.top_k"), "with --opd-hints.form topk"),
     **dict.fromkeys(("opd_hints.clip", "grpo.kl", "grpo_kd.kl"), "with other settings"),
     **dict.fromkeys(("luffy.a", "luffy.e", "luffy.w"), "with other shapes"),
-    **dict.fromkeys(("ppo_kd.student_entropy", "ppo_kd.lam", "ppo_kd.bootstrap"), "with other settings"),
+    **dict.fromkeys(
+        ("ppo_kd.student_entropy", "ppo_kd.single_step", "ppo_kd.lam", "ppo_kd.bootstrap"), "with other settings"
+    ),
     **dict.fromkeys(("lm_loss.coef", "sft.mistakes", "sft.loop_after", "sft.loop_slips"), "with others"),
     "reference_rate": "with --reference-every",
     "judge_timeout": "by judges that take time",
