@@ -1,6 +1,6 @@
 """What a difference at a path of a spec changes: of an evaluation (`EvalSpec`), or of a training run (`TrainConfig`).
 
-`differing` (core/spec.py) says at which paths two specs differ. Whoever compares runs asks here what that means: a
+`differing` (core/nested.py) says at which paths two specs differ. Whoever compares runs asks here what that means: a
 resumed run, the cells of a study, `--compare`, departures from an original, a report.
 """
 

@@ -57,6 +57,10 @@ class Outcome:
     verdict: Verdict = Verdict.OK
 
     def __post_init__(self) -> None:
+        # every step makes one; what a text or a number may be, the guard and the player look at
+        kinds = type(self.observation), type(self.reward), type(self.terminated), type(self.verdict)
+        if kinds == (str, float, bool, Verdict):
+            return
         checked_text("the observation", self.observation)
         checked_number("the reward", self.reward)
         checked_flag("terminated", self.terminated)

@@ -3,7 +3,7 @@
     TrainConfig
       models       which model learns, where the run is kept, what it computes on
       play         the environment, and the episodes of a step
-      method       the algorithm's own settings, and what it reads besides (`PARTS`)
+      method       the algorithm's own settings, and what it reads besides (`USES`)
       evaluation   on which panel the student is evaluated, and when; or nothing
       run, optimizer, lora, chat, examples, engine, workers
 

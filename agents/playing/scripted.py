@@ -105,10 +105,16 @@ class ScriptedAgent:
         raise NotImplementedError
 
 
-_NOTHING_TO_DRAW = (
-    "{} has no admissible actions to draw a random one from; valid: an agent without noise (expert, model:FOLDER), or "
-    "an environment with `admissible` or `sample_action`"
-)
+def drawn_action(conversation: Conversation, rng: np.random.Generator) -> str | None:
+    """A random action; None where none is possible now. Raises AgentError for an environment that lists none."""
+    env = conversation.env.base
+    action: str | None = env.sample_action(rng)
+    if action is None and env.admissible() is None:
+        raise AgentError(
+            f"{env.env_id} has no admissible actions to draw a random one from; valid: an agent without noise (expert, "
+            "model:FOLDER), or an environment with `admissible` or `sample_action`"
+        )
+    return action
 
 
 class ExpertAgent(ScriptedAgent):
@@ -170,10 +176,8 @@ class ExpertAgent(ScriptedAgent):
             mistake = conversation.env.base.plausible_mistake(rng)
             if mistake is not None:
                 return mistake
-        action = conversation.env.base.sample_action(rng)
-        if action is None and not self._mistakes and conversation.env.base.admissible() is None:
-            raise AgentError(_NOTHING_TO_DRAW.format(conversation.task.env_id))
-        return action
+        # an environment may have mistakes and no list
+        return conversation.env.base.sample_action(rng) if self._mistakes else drawn_action(conversation, rng)
 
 
 class RandomAgent(ScriptedAgent):
@@ -183,9 +187,7 @@ class RandomAgent(ScriptedAgent):
         super().__init__("random")
 
     def _one(self, conversation: Conversation) -> Reply:
-        action = conversation.env.base.sample_action(conversation.rng())
-        if action is None and conversation.env.base.admissible() is None:
-            raise AgentError(_NOTHING_TO_DRAW.format(conversation.task.env_id))
+        action = drawn_action(conversation, conversation.rng())
         if action is None:
             error = f"{conversation.task.env_id}: nothing is admissible at turn {conversation.turn}"
             return Reply(ends=Status.ERROR_ENGINE, error=error)
