@@ -26,6 +26,7 @@ PATHS: Mapping[Meaning, tuple[str, ...]] = {
         *("preset", "compute", "workers", "play.data", "play.slots", "play.keep_rollouts"),
         # the weights say which model it is, wherever it lies, and hashes which texts
         *("agent.folder", "agent.chat.examples.file", "agent.chat.examples.folder"),
+        *("chat.examples.file", "chat.examples.folder"),
         *(
             f"{agent}.{name}"
             for agent in ("agent", "method.demonstrations.demonstrator")

@@ -346,5 +346,5 @@ def trained_on(folder: str | Path) -> tuple[str, ...]:
     also = at(settings, "play.also")
     # each of `also` is an environment and its settings, with commas between them
     further = [str(text).partition(",")[0] for text in also] if isinstance(also, list) else []
-    named = [at(settings, "play.env"), *further]
+    named = [at(settings, "play.env.id"), *further]
     return tuple(env.rpartition(":")[2] for env in named if isinstance(env, str))

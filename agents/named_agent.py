@@ -214,7 +214,7 @@ def _open_model(spec: Model, env: TextEnv, slots: int) -> OpenedAgent:
             folder=origin or spec.folder,
             weights=weights,
             engine=made,
-            chat=_completed(spec.chat, settings.remembers, examples, settings),
+            chat=completed_chat(spec.chat, settings.remembers, examples, settings),
         ),
     )
 
@@ -258,7 +258,7 @@ def _templates(memory: VerlAgent, own: ChatSettings, env_id: str) -> tuple[str, 
     return own.prompts
 
 
-def _completed(chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None) -> AnyChat:
+def completed_chat(chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None) -> AnyChat:
     """`chat` with what the chat template decides, and the hashes of the files that it names."""
     more: dict[str, Any] = {}
     if isinstance(chat.memory, VerlAgent) and memory.templates is not None:
@@ -323,7 +323,7 @@ def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
         system=system,
         temperature=spec.temperature,
         examples=examples,
-        spec=changed(spec, chat=changed(_completed(chat, memory, examples), channel=channel.name)),
+        spec=changed(spec, chat=changed(completed_chat(chat, memory, examples), channel=channel.name)),
     )
 
 

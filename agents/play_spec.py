@@ -161,24 +161,29 @@ class Listed(Tasks, tag="list"):
     """Task ids."""
 
 
-class PlaySpec(Spec):
-    """The game."""
+class Game(Spec):
+    """An environment as it is made."""
 
     env: Environment
     """Gymnasium id of the environment; `package:namespace/Name-v0` imports `package` first."""
+    env_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Further arguments of gym.make, those of the environment itself. On a command line JSON, for example
+    '{"engine": "textworld"}'."""
+    scoring: dict[str, str] = msgspec.field(default_factory=dict)
+    """What scores depend on besides the tasks, as the environment says it (`TextEnv.scoring`)."""
+
+
+class PlaySpec(Game, kw_only=True):
+    """What is played."""
+
     tasks: OnPanel | FirstTasks | Listed
     """How many of the environment's tasks are played; --task names them instead."""
     samples: Count
     """Episodes per task."""
-    env_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Further arguments of gym.make, those of the environment itself. On a command line JSON, for example
-    '{"engine": "textworld"}'."""
     seed: Seed = 0
     """Same seed, same episodes, whatever --slots and --workers."""
     depth: Count | None = None
     """End every episode after so many turns as `truncated_depth`."""
-    scoring: dict[str, str] = msgspec.field(default_factory=dict)
-    """What scores depend on besides the tasks, as the environment says it (`TextEnv.scoring`)."""
 
 
 def episodes_of(play: PlaySpec) -> int:

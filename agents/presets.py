@@ -83,12 +83,12 @@ class Preset:
             chat["system"] = chat["system"].format(**given)
         return table
 
-    def make(self, given: Mapping[str, Any] | None = None, *, training: bool = False) -> dict[str, Any]:
+    def make(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Arguments of `gym.make`, those that are `given` on top."""
         env = {name: value for name, value in self.table["play"]["env"].items() if name != "id"}
         further = self.table["play"].get("env_kwargs", {})
         own = {name: None if value == NONE else value for name, value in further.items()}
-        return {**env, **own, **(self.training if training else {}), **(given or {})}
+        return {**env, **own, **(given or {})}
 
     @property
     def sha256(self) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turngym.agents.models import hub_folder
-from turngym.agents.play_spec import AnyAgent, Environment, EnvPlayer, EvalSpec, MemorySettings, PlaySpec
+from turngym.agents.play_spec import AnyAgent, Environment, EnvPlayer, EvalSpec, Game, MemorySettings
 from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.core.errors import AgentError, SettingsError
@@ -80,26 +80,32 @@ def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     Raises SettingsError for settings that do not exist, and for one that is given twice.
     """
-    found = _unsaid(expand(EvalSpec, table, where))
-    play = found.get("play", {})
-    kwargs = play.get("env_kwargs", {})
+    return at_home(unsaid_channel(expand(EvalSpec, table, where)), where, data="compute.data")
+
+
+def at_home(table: dict[str, Any], where: str, *, data: str) -> dict[str, Any]:
+    """`table` with those of its `play.env_kwargs` that every environment has in `play.env`, and the folder of data at
+    the path `data`. Raises SettingsError for one that is given twice, and for a channel."""
+    kwargs = at(table, "play.env_kwargs")
+    if not isinstance(kwargs, dict):
+        return table
     if "channel" in kwargs:
         raise SettingsError(
             f"{where}: env_kwargs has channel, which is the agent's: how actions are written (--channel)"
         )
-    homes = {**{name: f"play.env.{name}" for name in ENVIRONMENT}, "data": "compute.data"}
+    homes = {**{name: f"play.env.{name}" for name in ENVIRONMENT}, "data": data}
     for name in [name for name in kwargs if name in homes]:
-        if at(found, homes[name]) is not None:
+        if at(table, homes[name]) is not None:
             raise SettingsError(f"{where}: {name} is given by itself and among env_kwargs; valid: once")
-        put(found, homes[name], kwargs.pop(name))
-    return found
+        put(table, homes[name], kwargs.pop(name))
+    return table
 
 
-def _unsaid(table: dict[str, Any]) -> dict[str, Any]:
-    """`table` without a channel of `auto`, which stands for what holds where nobody says one."""
-    chat = at(table, "agent.chat")
-    if isinstance(chat, dict) and chat.get("channel") == "auto":
-        del chat["channel"]
+def unsaid_channel(table: dict[str, Any], chat: str = "agent.chat") -> dict[str, Any]:
+    """`table` without a channel of `auto` at the path `chat`, which stands for what holds where nobody says one."""
+    found = at(table, chat)
+    if isinstance(found, dict) and found.get("channel") == "auto":
+        del found["channel"]
     return table
 
 
@@ -107,6 +113,11 @@ def panel_name(panel: Panel, named: str) -> str:
     """By which name a panel that was `named` is found again: its full name, or the path of its manifest."""
     package, colon, _ = named.rpartition(":")
     return named if named.endswith(".json") else f"{package}{colon}{panel.full_name}"
+
+
+def full_panel_name(named: str) -> str:
+    """`panel_name` of the panel that `named` means. Raises TurngymError where there is none."""
+    return panel_name(load_panel(named), named)
 
 
 class _Alone(Spec):
@@ -121,7 +132,7 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", below: Sequenc
     Args:
         below: what they stand on top of; None: what a model's folder says.
     """
-    given = _unsaid(expand(_Alone, table, where))
+    given = unsaid_channel(expand(_Alone, table, where))
     if below is None:
         below = [folder_layer(str(at(given, "agent.folder")))] if at(given, "agent.kind") == "model" else []
     return resolve(_Alone, [*below, Layer(name=where, table=given, asked=True)]).spec.agent
@@ -172,7 +183,7 @@ def chat_table(settings: ChatSettings) -> dict[str, Any]:
     }
 
 
-def make_arguments(play: PlaySpec, data: str | None = None) -> dict[str, Any]:
+def make_arguments(play: Game, data: str | None = None) -> dict[str, Any]:
     """All arguments of `gym.make`."""
     own = {name: getattr(play.env, name) for name in ENVIRONMENT}
     # an environment without splits takes no such argument

@@ -12,27 +12,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turngym.agents.evaluation.evaluate import EVAL_DEFAULTS
 from turngym.agents.models import base_model, model_config
-from turngym.agents.presets import find_preset
-from turngym.agents.rendering.chat_settings import CHAT_FILE
+from turngym.agents.named_agent import chat_settings
+from turngym.agents.play_spec import episodes_of
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.agents.servers.server_options import StartedServer
-from turngym.core.nested import at, flat
+from turngym.core.nested import flat
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
 from turngym.core.spec import Spec, Unread, changed, needing, plain
 from turngym.core.tables import Table, print_table, table_of
-from turngym.envs.panels import Panel, load_panel
 from turngym.scripts.options import CONFIG, pop_option, read_options
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BUILT_IN
 from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
-from turngym.trainers.run import build_algorithm, run_of
+from turngym.trainers.run import build_algorithm, evaluation_of
 from turngym.trainers.several_envs import further_env
-from turngym.trainers.student_player import student_chat
 from turngym.trainers.teacher import is_the_base
-from turngym.trainers.train_config import DEFAULT, EvaluationConfig, PlayConfig, TrainConfig, expanded, train_config
+from turngym.trainers.train_config import DEFAULT, TrainConfig, expanded, train_config
 from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
@@ -205,10 +203,11 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
     config = _run_config(table, where)
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
-    chat = student_chat(config.chat, play, config.models.student)
+    chat = chat_settings(config.chat, ChatSettings.load(config.models.student), play.env.id)
+    asked = flat(expanded(config.algorithm, _settings(table), where))
     work: dict[str, Any] = {
         "episodes": run.episodes,
-        "turns": run_of(config).full_depth,
+        "turns": config.loop.max_turns,
         "memory": chat.memory,
         "micro_tokens": run.micro_tokens,
         "head_chunk": run.head_chunk,
@@ -229,17 +228,16 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "shard_teacher": config.part("frozen").shard_teacher,
     }
     # a limit is no length, but the longest that a response may be
-    if {config.chat.max_new_tokens, play.preset} != {None} or (config.models.student / CHAT_FILE).is_file():
+    if "chat.max_new_tokens" in asked or play.preset or (config.models.student / CHAT_FILE).is_file():
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
     if evaluation is None or not run.eval_every:
         work["eval_episodes"] = 0
     else:
-        names = (evaluation.panel, *(further_env(text).panel for text in play.also))
-        work["eval_episodes"] = sum(_evaluated(load_panel(name), play, evaluation) for name in names if name)
+        every = (config, *(further_env(text).played(config) for text in play.also))
+        work["eval_episodes"] = sum(episodes_of(spec.play) for spec in map(evaluation_of, every) if spec is not None)
     held = algorithm.needs_teacher and config.served_teacher is None and config.teacher is not None
-    asked = flat(expanded(config.algorithm, _settings(table), where))
     return PlanOptions(
         student=str(config.models.student),
         teacher=str(config.teacher) if held else None,
@@ -288,13 +286,6 @@ def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
     if not algorithm.needs_reference:
         return "none"
     return "base" if is_the_base(config, config.models.dtype) else "own"
-
-
-def _evaluated(panel: Panel, play: PlayConfig, evaluation: EvaluationConfig) -> int:
-    """Episodes of an evaluation on `panel`."""
-    preset = find_preset(play.preset, panel.env_id)
-    samples = evaluation.eval_samples or at({} if preset is None else preset.table, "play.samples")
-    return len(panel.tasks[: evaluation.eval_limit]) * (samples or at(EVAL_DEFAULTS, "play.samples"))
 
 
 def _shape(name: str) -> ModelShape:

@@ -173,7 +173,7 @@ def load_run(name: str, path: Path) -> Run:
     )
 
 
-HOMES = ("models", "method", "run", "play", "evaluation", "chat", "engine", "workers", "frozen")
+HOMES = ("models", "method", "run", "play", "env", "evaluation", "chat", "engine", "workers", "frozen")
 """Tables of config.toml whose names say nothing to people."""
 
 
@@ -183,7 +183,8 @@ def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     about = {PROVENANCE: config[PROVENANCE]} if PROVENANCE in config else {}
     found: dict[str, Any] = dict(about)
     for path, value in flat({name: table for name, table in config.items() if name not in about}).items():
-        parts = path.split(".")
+        # an environment is called by its id
+        parts = path.removesuffix(".id").split(".")
         while len(parts) > 1 and (parts[0] in HOMES or parts[0] == parts[1]):
             del parts[0]
         if value != NONE and meaning(path) != "cost":

@@ -49,8 +49,8 @@ except ImportError as error:
 ALGORITHM = "--algorithm"
 FIRST = (
     *("models.student", "method.teacher", "models.out", "play.env", "evaluation.panel", "run.steps"),
-    *("run.episodes", "run.max_turns", "method.temperature", "optimizer.lr", "lora.rank", "chat.max_new_tokens"),
-    *("play.split", "play.preset", "play.traces", "method.demonstrations", "method.expert", "method.judge"),
+    *("run.episodes", "play.env.max_turns", "method.temperature", "optimizer.lr", "lora.rank", "chat.max_new_tokens"),
+    *("play.env.split", "play.preset", "play.traces", "method.demonstrations", "method.expert", "method.judge"),
     *("method.reward", "run.eval_every", "run.seed", "models.resume", "models.device"),
 )
 """What most need, and --help shows beside the algorithm's own; --help-all shows all."""
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
     if list_presets(argv):
         return 0
-    config = parse(argv)
+    config = parse(argv, fetch=True)
     # not before: help and mistakes are said without waiting for all that trains
     from turngym.trainers.distributed import open_ranks
     from turngym.trainers.metrics import read_metrics
@@ -79,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse(argv: Sequence[str]) -> TrainConfig:
-    """The settings of a run. Help and `--print` print, and end the process.
+def parse(argv: Sequence[str], *, fetch: bool = False) -> TrainConfig:
+    """The settings of a run. Help and `--print` print, and end the process. `fetch` as in `training_layers`.
 
     Raises TurngymError for a setting that does not exist, that cannot have its value, or that nothing would read.
     """
@@ -93,7 +93,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
     name = name or DEFAULT
     given = _verb(name).given([word for word in words if word != PRINT]).get(config_class(name), {})
     layers = [] if file is None else [Layer(name=file, table=table, asked=True)]
-    found = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=given, asked=True)])
+    found = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=given, asked=True)], fetch=fetch)
     if PRINT in words:
         print(to_toml(found.spec, found.origins), end="")
         raise SystemExit(0)

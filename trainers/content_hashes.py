@@ -21,7 +21,7 @@ from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset
 from turngym.agents.rendering.skills import SKILLS_PREFIX, read_skills
 from turngym.core.files import holds_weights, weights_hash
-from turngym.core.nested import NONE, at, flat
+from turngym.core.nested import at, flat
 from turngym.core.protocols import Scorer
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.settings import PROVENANCE, read_toml
@@ -30,7 +30,7 @@ from turngym.core.user_files import user_path
 
 CONTENTS = "contents"
 """The name of its table among what config.toml says of a run."""
-CODE = ("algorithm", "play.env", "play.env.id")
+CODE = ("algorithm", "play.env.id")
 """Settings that name code, of training runs and of evaluations."""
 MODELS = ("student", "teacher", "folder")
 """The last parts of paths of settings that name the folder of a model."""
@@ -94,8 +94,7 @@ def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for path in CODE:
         named = at(settings, path)
-        # of an evaluation `play.env` is a table
-        if not isinstance(named, str) or named == NONE:
+        if not isinstance(named, str):
             continue
         module = _module_of_algorithm(named) if path == "algorithm" else inspect.getmodule(env_class(named))
         if module is None or module.__name__.partition(".")[0] == "turngym":

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from turngym.agents.rendering.renderer import ChatRenderer
@@ -18,47 +17,18 @@ from turngym.core.errors import TurngymError
 from turngym.core.loops import loop_end
 from turngym.core.redaction import excerpt
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import changed
 from turngym.core.task import plain_id
-from turngym.core.trace import iter_episodes, read_episodes, read_specs
+from turngym.core.trace import read_episodes, read_specs
 from turngym.envs.panels import assert_disjoint, task_order
 from turngym.trainers.batch import pack
 from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.several_envs import ENVIRONMENT
 from turngym.trainers.student_player import RunEnv, text_writer
 from turngym.trainers.targets import rows
-from turngym.trainers.train_config import DEFAULT_ENV, PlayConfig
+from turngym.trainers.train_config import PlayConfig
 
 PROXY = "proxy"
 """Stands for the environment of sessions that clients had with the proxy."""
-
-
-def with_recorded(play: PlayConfig) -> PlayConfig:
-    """`play` with the environment that its --traces record, where it names none itself; without them the default one.
-
-    Raises TurngymError where the files begin with episodes of several environments, or of one that is not registered.
-    """
-    if play.env is not None:
-        return play
-    first = {path: episode for path in play.traces if (episode := next(iter_episodes(path), None)) is not None}
-    envs: dict[str, Path] = {}
-    for path, episode in first.items():
-        envs.setdefault(episode.task.env_id, path)
-    if not envs:
-        return changed(play, env=DEFAULT_ENV)
-    env = next(iter(envs))
-    if not {plain_id(further.partition(",")[0]) for further in play.also} >= {*envs} - {env}:
-        found = ", ".join(f"{name} ({path})" for name, path in envs.items())
-        raise TurngymError(
-            f"--traces hold episodes of {found}: name the run's environment with --env and the others with --also"
-        )
-    if env not in gym.registry:
-        raise TurngymError(
-            f"--traces {envs[env]}: its episodes are of {env}, which nothing here has registered: name it with the "
-            f"module that does, --env package:{env}"
-        )
-    print(f"environment: {env}, as recorded in {envs[env]}", file=sys.stderr)
-    return changed(play, env=env)
 
 
 def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, envs: Collection[str]) -> None:
@@ -174,7 +144,7 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     config, run = envs[""].config, envs[""].info
     # of another run's ids those may be none of this run's: where teacher and student are padded to different sizes
     size = run.vocab_size or int(run.learner.model.config.get_text_config().vocab_size)
-    of_env = {plain_id(env.config.play.env_id): name for name, env in envs.items()}
+    of_env = {plain_id(env.config.play.env.id): name for name, env in envs.items()}
     episodes: list[Episode] = []
     for path in config.play.traces:
         found = read_episodes(path, size)

@@ -37,7 +37,6 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import changed, to_table
 from turngym.core.user_files import library_path, user_path
 from turngym.envs.panels import load_panel
-from turngym.envs.registration import default_arguments
 from turngym.trainers import content_hashes
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BUILT_IN, BuildContext, find_algorithm
@@ -52,7 +51,7 @@ from turngym.trainers.open_demonstrations import open_demonstrations
 from turngym.trainers.panel_evaluation import eval_spec, panel_evaluation, run_panel
 from turngym.trainers.progress import LiveProgress, Progress
 from turngym.trainers.ranks import Ranks, on_all_ranks
-from turngym.trainers.recorded_source import RecordedSource, recorded_episodes, with_recorded
+from turngym.trainers.recorded_source import RecordedSource, recorded_episodes
 from turngym.trainers.rewards import RewardedSource
 from turngym.trainers.rollout_schedule import AsyncRollout, RolloutSchedule, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import PASS_TOKENS_CPU, RunConfig
@@ -112,7 +111,8 @@ def train(
     where = str(config) if isinstance(config, str | Path) else "config"
     layers = [(where, table), (f"train({named!r})", settings)]
     # settings are read first: a mistake in them is said at once, without waiting for other processes
-    found = resolve_training(named, [Layer(name=name, table=one, asked=True) for name, one in layers]).spec
+    asked = [Layer(name=name, table=one, asked=True) for name, one in layers]
+    found = resolve_training(named, asked, fetch=True).spec
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
     with open_ranks() as ranks:
@@ -140,7 +140,7 @@ def run_training(
             )
         if config.models.device == "auto":
             config = changed(config, models=changed(config.models, device=local_device()))
-    config = _with_recorded(config)
+    config = _with_folders(config)
     with ExitStack() as opened:
         # before anything is loaded or started: servers write into the folder, too
         lock_run(config.models.out, ranks, opened)
@@ -185,7 +185,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     What must be closed after the run (workers, connections) is put on `opened`.
     """
-    opened, config = opened or ExitStack(), _with_recorded(config)
+    opened, config = opened or ExitStack(), _with_folders(config)
     models, run = config.models, run_of(config)
     if models.threads:
         torch.set_num_threads(models.threads)
@@ -218,7 +218,6 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         actor=actor,
         seed=run.seed,
         episodes=run.steps * run.episodes,
-        max_turns=run.full_depth,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
         longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
@@ -247,6 +246,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
 
     # What a run that goes on with this one must share with it.
     spec = spec_of_run(config, envs, further, panels)
+    preset = find_preset(config.play.preset, config.play.env.id)
 
     # Targets of several teachers, or of a teacher that reads other ids.
     teachers = further_teachers(algorithm, further, both, vocab_size, **scoring)
@@ -293,7 +293,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         save_extra=save_extra,
         vocab_size=vocab_size,
         spec=spec,
-        contents=content_hashes.of_run(spec, teacher, student.preset),
+        contents=content_hashes.of_run(spec, teacher, preset),
         progress=LiveProgress(config.algorithm, run.steps),
         order=order,
         servers=student.servers,
@@ -339,15 +339,13 @@ def _source(
     return RewardedSource(source=source, reward=find_reward(reward), timeout=config.workers.step_timeout)
 
 
-def _with_recorded(config: TrainConfig) -> TrainConfig:
-    """`config` with what --traces say of the run, where it does not say it itself, and with the folders of models that
-    are named as on the hub; the whole run goes by it."""
+def _with_folders(config: TrainConfig) -> TrainConfig:
+    """`config` with the folders of models that are named as on the hub."""
     models, method = changed(config.models, student=hub_folder(config.models.student)), config.method
     if teacher := config.part("teacher"):
         folder = None if config.teacher is None else hub_folder(config.teacher)
         method = changed(method, teacher=changed(teacher, teacher=folder))
-    play = with_recorded(config.play)
-    play = changed(play, also=tuple(with_teacher_folder(text) for text in play.also))
+    play = changed(config.play, also=tuple(with_teacher_folder(text) for text in config.play.also))
     return changed(config, models=models, play=play, method=method)
 
 
@@ -381,7 +379,7 @@ def _open_envs(
         student = StudentPlayer(played, here)
         # at once: what fails from here on must not leave workers or servers running
         opened.callback(student.close)
-        envs[name] = RunEnv(config=played, info=here, student=student, panel=run_panel(played, here, student))
+        envs[name] = RunEnv(config=played, info=here, student=student, panel=run_panel(played, student))
     return envs
 
 
@@ -403,7 +401,7 @@ def evaluation_of(config: TrainConfig) -> EvalSpec | None:
     are none. Raises TurngymError for a panel that is not there."""
     if config.evaluation is None:
         return None
-    return eval_spec(load_panel(config.evaluation.panel), config, max_turns=run_of(config).full_depth).spec
+    return eval_spec(load_panel(config.evaluation.panel), config)
 
 
 def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
@@ -414,7 +412,7 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
         lm_loss=config.part("lm_loss"),
         has_teacher=config.has_teacher,
         tokenizer=tokenizer,
-        env_id=config.play.env_id,
+        env_id=config.play.env.id,
     )
     algorithm = built(find_algorithm(config.algorithm), config.own, context)
     stale = config.stale is not None or bool(config.play.traces)
@@ -422,18 +420,12 @@ def build_algorithm(config: TrainConfig, tokenizer: Any = None) -> Algorithm:
 
 
 def run_of(config: TrainConfig) -> RunConfig:
-    """Returns the settings of the run with what they leave open filled in. The limit of turns: the preset's, else the
-    environment's own where it was registered with one, else 50. Tokens per pass: what suits the device.
+    """Returns the settings of the run, with as many tokens per pass as suit the device where they leave that open.
 
-    Of a resumed run, what it leaves open is as it was when the run began.
+    Of a resumed run, how rows are packed is as it was when the run began.
     """
     run = with_saved_settings(config.loop, config.models.out) if config.models.resume else config.loop
-    turns, play = run.max_turns, config.play
-    if turns is None:
-        preset = find_preset(play.preset, play.env_id)
-        made = {} if preset is None else preset.make()
-        turns = {**default_arguments(play.env_id), **made}["max_turns"]
     # a run may be planned on a machine that lacks its device
     device = find_device("auto") if config.models.device == "auto" else config.models.device
     tokens = PASS_TOKENS_CPU if run.micro_tokens is None and device.startswith("cpu") else run.pass_tokens
-    return changed(run, max_turns=run.full_depth if turns is None else turns, micro_tokens=tokens)
+    return changed(run, micro_tokens=tokens)

@@ -179,9 +179,6 @@ class LoopConfig(Spec):
     """Training steps K_total."""
     episodes: Million = 64
     """Episodes collected per step. They are tasks x n, where an algorithm compares n attempts at a task."""
-    max_turns: Count | None = None
-    """Full depth of an episode, in turns. Also in evaluations, where it goes before a panel's own limit; by default as
-    the preset says, else what the environment was registered with, else 50."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
     eval_every: Number = 10
@@ -233,15 +230,12 @@ def near_initial(coef: float, *names: str) -> Unread:
 class RunConfig(LoopConfig):
     """All that the loop reads: what every algorithm has, and what some have alone."""
 
+    max_turns: Count = MAX_TURNS
+    """Full depth of an episode: the most turns that the environment allows."""
     temperature: NotNegative = 1.0
     """Sampling temperature of training rollouts."""
     reference: Renewed | None = None
     """The reference of the KL; None: it stays the initial policy."""
-
-    @property
-    def full_depth(self) -> int:
-        """Most turns of an episode."""
-        return MAX_TURNS if self.max_turns is None else self.max_turns
 
     @property
     def pass_tokens(self) -> int:
@@ -253,9 +247,9 @@ class RunConfig(LoopConfig):
         has."""
         usual = {item.name: item.default for item in fields_of(type(settings))}
         for name in names:
-            if (value := getattr(settings, name)) not in (None, usual[name]) and value > self.full_depth:
+            if (value := getattr(settings, name)) not in (None, usual[name]) and value > self.max_turns:
                 raise SettingsError(
-                    f"{name} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
+                    f"{name} is {value}; valid: at most {self.max_turns}, the turns of an episode (--max-turns)"
                 )
 
 

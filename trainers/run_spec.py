@@ -33,24 +33,21 @@ def spec_of_run(
         panels: the evaluations by the name of their environment.
     """
 
-    def resolved(name: str) -> dict[str, Any]:
+    def found(name: str) -> dict[str, Any]:
         student, panel = envs[name].student, panels.get(name)
-        evaluation = None if panel is None else _evaluation(panel)
-        return {"chat": student.settings.identity, "scoring": student.scoring, "evaluation": evaluation}
+        return {
+            "play": to_table(student.game),
+            "chat": to_table(student.chat),
+            "evaluation": None if panel is None else _evaluation(panel),
+        }
 
     also = {
-        item.name: {
-            "env": item.env,
-            "share": item.share,
-            "split": item.split,
-            "env_kwargs": dict(item.make),
-            "teacher": None if item.teacher is None else str(item.teacher),
-            **resolved(item.name),
-        }
+        item.name: {"share": item.share, "teacher": None if item.teacher is None else str(item.teacher)}
+        | found(item.name)
         for item in further
     }
-    spec = to_table(config)
-    return {**spec, **resolved(""), "play": {**spec["play"], "env": config.play.env_id, "also": also}}
+    own = found("")
+    return {**to_table(config), **own, "play": {**own["play"], "also": also}}
 
 
 def _evaluation(panel: PanelEvaluation) -> dict[str, Any]:

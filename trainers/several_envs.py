@@ -12,18 +12,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turngym.agents.models import hub_folder
+from turngym.agents.play_spec import Game
+from turngym.agents.resolve_play import full_panel_name
 from turngym.agents.servers.server_options import Here
 from turngym.core.episode import Episode
 from turngym.core.errors import SettingsError
+from turngym.core.nested import at, put
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
+from turngym.core.resolve import Layer, resolve
 from turngym.core.rollout_request import RolloutRequest
-from turngym.core.spec import changed
+from turngym.core.spec import to_table
 from turngym.core.user_files import json_of, user_path
 from turngym.trainers.algorithm import Algorithm, Scorers, TargetFn, Targets
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.scorer import Ids, SplitScorer
 from turngym.trainers.targets import given
 from turngym.trainers.train_config import TrainConfig
+from turngym.trainers.training_layers import training_layers
 
 T = TypeVar("T")
 ENVIRONMENT = "environment"
@@ -55,13 +60,37 @@ class FurtherEnv:
         return self.env.rpartition("/")[2]
 
     def played(self, config: TrainConfig) -> TrainConfig:
-        """The settings of a run, for this environment."""
-        play = changed(config.play, env=self.env, split=self.split, data=self.data, env_kwargs=dict(self.make))
-        play = changed(play, also=())
-        evaluation = None
-        if config.evaluation is not None and self.panel is not None:
-            evaluation = changed(config.evaluation, panel=self.panel)
-        return changed(config, play=play, evaluation=evaluation)
+        """The settings of a run, for this environment: its own preset, and on top of it what was asked for the run."""
+        # what is not as the run's own environment and preset have it was asked for
+        panel = None if config.evaluation is None else config.evaluation.panel
+        usual, whole = to_table(_in_env(config, {"env": {"id": config.play.env.id}}, panel)), to_table(config)
+        asked = {
+            f"{table}.{name}": value
+            for table in ("chat", "evaluation")
+            for name, value in (whole[table] or {}).items()
+            if value != at(usual, f"{table}.{name}") and name not in ("panel", "game")
+        }
+        own = {"env": {"id": self.env, "split": self.split}, "env_kwargs": dict(self.make), "data": self.data}
+        return _in_env(config, own, self.panel if panel else None, asked)
+
+
+def _in_env(
+    config: TrainConfig, env: dict[str, Any], panel: str | None, asked: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """The settings of a run in another environment: what `env` says of it, evaluated on `panel`, and on top of what
+    they say what is `asked` (by path)."""
+    given = to_table(config)
+    given["play"] = {name: value for name, value in given["play"].items() if name not in Game.__struct_fields__} | env
+    given["play"]["also"] = ()
+    given["chat"], given["evaluation"] = {}, None if panel is None else {"panel": full_panel_name(panel)}
+    for path, value in (asked or {}).items():
+        if panel is not None or not path.startswith("evaluation."):
+            put(given, path, value)
+    # every episode of a run has as many turns
+    turns = {"play": {"env": {"max_turns": config.play.env.max_turns}}}
+    return resolve(
+        type(config), [*training_layers(given, turns), Layer(name=f"--also {env['env']['id']}", table=given)]
+    ).spec
 
 
 def further_env(text: str) -> FurtherEnv:
@@ -120,7 +149,7 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     found = [further_env(text) for text in play.also]
     if not found:
         return found
-    names = [play.env_id.rpartition("/")[2], *(item.name for item in found)]
+    names = [play.env.id.rpartition("/")[2], *(item.name for item in found)]
     if len(set(names)) < len(names):
         raise SettingsError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
     if config.evaluation is None and any(item.panel for item in found):

@@ -14,26 +14,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from turngym.agents.evaluation.open_play import scored
 from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.executor.workers import CancellableRollout, open_workers
 from turngym.agents.local_engine.positions import position_limit
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.models import load_tokenizer
-from turngym.agents.named_agent import chat_settings, open_examples
-from turngym.agents.play_spec import Model
+from turngym.agents.named_agent import chat_settings, completed_chat, open_examples
 from turngym.agents.playing.agent import system_message
-from turngym.agents.playing.env_maker import env_arguments, env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import MakeEnv, PlayJobs
-from turngym.agents.presets import find_preset
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings, describe
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
-from turngym.agents.resolve_play import chat_table, resolve_agent
+from turngym.agents.resolve_play import make_arguments
 from turngym.agents.rollout_sources import SharedEnv
 from turngym.agents.servers.server_options import Here, StartedServer
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
-from turngym.core.resolve import Layer
 from turngym.core.spec import changed
 from turngym.core.task import Task
 from turngym.envs.base import TextEnv
@@ -42,7 +40,7 @@ from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.scorer import ModelWeights
 from turngym.trainers.teacher import no_longer_than
-from turngym.trainers.train_config import ChatConfig, PlayConfig, TrainConfig
+from turngym.trainers.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from turngym.agents.executor.parallel import ParallelRollout
@@ -70,7 +68,6 @@ class RunInfo:
     seed: int = 0
     episodes: int = 0
     """Episodes that the whole run is to play; 0: unknown."""
-    max_turns: int
     imitates: ExpertPlay | None = None
     """How an expert plays the episodes of a step; None: the student plays them."""
     vocab_size: int | None = None
@@ -81,18 +78,6 @@ class RunInfo:
     """What a judge is asked about their turns."""
 
 
-def student_chat(chat: ChatConfig, play: PlayConfig, folder: Path) -> ChatSettings:
-    """How the student of `folder` is spoken to: as its turngym.json says, the preset on top, then what is given."""
-    own, preset = ChatSettings.load(folder), find_preset(play.preset, play.env_id)
-    layers = [Layer(name=CHAT_FILE, table={"agent": {"chat": chat_table(own)}})]
-    if preset is not None:
-        asked = {"agent": {"chat": {"channel": chat.channel}}, "play": {"env": play.env_kwargs}}
-        layers.append(Layer(name=f"preset {preset.name}", table={"agent": preset.beside(asked)["agent"]}))
-    agent = resolve_agent({"agent": {"kind": "model", "folder": str(folder), "chat": chat.table}}, "chat", layers)
-    assert isinstance(agent, Model)
-    return chat_settings(agent.chat, own, play.env_id)
-
-
 class StudentPlayer:
     """A student in training plays an environment: in this process, in workers, or on servers.
 
@@ -101,10 +86,8 @@ class StudentPlayer:
 
     def __init__(self, config: TrainConfig, run: RunInfo) -> None:
         play, folder = config.play, config.models.student
-        self.preset = find_preset(play.preset, play.env_id)
-        self.env_kwargs = dict(play.env_kwargs)
-        """Arguments for gym.make that the settings give."""
-        self.settings = student_chat(config.chat, play, folder)
+        self._env_id = play.env.id
+        self.settings = chat_settings(config.chat, ChatSettings.load(folder), self._env_id)
         if run.judge in ("hint", "both") and self.settings.memory != "all":
             raise TurngymError(
                 f"--memory {self.settings.memory}: hints are read in the whole conversation; an algorithm that teaches "
@@ -131,23 +114,23 @@ class StudentPlayer:
             self._cancel = alone.cancel
 
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
-        given = {} if self.preset is None else self.preset.make(training=True)
         self.data = {} if play.data is None else {"data": play.data}
         """Where the environment's data are, as an argument for gym.make; empty: where it looks for them."""
-        self._env_id = play.env_id
-        options = {"max_turns": run.max_turns, "split": play.split, "data": play.data}
-        self._made: dict[str, Any] = {**given, **env_arguments(self.env_kwargs, options)}
+        self._made = make_arguments(play, play.data)
         self.shared = SharedEnv(env_maker(self._env_id, **self._made))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
         if not (folder / CHAT_FILE).exists():
             print(describe(self.settings), file=sys.stderr)
-        self.scoring: dict[str, str] = self.env.scoring
-        if why := self.scoring.get("approximate"):
-            print(f"the rewards of {play.env} are approximate ({why})", file=sys.stderr)
+        self.game = scored(play, self.env)
+        """What is played, with what the environment says of its scoring."""
+        if why := self.game.scoring.get("approximate"):
+            print(f"the rewards of {self._env_id} are approximate ({why})", file=sys.stderr)
 
         channel = make_channel(self.settings.channel, self.env.tool)
-        self.examples = open_examples(config.examples, self.env, channel)
+        self.examples = open_examples(config.chat.examples, self.env, channel)
+        self.chat = completed_chat(config.chat, self.settings.remembers, self.examples, self.settings)
+        """How it is spoken to, with what its chat template decides and the hashes of the files that are named."""
 
         # Models. With an actor the learner only evaluates, in this process, and the servers follow the actor.
         self.servers: SyncedPolicy | None

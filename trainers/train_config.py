@@ -5,7 +5,7 @@
       play         the environment, and the episodes of a step
       method       the algorithm's own settings, and what it reads besides (`USES`)
       evaluation   on which panel the student is evaluated, and when; or nothing
-      run, optimizer, lora, chat, examples, engine, workers
+      run, optimizer, lora, chat, engine, workers
 
 What an algorithm does not read is no part of its `TrainConfig`: `config_class` makes the type for each of them.
 """
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta
 
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.judges.judge_settings import AnyJudge, Auto, Expert, OwnJudge
-from turngym.agents.play_spec import AnyAgent, ExampleFile, SkillTexts
-from turngym.agents.resolve_play import folder_layer
+from turngym.agents.play_spec import AnyAgent, Game, ModelChat
+from turngym.agents.resolve_play import at_home, folder_layer, full_panel_name, unsaid_channel
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import SettingsError, UnknownSettingError
@@ -49,11 +49,11 @@ from turngym.trainers.run_config import (
     RunConfig,
     SupportConfig,
 )
+from turngym.trainers.training_layers import training_layers
 
 L = TypeVar("L", bound=Spec)
 DEFAULT = "turnopd"
 """The algorithm, where neither a call nor its configuration names one."""
-DEFAULT_ENV = "turngym/ALFWorld-v0"
 
 # What every run has.
 
@@ -76,29 +76,23 @@ class ModelConfig(Spec):
     """Threads of torch on the CPU. 0 leaves its default; tiny models are fastest with 1."""
 
 
-class PlayConfig(Spec):
+class PlayConfig(Game):
     """What is played in training."""
 
-    env: str | None = None
-    """Gymnasium id of the environment. `package:namespace/Name-v0` imports `package` first. By default that of the
-    episodes of --traces, else turngym/ALFWorld-v0."""
     also: tuple[str, ...] = ()
     """Further environments of the same run. Each is
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
-    split: str | None = None
-    """Split to train on. By default the environment's own (ALFWorld: generated)."""
     data: str | None = None
     """Folder of the data. By default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments for gym.make as JSON. For example '{"config": "small", "on_invalid": "noop"}'."""
     preset: str | None = None
     """A published set-up by name. turnopd, verl-agent, react or search-r1, for training and evaluations; `--preset
     list` shows what they set. Options that are given beside it, --env-kwargs too, take the place of its values."""
     traces: tuple[Path, ...] = ()
     """Recorded episodes to train on. Nothing is played then: sft imitates them; the others take them as rollouts, cut
     at the depth cap, attempts at one task as a group (not tcod b2f, which replays an expert in the environment).
-    Episodes without token ids (of experts, of endpoints) are tokenized for the student."""
+    Episodes without token ids (of experts, of endpoints) are tokenized for the student. Where --env is not given, it is
+    that of the first one."""
     slots: Annotated[int, Meta(ge=1, le=10**6)] = 64
     """Episodes played at a time. Requests are generated together."""
     rollout_dtype: Literal["float32", "bfloat16"] | None = None
@@ -108,21 +102,19 @@ class PlayConfig(Spec):
     """Steps whose episodes are kept. The training episodes of the last so many steps stay as traces,
     rollouts/step_K.jsonl in the run's folder."""
 
-    @property
-    def env_id(self) -> str:
-        """The environment, the default one where none is named."""
-        return self.env or DEFAULT_ENV
-
 
 class EvaluationConfig(Spec):
     """How the student is evaluated."""
 
     panel: str
     """Panel to evaluate on. Its tasks are never trained on; without one nothing is evaluated."""
-    eval_samples: Count | None = None
-    """Episodes per task of an evaluation (Avg@n). By default the preset's, else 4."""
-    eval_temperature: NotNegative | None = None
-    """Sampling temperature of evaluations. By default the preset's, else 0.85."""
+    game: Game
+    """The panel's environment. It is as the panel fixes it, then as a preset says; what neither says is as in
+    training."""
+    eval_samples: Count = 4
+    """Episodes per task of an evaluation (Avg@n)."""
+    eval_temperature: NotNegative = 0.85
+    """Sampling temperature of evaluations."""
     eval_limit: Count | None = None
     """Number of tasks that are evaluated. Every category has its share."""
     eval_spread: bool = True
@@ -131,39 +123,6 @@ class EvaluationConfig(Spec):
     def unread(self) -> Unread:
         if self.eval_limit is None:
             yield from needing("--eval-limit", "eval_spread")
-
-
-class ChatConfig(Spec):
-    """How the student is spoken to, where that differs from what its folder's turngym.json says."""
-
-    channel: str | None = None
-    """How actions are written. `text`, in tags, `text:verl-agent`, in tags that are read as verl-agent reads them, or
-    `tool`, as a tool call in the words of the model's family (`tool:DIALECT` names them); by default as the student's
-    folder says, else text."""
-    thinking: Literal["on", "off"] | None = None
-    """Thinking switch of the chat template. By default as the student's folder says, else the template's default."""
-    observation_role: Literal["user", "tool"] | None = None
-    """Role of observations after the first. By default as the student's folder says, else what its chat template keeps
-    more of the past for."""
-    memory: str | None = None
-    """What a turn's prompt holds of the episode. `all`, `window:N` (the task and the last N turns), `react` (a
-    transcript), `verl-agent:N` (the templates of --prompts with the last N turns), which make every turn a segment of
-    its own; by default as the student's folder says, else all."""
-    prompts: str | None = None
-    """Templates of --memory verl-agent:N. `own` (our words), or the folder of a checkout of verl-agent or of a fork of
-    it, whose texts are read and never run. They are kept in the student's turngym.json."""
-    max_new_tokens: Count | None = None
-    """Most tokens of one response. By default as the student's folder says, else 512."""
-    max_context: Count | None = None
-    """Most tokens of history and response. By default as the folder says, else what the model allows."""
-    system: str | None = None
-    """System message. By default as the student's folder says, else the instructions of environment and channel."""
-
-    @property
-    def table(self) -> dict[str, Any]:
-        """What is given, as a partial table of `ModelChat`."""
-        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
-        return {"memory.prompts" if name == "prompts" else name: value for name, value in given.items()}
 
 
 # What some algorithms have alone.
@@ -302,18 +261,15 @@ class TrainConfig(Spec, Learns):
     algorithm: str
     """Which algorithm trains: a name (`turnopd`), `package.module:NAME`, or an entry point."""
     models: ModelConfig
+    play: PlayConfig
     method: Method = Method()
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     """Adapters of this rank learn in place of the weights; they want about ten times the learning rate."""
-    play: PlayConfig = PlayConfig()
     evaluation: EvaluationConfig | None = None
     run: LoopConfig = LoopConfig()
-    chat: ChatConfig = ChatConfig()
-    examples: ExampleFile | SkillTexts | None = None
-    """File with examples (few-shots). They stand in every prompt of the run: those of a trace, whose successful
-    episodes are shown, or a text; or `skills:FOLDER`, texts by the kind of task (docs/algorithms.md#told). They are no
-    part of the model: give them to `turngym eval`, too."""
+    chat: ModelChat = ModelChat()
+    """How the student is spoken to. Examples are no part of the model: give them to `turngym eval`, too."""
     engine: AnyEngine = Here()
     """What plays. This process (`local`), `servers` (--policy-server), or a server (`sglang`, `vllm`) that the run
     starts beside itself, on the same GPU."""
@@ -328,8 +284,9 @@ class TrainConfig(Spec, Learns):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        temperature, reference = self.part("temperature"), self.part("reference")
-        return RunConfig(**msgspec.structs.asdict(self.run), temperature=temperature, reference=reference)
+        turns, own = self.play.env.max_turns, {name: self.part(name) for name in ("temperature", "reference")}
+        assert turns is not None, "the layers of a run give it a limit"
+        return RunConfig(**msgspec.structs.asdict(self.run), **own, max_turns=turns)
 
     def unread(self) -> Unread:
         """What depends on settings of several tables."""
@@ -352,7 +309,7 @@ class TrainConfig(Spec, Learns):
             needed = "episodes that are played (no --traces)"
             yield from needing(needed, "method.staleness", f"{own}.refill", "play.keep_rollouts")
         if not played and imitates and self.evaluation is None:
-            yield from needing("episodes that are played (no --traces, or a --panel)", "run.max_turns")
+            yield from needing("episodes that are played (no --traces, or a --panel)", "play.env.max_turns")
         if self.evaluation is None and self.run.eval_every:
             yield from needing("--panel", "run.eval_every")
 
@@ -403,8 +360,8 @@ def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], *
 # From what people write to the whole.
 
 
-def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainConfig]:
-    """The run that the layers give together; their tables may have short names.
+def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = False) -> Resolved[TrainConfig]:
+    """The run that the layers give together; their tables may have short names. `fetch` as in `training_layers`.
 
     Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
@@ -414,14 +371,18 @@ def resolve_training(algorithm: str, layers: Sequence[Layer]) -> Resolved[TrainC
     whole = [replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers]
     given = merged([one.table for one in whole])
     usual = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
-    whole.insert(0, Layer(name=algorithm, table={"optimizer": {"lr": usual}}))
+    if isinstance(panel := at(given, "evaluation.panel"), str):
+        # the version that a name without one stands for
+        place = max(number for number, one in enumerate(whole) if at(one.table, "evaluation.panel") is not None)
+        full = {"evaluation": {"panel": full_panel_name(panel)}}
+        whole.insert(place + 1, replace(whole[place], table=full))
+    below = [Layer(name=algorithm, table={"optimizer": {"lr": usual}}), *training_layers(given, fetch=fetch)]
     # how a model that demonstrates was trained to be spoken to
     if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
-        below = folder_layer(str(folder))
-        shown = {"method": {"demonstrations": {"demonstrator": below.table.get("agent", {})}}}
-        whole.insert(0, replace(below, table=shown))
-    whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
-    return resolve(cls, whole)
+        found = folder_layer(str(folder))
+        shown = {"method": {"demonstrations": {"demonstrator": found.table.get("agent", {})}}}
+        below.append(replace(found, table=shown))
+    return resolve(cls, [*below, *whole, Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True)])
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -431,11 +392,15 @@ def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, 
     try:
         for name in asked:
             require_setting(algorithm, name, where)
-        return expand(config_class(algorithm), asked, where)
+        found = at_home(expand(config_class(algorithm), asked, where), where, data="play.data")
     except UnknownSettingError as error:
         if said := who_reads(error.name):
             raise SettingsError(f"{where}: there is no setting {error.name}. {said}") from None
         raise
+    env = at(found, "play.env")
+    if isinstance(env, dict) and env.get("max_turns", 0) is None:
+        del env["max_turns"]  # an episode of training has an end, so that this says nothing
+    return unsaid_channel(found, "chat")
 
 
 def read_alone(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from turngym.agents.executor.worker_count import PlayWorkload
 from turngym.agents.named_agent import OpenedAgent, open_agent, opened_object
-from turngym.agents.play_spec import EvalSpec, Own
+from turngym.agents.play_spec import EvalSpec, Game, Own
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv
@@ -21,6 +21,7 @@ from turngym.core.redaction import redacted
 from turngym.core.resolve import Resolved
 from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
 from turngym.core.spec import changed, to_table
+from turngym.envs.base import TextEnv
 
 SPEC_FILE = "spec.toml"
 """The settings of an evaluation in its folder."""
@@ -62,11 +63,19 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     else:
         assert isinstance(spec.agent, Own)
         opened = opened_object(agent, spec.agent)
-    scoring = env.scoring
-    if spec.play.scoring not in ({}, scoring):
-        raise TurngymError(f"{env_id} scores with {scoring}; the settings say {spec.play.scoring}: other data or tools")
-    play = changed(spec.play, scoring=scoring)
+    play = scored(spec.play, env)
     return OpenPlay(spec=changed(spec, play=play, agent=opened.spec), opened=opened)
+
+
+G = TypeVar("G", bound=Game)
+
+
+def scored(game: G, env: TextEnv) -> G:
+    """`game` with what its environment says of its scoring. Raises TurngymError where `game` says otherwise."""
+    if game.scoring not in ({}, env.scoring):
+        said = f"{game.env.id} scores with {env.scoring}; the settings say {game.scoring}"
+        raise TurngymError(f"{said}: other data or tools")
+    return changed(game, scoring=env.scoring)
 
 
 def record_of(spec: EvalSpec) -> dict[str, Any]:

@@ -15,10 +15,6 @@ from turngym.core.protocols import EvalPoint
 from turngym.core.tools import Tools
 from turngym.envs.panels import Panel
 
-AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "reading", "tool_name", "tool_argument")
-"""Arguments of gym.make that a run's evaluations share with its training: how the agent is spoken to. The others say
-what is trained on; a panel brings its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class PanelEvaluation:

@@ -35,7 +35,7 @@ from turngym.trainers.train_config import TrainConfig, read_alone, resolve_train
 
 LAST = 4
 """Checkpoints whose weights are averaged."""
-BEFORE_STEP_1 = ("models", "play", "evaluation", "lora", "chat", "examples", "engine", "workers")
+BEFORE_STEP_1 = ("models", "play", "evaluation", "lora", "chat", "engine", "workers")
 """Tables of settings that decide a run's first evaluation, beside its seed and its limit of turns."""
 
 

@@ -194,11 +194,11 @@ def test_a_student_in_training_plays_in_the_precision_asked_for(tmp_path: Path) 
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
-    run = RunInfo(out=tmp_path, learner=learner, max_turns=2)
+    run = RunInfo(out=tmp_path, learner=learner)
     seen = []
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=2, temperature=1.0)
     for asked, name in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
-        given = {"student": folder, "out": tmp_path, "rollout_dtype": asked}
+        given = {"student": folder, "out": tmp_path, "rollout_dtype": asked, "max_turns": 2}
         config = train_config("grpo", given, "test")
         env = RunEnv(config=config, info=run, student=StudentPlayer(config, run))
         collect = played_source(env, None)

@@ -14,7 +14,7 @@ import pytest
 from turngym.agents import ExpertAgent, Preset, evaluate, find_preset, load_world, play_episodes
 from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS as ROLLOUT
 from turngym.agents.models import load_policy, load_tokenizer
-from turngym.agents.named_agent import open_agent
+from turngym.agents.named_agent import chat_settings, open_agent
 from turngym.agents.playing.env_maker import probe
 from turngym.agents.presets import in_file, preset_table, presets
 from turngym.agents.rendering.chat_settings import ChatSettings
@@ -30,9 +30,9 @@ from turngym.trainers import train
 from turngym.trainers.open_demonstrations import open_demonstrations
 from turngym.trainers.panel_evaluation import eval_spec
 from turngym.trainers.run import build_algorithm, run_of
-from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer, student_chat
+from turngym.trainers.student_player import PlayedModel, RunEnv, RunInfo, StudentPlayer
 from turngym.trainers.student_sources import played_source
-from turngym.trainers.train_config import ChatConfig, PlayConfig, train_config
+from turngym.trainers.train_config import train_config
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def test_a_package_s_file_that_lacks_something_is_named(tmp_path: Path, text: st
 @pytest.mark.parametrize("row", presets(), ids=lambda row: f"{row.name}-{row.env_id}")
 def test_every_preset_makes_its_environment_and_says_how_to_act(row: Preset) -> None:
     chat = row.beside({})["agent"]["chat"]
-    settings = student_chat(ChatConfig(), PlayConfig(env=row.env_id, preset=row.name), Path("nowhere"))
+    settings = spoken_to(Path("nowhere"), env=row.env_id, preset=row.name)
     env: Any = gym.make(row.env_id, **row.make(), channel=chat["channel"])
     env.reset(seed=0)
     own = row.table["play"]["env"]
@@ -127,21 +127,21 @@ def test_a_preset_arrives_whole(tmp_path: Path) -> None:
 
 def test_a_models_own_settings_stay_where_the_preset_says_nothing(tmp_path: Path) -> None:
     ChatSettings(thinking=True, max_new_tokens=9, system="mine", channel="tool", memory="react").save(tmp_path)
-    play = PlayConfig(env=SEARCH, preset="search-r1")
-    found = student_chat(ChatConfig(), play, tmp_path)
+    play = {"env": SEARCH, "preset": "search-r1"}
+    found = spoken_to(tmp_path, **play)
     assert (found.thinking, found.max_new_tokens, found.system) == (True, 500, "mine")
     assert (found.channel, found.memory) == ("text", "all")
     # what is given beside it
-    given = student_chat(ChatConfig(memory="window:3", thinking="off", max_new_tokens=7), play, tmp_path)
+    given = spoken_to(tmp_path, **play, memory="window:3", thinking="off", max_new_tokens=7)
     assert (given.memory, given.thinking, given.max_new_tokens) == ("window:3", False, 7)
     with pytest.raises(SettingsError, match="prompts"):
-        student_chat(ChatConfig(prompts="own"), play, tmp_path)
+        spoken_to(tmp_path, **play, prompts="own")
 
 
 def test_another_channel_in_training_brings_its_own_message() -> None:
     """As in an evaluation: the preset's message demands a form of answers."""
-    play = PlayConfig(env=ALFWORLD, preset="turnopd")
-    own, other = (student_chat(ChatConfig(channel=one), play, Path("nowhere")) for one in (None, "text"))
+    play = {"env": ALFWORLD, "preset": "turnopd"}
+    own, other = (spoken_to(Path("nowhere"), **play, channel=one) for one in (None, "text"))
     assert own.system is not None
     assert (other.channel, other.system) == ("text", None)
 
@@ -210,16 +210,14 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_which_limit_an_evaluation_in_training_has() -> None:
     panel, bare = load_panel("alfworld-quickstart"), load_panel("alfworld-generated-eval")
 
-    def made(
-        panel: Panel, named: str | None, given: dict[str, Any], turns: int = 50, asked: int | None = None
-    ) -> dict[str, Any]:
+    def made(panel: Panel, named: str | None, given: dict[str, Any], asked: int | None = None) -> dict[str, Any]:
         played = config(Path(), preset=named, panel=panel.full_name, env_kwargs=given, max_turns=asked)
-        return make_arguments(eval_spec(panel, played, max_turns=asked or turns).spec.play)
+        return make_arguments(eval_spec(panel, played).play)
 
     default = made(panel, None, {})
     assert (default["max_turns"], default["on_invalid"], default["part"]) == (24, "noop", "eval")
-    assert made(bare, None, {}, 33)["max_turns"] == 33
-    named = made(panel, "turnopd", {}, 80)
+    assert made(bare, None, {"max_turns": 33})["max_turns"] == 33
+    named = made(panel, "turnopd", {})
     assert (named["max_turns"], named["on_invalid"], named["part"]) == (80, "reject", "eval")
     assert made(panel, "turnopd", {}, asked=5)["max_turns"] == 5
     assert made(panel, None, {}, asked=50)["max_turns"] == 50
@@ -232,6 +230,12 @@ def test_which_limit_an_evaluation_in_training_has() -> None:
 
 def config(tmp_path: Path, **given: Any) -> Any:
     return train_config("turnopd", {"student": str(tmp_path), "out": str(tmp_path), **given}, "test")
+
+
+def spoken_to(folder: Path, **given: Any) -> ChatSettings:
+    """How the student in `folder` is spoken to in training."""
+    found = config(folder, **given)
+    return chat_settings(found.chat, ChatSettings.load(folder), found.play.env.id)
 
 
 def test_the_depth_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +286,10 @@ def test_training_episodes_are_played_in_the_preset(tmp_path: Path) -> None:
     folder = load_world("alfworld").checkpoint("student")
     model, tokenizer = load_policy(folder)
     learner: Any = PlayedModel(model=model, tokenizer=tokenizer)
-    run = RunInfo(out=tmp_path, learner=learner, max_turns=3)
-    settings = config(tmp_path, student=str(folder), preset="verl-agent", env_kwargs={"on_invalid": "reject"})
+    run = RunInfo(out=tmp_path, learner=learner)
+    settings = config(
+        tmp_path, student=str(folder), preset="verl-agent", max_turns=3, env_kwargs={"on_invalid": "reject"}
+    )
     env = RunEnv(config=settings, info=run, student=StudentPlayer(settings, run))
     request = RolloutRequest(step=1, episodes=1, group=1, max_turns=3, temperature=1.0)
     (episode,) = played_source(env, open_demonstrations(env))(request)

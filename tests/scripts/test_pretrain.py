@@ -89,7 +89,7 @@ def test_every_setting_of_a_recipe_reaches_the_run(tmp_path: Path) -> None:
         "told": "",
     }
     assert (config["run"]["seed"], config["method"]["expert"]) == (2, "searching")
-    assert (config["run"]["max_turns"], config["models"]["threads"]) == (4, 1)
+    assert (config["play"]["env"]["max_turns"], config["models"]["threads"]) == (4, 1)
 
 
 def test_a_recipe_of_loops_has_its_worlds_start_and_mistakes() -> None:

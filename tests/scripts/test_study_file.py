@@ -65,7 +65,7 @@ def test_the_shortest_file(tmp_path: Path) -> None:
     opd, grpo = found["alfworld-loops/opd-seed1"], found["alfworld-loops/grpo-seed0"]
     # the world's own settings, then [train], then the method's
     assert said(opd, "seed", "steps", "episodes", "optimizer.lr") == [1, 60, 32, 1e-3]
-    assert said(opd, "panel", "max_turns", "eval_every", "eval_samples") == ["alfworld-loops", 48, 6, 4]
+    assert said(opd, "panel", "max_turns", "eval_every", "eval_samples") == ["alfworld-loops-v1", 48, 6, 4]
     assert said(grpo, "optimizer.lr", "optimizer.minibatches", "grpo.weight") == [3e-4, 2, "trajectory"]
     names = ("models.student", "optimizer.minibatches", "run.episodes", "optimizer.lr", "run.eval_every")
     where = str(tmp_path / "mine.toml")
@@ -189,7 +189,7 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     assert [said(found[name], "episodes") for name in names] == [[8], [5], [8], [6]]
     assert [said(found[name], "optimizer.lr") for name in names] == [[1.0], [2.0], [3.0], [2.0]]
     assert [said(found[name], "optimizer.weight_decay") for name in names] == [[0.5]] * 4
-    assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart"]
+    assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart-v1"]
     changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
     assert said(changed["shop/turnopd-seed4"], "optimizer.lr") == [9.0]
 
@@ -290,7 +290,7 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
     [methods.grpo]
     """
     found = cells(tmp_path, text)["mine/grpo-seed0"]
-    assert said(found, "play.env", "split", "student") == ["turngym/WebShop-v0", "train", "models/s"]
+    assert said(found, "play.env.id", "split", "student") == ["turngym/WebShop-v0", "train", "models/s"]
 
 
 def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -
 @pytest.mark.parametrize(("world", "rate", "turns"), [("alfworld-loops", 1e-3, 48), ("webshop-loops", 2e-5, 30)])
 def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, f'world = "{world}"\n[methods.opd]\n').values()
-    assert said(cell, "optimizer.lr", "max_turns", "panel") == [rate, turns, world]
+    assert said(cell, "optimizer.lr", "max_turns", "panel") == [rate, turns, f"{world}-v1"]
 
 
 @pytest.mark.parametrize("name", late(built_in(), "learn", "bench", "paper-luffy"))

@@ -120,7 +120,8 @@ def player(name: str, **game: Any) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("setting", "other"), [("play.env", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")]
+    ("setting", "other"),
+    [("play.env.id", "turnopd"), ("evaluation.panel", "opd"), ("algorithm", "opd"), ("judge", "opd")],
 )
 def test_files_and_code_of_ones_own_must_be_the_same(setting: str, other: str) -> None:
     """An environment in all cells of a world, the rest in those of a method."""

@@ -162,7 +162,7 @@ def test_plan_reads_a_run_as_training_does(tmp_path: Path, capsys: pytest.Captur
     ):
         with pytest.raises(TurngymError, match=said):
             plan.of_run(table)
-    none = dict.fromkeys(("max_turns", "eval_limit", "eval_samples", "rollout_dtype", "teacher"), "none")
+    none = dict.fromkeys(("max_turns", "eval_limit", "rollout_dtype", "teacher"), "none")
     asked = plan.of_run(none | {"panel": "alfworld-quickstart"})
     assert (asked.teacher, asked.work.turns, asked.work.eval_episodes) == (None, 50, 400)
     more = {"panel": "alfworld-quickstart", "also": ["turngym/WebShop-v0,panel=webshop-quickstart"], "eval_limit": 5}

@@ -106,10 +106,10 @@ ROWS = [
     ("--parallel 3", "study run f --print", "--no-print"),
     ("--ray-address auto", "study run f", "--executor ray"),
 ]
-S, URL = "--student s --out o", "http://127.0.0.1:1"
+S, URL, PANEL = "--student s --out o", "http://127.0.0.1:1", "--panel alfworld-quickstart"
 ROWS += [
-    *((option, f"train opd {S}", "--panel p") for option in ("--eval-limit 3", "--eval-samples 2", "--eval-every 3")),
-    ("--form text", f"train opd {S}", "--examples f.txt"),
+    *((option, f"train opd {S}", PANEL) for option in ("--eval-limit 3", "--eval-samples 2", "--eval-every 3")),
+    ("--examples.form text", f"train opd {S}", "--examples f.txt"),
     ("--lora.alpha 8", f"train opd {S}", "--lora.rank 4"),
     ("--importance-cap 3", f"train opd {S}", "--staleness 1"),
     ("--project p", f"train opd {S}", "--tracker wandb"),
@@ -135,7 +135,7 @@ ROWS += [
     ("--keep-rollouts 2", f"train grpo {S} --traces old", ""),
     ("--staleness 1", f"train grpo {S} --traces old", ""),
     ("--grpo.refill 2", f"train grpo {S} --traces old", ""),
-    ("--max-turns 3", f"train sft {S} --traces old", "--panel p"),
+    ("--max-turns 3", f"train sft {S} --traces old", PANEL),
     ("--expert searching", f"train prm-rl {S}", "--judge expert"),
     ("--expert searching", f"train opd-hints {S} --judge rules", "--judge mine:Judge"),
     ("--expert searching", f"train tcod {S}", "--tcod.direction b2f"),

@@ -49,9 +49,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("env_kwargs", "text"),
     [
-        ({"max_turns": 2}, "max_turns is 3, and env_kwargs say 2"),
-        ({"split": "generated_unseen"}, "split is 'generated', and env_kwargs"),
-        ({"channel": "tool"}, "channel is 'tool'"),
+        ({"max_turns": 2}, "max_turns"),
+        ({"split": "generated_unseen"}, "split"),
+        ({"channel": "tool"}, "channel"),
     ],
 )
 def test_the_environment_is_told_nothing_twice(

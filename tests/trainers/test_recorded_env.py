@@ -88,10 +88,10 @@ def test_the_run_is_of_the_recorded_environment_to_its_end(
     """Its configuration, what it says to be trained on, and a run that is repeated from its folder."""
     config = options(model, tmp_path / "run", "sft", "--traces", str(traces[SHOP]))
     result = run_training(config, SINGLE, progress=False)
-    assert 'env = "turngym/WebShop-v0"' in (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
+    assert 'id = "turngym/WebShop-v0"' in (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     assert trained_on(result.model) == (SHOP,)
     again = train.parse(["--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again")])
-    assert again.play.env == SHOP
+    assert again.play.env.id == SHOP
 
 
 def test_another_environment_than_the_recorded_one_is_refused(

@@ -84,7 +84,7 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
     """
     return Algorithm(
         name="sft",
-        depth=FixedDepth(h_max=context.run.full_depth),
+        depth=FixedDepth(h_max=context.run.max_turns),
         target_fn=NoTargets(),
         weight=WEIGHTS[config.weight],
         token_loss=NegativeLogLikelihood(),

@@ -17,6 +17,7 @@ from turngym.core.nested import at
 from turngym.core.numbers import Count, NotNegative, Number
 from turngym.core.resolve import Layer, merged, resolve
 from turngym.core.spec import Spec, Unread, changed, expand, needing
+from turngym.core.task import MAX_TURNS
 from turngym.trainers.algorithm_spec import find_algorithm
 from turngym.trainers.learning_rate import usual_lr
 from turngym.trainers.lora import LoraConfig
@@ -68,6 +69,8 @@ class ProxyLoop(LoopConfig):
 
     steps: Count = 10_000
     """Training steps K_total."""
+    max_turns: Count = MAX_TURNS
+    """Full depth of a session, in turns."""
     temperature: NotNegative = 1.0
     """Sampling temperature of main turns."""
 

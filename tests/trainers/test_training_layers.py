@@ -1,0 +1,92 @@
+"""What a training run stands on: its settings are whole before anything is opened, and each says who gave it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turngym.agents.play_spec import VerlAgent
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.core.errors import SettingsError
+from turngym.core.resolve import Layer
+from turngym.core.settings import to_toml
+from turngym.core.spec import to_table
+from turngym.trainers.several_envs import further_env
+from turngym.trainers.train_config import TrainConfig, resolve_training, train_config
+
+SHOP = "turngym/WebShop-v0"
+HOUSE = {"env": "turngym/ALFWorld-v0", "panel": "alfworld-quickstart"}
+
+
+def asked(folder: Path, **given: Any) -> dict[str, Any]:
+    return {"student": str(folder), "teacher": str(folder), "out": str(folder / "run"), **given}
+
+
+def config(folder: Path, **given: Any) -> TrainConfig:
+    return train_config("opd", asked(folder, **given), "test")
+
+
+def test_every_value_says_who_gave_it(tmp_path: Path) -> None:
+    ChatSettings(max_context=900, max_new_tokens=33).save(tmp_path)
+    given = asked(tmp_path, **HOUSE, preset="verl-agent", eval_limit=3)
+    found = resolve_training("opd", [Layer(name="command line", table=given, asked=True)])
+    came = found.origins
+    said = {
+        "play.env.max_turns": "preset verl-agent",
+        "play.env.invalid_cost": "preset verl-agent",
+        "play.env.split": "environment",
+        "chat.memory.turns": "preset verl-agent",
+        "chat.max_context": "turngym.json of the model",
+        "evaluation.panel": "command line",
+        "evaluation.game.env.split": "panel alfworld-quickstart-v1",
+        "evaluation.game.env_kwargs.part": "panel alfworld-quickstart-v1",
+        "evaluation.eval_temperature": "preset verl-agent",
+        "evaluation.eval_limit": "command line",
+    }
+    assert {path: came.get(path) for path in said} == said
+    # training pays for mistakes of form, evaluations do not
+    assert found.spec.evaluation is not None
+    assert (found.spec.play.env.invalid_cost, found.spec.evaluation.game.env.invalid_cost) == (0.01, 0.0)
+    # what is shown is read back to the same settings, whoever gave them
+    assert train_config("opd", tomllib.loads(to_toml(found.spec, came)), "file") == found.spec
+    # the version that a name without one stands for
+    assert found.spec.evaluation.panel == "alfworld-quickstart-v1"
+
+
+def test_arguments_of_every_environment_may_stand_among_its_own(tmp_path: Path) -> None:
+    found = config(tmp_path, env_kwargs={"on_invalid": "noop", "config": "full", "data": "there"}, reading="folded")
+    assert (found.play.env.on_invalid, found.play.env.reading, found.play.data) == ("noop", "folded", "there")
+    assert found.play.env_kwargs["config"] == "full"
+    for twice in ({"max_turns": 3, "env_kwargs": {"max_turns": 4}}, {"env_kwargs": {"channel": "tool"}}):
+        with pytest.raises(SettingsError, match=r"max_turns|channel"):
+            config(tmp_path, **twice)
+
+
+def test_evaluations_need_a_panel(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="panel"):
+        config(tmp_path, eval_samples=2)
+
+
+def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run(tmp_path: Path) -> None:
+    given: dict[str, Any] = {**HOUSE, "preset": "verl-agent", "max_new_tokens": 77, "eval_samples": 5, "max_turns": 9}
+    run = config(tmp_path, **given)
+    shop = further_env(f"{SHOP},panel=webshop-quickstart,env.profile=embedded-small").played(run)
+    assert (shop.play.env.id, shop.play.env.tool_name, shop.play.env.max_turns) == (SHOP, "webshop_step", 9)
+    assert shop.play.env_kwargs["profile"] == "embedded-small"
+    assert isinstance(shop.chat.memory, VerlAgent)
+    assert (shop.chat.max_new_tokens, run.chat.max_new_tokens) == (77, 77)
+    assert shop.evaluation is not None
+    assert (shop.evaluation.panel, shop.evaluation.eval_samples) == ("webshop-quickstart-v1", 5)
+    assert shop.evaluation.game.env.id == SHOP
+    # without a preset it is spoken to as the run is
+    assert further_env(SHOP).played(config(tmp_path, memory="react")).chat == config(tmp_path, memory="react").chat
+    # a preset says how many samples are drawn, where nobody else does
+    plain = further_env(f"{SHOP},panel=webshop-quickstart").played(config(tmp_path, **HOUSE, preset="turnopd"))
+    assert plain.evaluation is not None
+    assert plain.evaluation.eval_samples == 4
+    # the settings of the run are read again as they were written
+    again = train_config("opd", tomllib.loads(to_toml(to_table(run))), "file")
+    assert further_env(SHOP).played(again).chat == further_env(SHOP).played(run).chat
