@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from turngym.agents.executor.worker_count import WorkerOptions
-from turngym.agents.judges.judge_settings import AnyJudge, Auto, Expert, OwnJudge
+from turngym.agents.judges.judge_settings import AnyJudge, Expert, OwnJudge, Rules
 from turngym.agents.play_spec import AnyAgent, Game, ModelChat
 from turngym.agents.resolve_play import at_home, folder_layer, full_panel_name, unsaid_channel
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
@@ -173,13 +173,14 @@ class Method(Spec):
     reference: Renewed | None = None
     """The reference of the KL; none: it stays the initial policy."""
     distill: DistillConfig = DistillConfig()
-    judge: AnyJudge = Auto()
+    judge: AnyJudge = Rules()
     """Who judges. `rules` (verdicts and rewards of the environment), `expert` (plays each episode again and asks
     --expert, which by default sees the hidden state), `model:FOLDER`, the url of an OpenAI-compatible endpoint with its
     version (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as
     `package.module:name`. For hints alone: `skills:FOLDER` (texts by the kind of task; `skills:alfworld`, `webshop` and
     `search` come along), `attempts` (what another attempt of the group did that succeeded), `episode` (what the
-    finished episode itself teaches), `nothing`. auto: rules where scores are asked for, else expert."""
+    finished episode itself teaches), `nothing`. By default
+    rules where scores alone are asked for, else expert."""
     expert: str = "expert"
     """Who demonstrates. --judge expert asks it, too; `searching` knows only what it has seen."""
     demonstrations: DemonstrationConfig = DemonstrationConfig()
@@ -300,9 +301,8 @@ class TrainConfig(Spec, Learns):
         if imitates and not expert_plays:
             needed = "an expert who plays (neither --demonstrations nor --traces)"
             yield from needing(needed, *(f"{own}.{one.name}" for one in dataclasses.fields(ExpertPlay)))
-        # of scores alone `auto` are the rules; a judge of another package is told the expert's name
-        asking = (Expert, OwnJudge) if "scores" in spec.reads else (Auto, Expert, OwnJudge)
-        asked = "judge" in spec.reads and isinstance(judge, asking)
+        # a judge of another package is told the expert's name
+        asked = "judge" in spec.reads and isinstance(judge, Expert | OwnJudge)
         if not asked and not ("shown" in spec.reads and expert_plays):
             yield from needing("an expert who plays or judges", "method.expert")
         if not played:
@@ -370,13 +370,16 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
     read = {True: expanded, False: read_alone}
     whole = [replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers]
     given = merged([one.table for one in whole])
-    usual = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
+    spec = find_algorithm(algorithm)
+    usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(given, "lora"), Mapping))}}
+    if "judge" in spec.reads:
+        usual["method"] = {"judge": {KIND: "rules" if "scores" in spec.reads else "expert"}}
     if isinstance(panel := at(given, "evaluation.panel"), str):
         # the version that a name without one stands for
         place = max(number for number, one in enumerate(whole) if at(one.table, "evaluation.panel") is not None)
         full = {"evaluation": {"panel": full_panel_name(panel)}}
         whole.insert(place + 1, replace(whole[place], table=full))
-    below = [Layer(name=algorithm, table={"optimizer": {"lr": usual}}), *training_layers(given, fetch=fetch)]
+    below = [Layer(name=algorithm, table=usual), *training_layers(given, fetch=fetch)]
     # how a model that demonstrates was trained to be spoken to
     if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
         found = folder_layer(str(folder))

@@ -319,7 +319,6 @@ def _skills_judge(context: JudgeContext) -> Judge:
 
 
 ENV_JUDGES: Mapping[str, MakeJudge] = {
-    "auto": lambda context: RuleJudge() if context.kind == "score" else _expert_judge(context),
     "rules": lambda _: RuleJudge(),
     "expert": _expert_judge,
     "attempts": lambda _: AttemptJudge(),

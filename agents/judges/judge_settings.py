@@ -66,10 +66,6 @@ class Replayed(JudgeSettings):
     """Seconds in which an episode must have been played again."""
 
 
-class Auto(Replayed, tag="auto"):
-    """Rules where scores are asked for, else the expert."""
-
-
 class Rules(JudgeSettings, tag="rules"):
     """Verdicts and rewards of the environment."""
 
@@ -136,17 +132,7 @@ class OwnJudge(AskedJudge, tag="own", kw_only=True):
 
 
 AnyJudge = (
-    Auto
-    | Rules
-    | Expert
-    | KeywordJudge
-    | Attempts
-    | EpisodeHints
-    | Nothing
-    | SkillsFolder
-    | ModelJudge
-    | UrlJudge
-    | OwnJudge
+    Rules | Expert | KeywordJudge | Attempts | EpisodeHints | Nothing | SkillsFolder | ModelJudge | UrlJudge | OwnJudge
 )
-WITHOUT_MODEL = ("auto", "rules", "expert", "words", "attempts", "episode", "nothing")
+WITHOUT_MODEL = ("rules", "expert", "words", "attempts", "episode", "nothing")
 """Judges without a value."""

@@ -141,7 +141,7 @@ class JudgeContext:
 
 MakeJudge = Callable[[JudgeContext], Judge]
 """A judge; from another package as `--judge package.module:name`, or a name in its entry points `turngym.judges`."""
-WORDS: Mapping[str, MakeJudge] = {"auto": lambda _: WordJudge(), "words": lambda _: WordJudge()}
+WORDS: Mapping[str, MakeJudge] = {"words": lambda _: WordJudge()}
 """The judges of `make_judge` where people and tools answer, who know no rules."""
 
 

@@ -239,8 +239,8 @@ def test_an_endpoint_that_is_not_there_fails_every_vote() -> None:
     [
         ("rules", "judge_votes", "model or url or own"),
         ("expert", "judge_temperature", "model or url or own"),
-        ("model:folder", "judge_timeout", "auto or expert or url or own"),
-        ("skills:alfworld", "judge_strict", "auto or expert"),
+        ("model:folder", "judge_timeout", "expert or url or own"),
+        ("skills:alfworld", "judge_strict", "expert"),
         ("outside_judge:Shortest", "judge_parallel", "url"),
     ],
 )
@@ -284,12 +284,10 @@ def made(options: AnyJudge, kind: Any = "score", **more: Any) -> Any:
 
 
 def test_the_built_in_judges() -> None:
-    assert isinstance(made(judge_of("auto"), "score"), RuleJudge)
     assert isinstance(made(judge_of("rules"), "hint"), RuleJudge)
-    for name in ("auto", "expert"):
-        expert = made(judge_of(name, judge_strict=True, judge_timeout=7.5), "hint", expert="searching")
-        assert isinstance(expert, ExpertJudge)
-        assert (expert.strict, expert.make_env, expert.expert.name, expert.timeout) == (True, dict, "searching", 7.5)
+    expert = made(judge_of("expert", judge_strict=True, judge_timeout=7.5), "hint", expert="searching")
+    assert isinstance(expert, ExpertJudge)
+    assert (expert.strict, expert.make_env, expert.expert.name, expert.timeout) == (True, dict, "searching", 7.5)
     http = made(judge_of("http://127.0.0.1:9/v1", **VOTES))
     assert isinstance(http, HttpJudge)
     assert (http.options.judge_votes, http.options.judge_temperature, http.seed) == (5, 0.25, 4)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from proxy_run import options, play
 
-from turngym.agents.judges.judge_settings import Auto, UrlJudge
+from turngym.agents.judges.judge_settings import KeywordJudge, UrlJudge
 from turngym.agents.proxy.turn_records import read_records
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.trace import read_trace
@@ -250,7 +250,10 @@ def test_launch_scripts(tmp_path: Path, name: str) -> None:
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "STUDENT": "models/s", "RESULTS": str(tmp_path / "results")}
     script = proxy_run.ROOT / "scripts" / "launch" / name
     url = "http://127.0.0.1:9/v1"
-    for named, judge in (({}, Auto()), ({"JUDGE": url}, UrlJudge(url=url, judge_votes=3, judge_temperature=0.6))):
+    for named, judge in (
+        ({}, KeywordJudge()),
+        ({"JUDGE": url}, UrlJudge(url=url, judge_votes=3, judge_temperature=0.6)),
+    ):
         command = [str(script), "--port", "0"]
         found = subprocess.run(command, env=env | named, capture_output=True, text=True, check=True)
         words = found.stdout.splitlines()

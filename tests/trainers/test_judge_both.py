@@ -71,7 +71,7 @@ def test_words_answer_both() -> None:
     assert "leads to this: Error: it is locked[HINT_END]" in hint
 
 
-@pytest.mark.parametrize("name", ["rules", "expert", "auto"])
+@pytest.mark.parametrize("name", ["rules", "expert"])
 def test_the_judge_of_a_name_is_asked_twice(name: str) -> None:
     judge: Any = make_judge(judge_of(name), "both", ENV_JUDGES, make_env=lambda: None)
     assert isinstance(judge, BothQuestions)

@@ -142,7 +142,7 @@ def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str,
     if algorithm is not None:
         given = merged([one.table for one in asked])
         rate = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
-        usual["optimizer"] = {"lr": rate}
+        usual |= {"optimizer": {"lr": rate}, "method": {"judge": {"kind": "words"}}}
     found: AnyProxy = resolve(
         cls, [Layer(name="default", table=usual), *asked, Layer(name="command line", table=chosen, asked=True)]
     ).spec
