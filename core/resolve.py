@@ -12,7 +12,7 @@ from turngym.core.errors import SettingsError
 from turngym.core.nested import KIND, at
 from turngym.core.redaction import brief
 from turngym.core.refusal import said_by
-from turngym.core.setting import fields_of, kind_of, members_of, settings_of, short_name, tables_in
+from turngym.core.setting import fields_of, kind_of, members_of, must_be_given, short_name, tables_in
 from turngym.core.spec import T, plain, read, to_table, unread
 
 
@@ -49,19 +49,12 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     idle = {
         path: needed
         for path, needed in unread(found.spec)
-        if not _must_stay(cls, path) or at(below, path) != at(to_table(found.spec), path)
+        if not must_be_given(cls, path) or at(below, path) != at(to_table(found.spec), path)
     }
     for path, needed in idle.items():
         if (who := said_by(found.origins, path)) in asked:
             raise SettingsError(f"{who}: {_idle(found.spec, path, needed)}")
     return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
-
-
-def _must_stay(cls: Any, path: str) -> bool:
-    """Whether the setting at `path` must be given, and so must every table that it is in."""
-    parts = path.split(".")
-    above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return all(settings_of(cls)[one].default is NODEFAULT for one in above)
 
 
 def checked(value: T) -> T:

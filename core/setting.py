@@ -119,6 +119,12 @@ def settings_of(cls: Any) -> Mapping[str, Setting]:
     return found
 
 
+def must_be_given(cls: Any, path: str) -> bool:
+    """Whether the setting at `path` has no default, nor any table that it is in."""
+    parts = path.split(".")
+    return all(settings_of(cls)[".".join(parts[:end])].default is NODEFAULT for end in range(1, len(parts) + 1))
+
+
 def _walk(cls: type[Any], above: str, whole: Any = None) -> Iterator[Setting]:
     """The settings below a table; their defaults are those of `whole`, the object that is the table's own default."""
     for field in fields_of(cls):

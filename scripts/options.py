@@ -26,7 +26,7 @@ from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import SettingsError, TurngymError, did_you_mean
 from turngym.core.nested import at, flat
 from turngym.core.resolve import Layer, merged, resolve
-from turngym.core.setting import Setting, choices_of, find, kind_of, settings_of, short_name
+from turngym.core.setting import Setting, choices_of, find, kind_of, must_be_given, settings_of, short_name
 from turngym.core.settings import read_toml
 from turngym.core.spec import Spec, expand, read_word, to_table
 from turngym.core.tables import table_text
@@ -104,7 +104,7 @@ class Verb(Generic[T]):
     below: Mapping[str, Any] = field(default_factory=dict)
     """Values of `own` that hold where neither the command line nor a file says otherwise."""
     usual: Mapping[str, Any] = field(default_factory=dict)
-    """Values of `spec` that hold where nobody says otherwise, for the help."""
+    """Values that hold where nobody says otherwise, for the help."""
     means: Callable[[Any, str, str], Setting] = find
     """What a name means in a type; `find`, or what knows more."""
     named: Callable[[Any, str], str] = short_name
@@ -244,10 +244,10 @@ class Verb(Generic[T]):
             choices = choices_of(one.type) or [str(kind_of(table)) for table in one.tables if own and kind_of(table)]
             about = one.about if whole else _first_sentence(one.about)
             about += f" ({', '.join(choices)})" if choices else ""
+            usual = flat(self.usual).get(one.path, one.default)
             # what is played has presets and panels, too
-            usual = None if own else at(self.usual, one.path)
-            shown = "(required)" if own and not one.positional and _required(kind, one) else _default(one)
-            shown = shown if usual is None or one.tables else str(usual)
+            needed = own and not one.positional and usual is NODEFAULT and _required(kind, one)
+            shown = "(required)" if needed else "" if one.tables else _shown(usual)
             # an option of one kind chooses that kind
             note = f" [only for {', '.join(kinds)}]" if kinds and (whole or len(kinds) > 1) else ""
             yield _rows(f"{name} {shown}", about + note)
@@ -272,15 +272,12 @@ def _first_sentence(text: str) -> str:
 
 
 def _required(kind: Any, setting: Setting) -> bool:
-    """Whether a value must be given, as it need not be in a table that need not be there."""
-    above = settings_of(kind).get(setting.path.rpartition(".")[0])
-    return setting.default is NODEFAULT and not setting.tables and (above is None or above.default is NODEFAULT)
+    """Whether a value must be given."""
+    return not setting.tables and must_be_given(kind, setting.path)
 
 
-def _default(setting: Setting) -> str:
-    value = setting.default
-    if setting.tables:
-        return ""
+def _shown(value: Any) -> str:
+    """A default as the help shows it."""
     if value in (NODEFAULT, None, (), "", {}) or isinstance(value, bool):
         return "(on)" if value is True else ""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -16,7 +16,7 @@ from typing import Any
 
 from turngym.core.errors import TurngymError, UnknownSettingError
 from turngym.core.plugins import installed
-from turngym.core.resolve import Layer
+from turngym.core.resolve import Layer, merged
 from turngym.core.setting import Setting, settings_of
 from turngym.core.settings import read_toml, to_toml
 from turngym.scripts.options import (
@@ -43,6 +43,7 @@ try:
         resolve_training,
         who_reads,
     )
+    from turngym.trainers.training_layers import training_layers
 except ImportError as error:
     raise TurngymError(f"training needs torch and transformers: pip install 'turngym[train]' ({error})") from error
 
@@ -119,6 +120,7 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
         own=config_class(algorithm),
         means=means,
         named=option_name,
+        usual=merged([layer.table for layer in training_layers({})]),
         last_counts=True,
     )
 

@@ -14,6 +14,7 @@ from turngym.core.errors import SettingsError
 from turngym.core.resolve import Layer
 from turngym.core.settings import to_toml
 from turngym.core.spec import to_table
+from turngym.scripts import train
 from turngym.trainers.several_envs import further_env
 from turngym.trainers.train_config import TrainConfig, resolve_training, train_config
 
@@ -90,3 +91,11 @@ def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run
     # the settings of the run are read again as they were written
     again = train_config("opd", tomllib.loads(to_toml(to_table(run))), "file")
     assert further_env(SHOP).played(again).chat == further_env(SHOP).played(run).chat
+
+
+def test_the_help_says_what_holds_where_nothing_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.parse(["opd", "--help-all"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    assert ["--max-turns", "50"] in [row[:2] for row in rows]
+    assert [row[0] for row in rows if "(required)" in row] == ["--student", "--out"]
