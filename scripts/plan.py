@@ -207,7 +207,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     asked = flat(expanded(config.algorithm, _settings(table), where))
     work: dict[str, Any] = {
         "episodes": run.episodes,
-        "turns": config.loop.max_turns,
+        "turns": config.loop.full_depth,
         "memory": chat.memory,
         "micro_tokens": run.micro_tokens,
         "head_chunk": run.head_chunk,

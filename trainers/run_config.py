@@ -230,8 +230,8 @@ def near_initial(coef: float, *names: str) -> Unread:
 class RunConfig(LoopConfig):
     """All that the loop reads: what every algorithm has, and what some have alone."""
 
-    max_turns: Count = MAX_TURNS
-    """Full depth of an episode: the most turns that the environment allows."""
+    full_depth: Count = MAX_TURNS
+    """Most turns of an episode: the environment's limit."""
     temperature: NotNegative = 1.0
     """Sampling temperature of training rollouts."""
     reference: Renewed | None = None
@@ -247,9 +247,9 @@ class RunConfig(LoopConfig):
         has."""
         usual = {item.name: item.default for item in fields_of(type(settings))}
         for name in names:
-            if (value := getattr(settings, name)) not in (None, usual[name]) and value > self.max_turns:
+            if (value := getattr(settings, name)) not in (None, usual[name]) and value > self.full_depth:
                 raise SettingsError(
-                    f"{name} is {value}; valid: at most {self.max_turns}, the turns of an episode (--max-turns)"
+                    f"{name} is {value}; valid: at most {self.full_depth}, the turns of an episode (--max-turns)"
                 )
 
 

@@ -173,7 +173,7 @@ class Trainer:
         run = changed(
             self.run,
             packing=packing_for(self.run.packing, self.model),
-            max_turns=self.run.max_turns,
+            max_turns=self.run.full_depth,
             micro_tokens=self.run.pass_tokens,
         )
         refresh = reference_refresh(run.reference, self.reference, self.model, self.ranks)

@@ -241,7 +241,7 @@ def spoken_to(folder: Path, **given: Any) -> ChatSettings:
 def test_the_depth_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gym.registry, "short/Houses-v0", None)
     register("short/Houses-v0", "turngym.envs.alfworld.env:ALFWorldEnv", max_turns=9)
-    depth = {name: run_of(config(tmp_path, **given)).max_turns for name, given in CASES.items()}
+    depth = {name: run_of(config(tmp_path, **given)).full_depth for name, given in CASES.items()}
     assert depth == {"nothing": 50, "preset": 80, "given": 7, "shop": 50, "registered": 9, "deeper": 12}
     # TurnOPD's own horizon stays: 80 turns are the environment's limit
     own = build_algorithm(config(tmp_path, preset="turnopd", teacher=str(tmp_path))).settings["TurnOpdConfig"]

@@ -70,7 +70,7 @@ def build(config: LooConfig, context: BuildContext) -> Algorithm:
     """The algorithm that `config` describes."""
     return Algorithm(
         name="loo",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=LeaveOneOut(),
         weight=WEIGHTS["token_mean"],
         token_loss=ClippedImportance(config.clip),

@@ -74,7 +74,7 @@ def build(config: GrpoConfig, context: BuildContext) -> Algorithm:
         signal = WithSequences(target_fn=signal, unit=config.ratio)
     return Algorithm(
         name="grpo",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(

@@ -74,7 +74,7 @@ def build(config: GrpoKdConfig, context: BuildContext, terms: tuple[Term, ...] =
     signal = mixed(signal, config.teacher_mix, context.run)
     return Algorithm(
         name="grpo-minillm" if terms else "grpo-kd",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, kl=KL_ESTIMATORS[config.kl]),

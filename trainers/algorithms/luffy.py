@@ -301,7 +301,7 @@ def build(config: LuffyConfig, context: BuildContext) -> Algorithm:
     )
     return Algorithm(
         name="luffy",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=MixedPolicyGradient(

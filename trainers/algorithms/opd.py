@@ -33,7 +33,7 @@ def build(config: OpdConfig, context: BuildContext) -> Algorithm:
     signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="opd",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,

@@ -77,7 +77,7 @@ def build(config: OpdHintsConfig, context: BuildContext) -> Algorithm:
         loss = Regularized(loss=support_kl(context.distill), kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="opd-hints",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,

@@ -136,7 +136,7 @@ def build(
     signal = mixed(signal, config.teacher_mix, context.run)
     return Algorithm(
         name="ppo-minillm" if terms or in_reward else "ppo-kd",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS["token_mean"],
         token_loss=loss,

@@ -130,7 +130,7 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
         loss = Regularized(loss=both, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="prm-opd",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=signal) if config.kl_coef else signal,
         weight=WEIGHTS[config.weight],
         token_loss=loss,

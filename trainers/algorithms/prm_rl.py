@@ -50,7 +50,7 @@ def build(config: PrmRlConfig, context: BuildContext) -> Algorithm:
     """
     return Algorithm(
         name="prm-rl",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=TurnScore()) if config.kl_coef else TurnScore(),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef),

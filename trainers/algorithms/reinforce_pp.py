@@ -82,7 +82,7 @@ def build(config: ReinforcePpConfig, context: BuildContext) -> Algorithm:
     grouped = config.n > 1
     return Algorithm(
         name="reinforce++",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=BatchAdvantage(reward=config.reward, baseline=grouped, kl_coef=config.kl_coef),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(clip=config.clip),

@@ -87,7 +87,7 @@ def build(config: RlooConfig, context: BuildContext) -> Algorithm:
     """
     return Algorithm(
         name="rloo",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=LeaveOneOut(reward=config.reward, kl_coef=config.kl_coef),
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(clip=config.clip),

@@ -84,7 +84,7 @@ def build(config: SftConfig, context: BuildContext) -> Algorithm:
     """
     return Algorithm(
         name="sft",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=NoTargets(),
         weight=WEIGHTS[config.weight],
         token_loss=NegativeLogLikelihood(),

@@ -119,7 +119,7 @@ def build(config: TcodConfig, context: BuildContext) -> Algorithm:
     schedule = config.schedule.for_env(context.env_id)
     return Algorithm(
         name="tcod",
-        depth=Curriculum(schedule=schedule, back_to_front=config.direction == "b2f", h_max=context.run.max_turns),
+        depth=Curriculum(schedule=schedule, back_to_front=config.direction == "b2f", h_max=context.run.full_depth),
         target_fn=signal,
         weight=Static(trajectory_weights),
         token_loss=token_loss,

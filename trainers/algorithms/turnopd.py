@@ -250,10 +250,10 @@ def build(config: TurnOpdConfig, context: BuildContext) -> Algorithm:
 
 def depth_controller(config: TurnOpdConfig, run: RunConfig) -> DepthController:
     if config.depth is None:
-        return FixedDepth(h_max=run.max_turns)
+        return FixedDepth(h_max=run.full_depth)
     run.check_turns(config.depth, "h_min", "h_max")
     # probes cannot play more turns than the run allows, and the least depth may not exceed theirs
-    h_max = min(config.depth.h_max, run.max_turns)
+    h_max = min(config.depth.h_max, run.full_depth)
     return AdaptiveDepth(changed(config.depth, h_max=h_max, h_min=min(config.depth.h_min, h_max)))
 
 

@@ -94,7 +94,7 @@ def combination(
     """
     return Algorithm(
         name=name,
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=PolicyGradient(clip=config.clip),

@@ -112,7 +112,7 @@ def build(config: GuidedOpdConfig, context: BuildContext) -> Algorithm:
     signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="guided-opd",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=GuidedLoss(loss=token_loss),

@@ -126,7 +126,7 @@ def build(config: LoopStopConfig, context: BuildContext) -> Algorithm:
     signal, token_loss = distillation(context.distill)
     return Algorithm(
         name="loopstop",
-        depth=LoopDepth(h_max=context.run.max_turns, config=config),
+        depth=LoopDepth(h_max=context.run.full_depth, config=config),
         target_fn=signal,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,

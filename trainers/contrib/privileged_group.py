@@ -142,7 +142,7 @@ def privileged_group(
     """
     return Algorithm(
         name=name,
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=WithReference(target_fn=target_fn) if config.kl_coef else target_fn,
         weight=WEIGHTS[config.weight],
         token_loss=token_loss,

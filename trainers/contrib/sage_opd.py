@@ -116,7 +116,7 @@ def build(config: SageOpdConfig, context: BuildContext) -> Algorithm:
         )
     return Algorithm(
         name="sage-opd",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=Intervention(k=distill.top_k, weak=config.weak, confidence=config.confidence),
         weight=WEIGHTS[config.weight],
         token_loss=Reweighted(loss=support_kl(distill)),

@@ -75,7 +75,7 @@ def build(config: LooConfig, context: BuildContext) -> Algorithm:
     """The parts put together."""
     return Algorithm(
         name="loo",
-        depth=FixedDepth(h_max=context.run.max_turns),
+        depth=FixedDepth(h_max=context.run.full_depth),
         target_fn=LeaveOneOut(),
         weight=WEIGHTS["token_mean"],
         token_loss=ClippedImportance(cap=config.cap),
