@@ -170,12 +170,7 @@ class Trainer:
 
     def _train(self, resume: bool) -> RunResult:
         # what is left open is filled in, for the loop and for those who go on with the run
-        run = changed(
-            self.run,
-            packing=packing_for(self.run.packing, self.model),
-            max_turns=self.run.full_depth,
-            micro_tokens=self.run.pass_tokens,
-        )
+        run = changed(self.run, packing=packing_for(self.run.packing, self.model), micro_tokens=self.run.pass_tokens)
         refresh = reference_refresh(run.reference, self.reference, self.model, self.ranks)
         critic = self._critic()  # it may copy the policy: before that is divided
         self.ranks.shard(self.model)
