@@ -10,7 +10,7 @@ import codecs
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ def text_problem(value: str) -> str | None:
     return None
 
 
-def json_file(path: str | os.PathLike[str], error: type[Exception]) -> Any:
+def json_file(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> Any:
     """The JSON value of a file that a program has written, in a folder that may come from a stranger.
 
     Raises `error` for a file that cannot be read, and says why (a pipe, in which nobody writes, and a device are no

@@ -166,7 +166,7 @@ class HashingEncoder:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "counts.npy", self.counts)
-        head = {"dim": self.dim, "passages": self.passages, "fingerprint": self.fingerprint}
+        head = {"dim": self.dim, "passages": self.passages}
         (folder / "hashing.json").write_text(json.dumps(head) + "\n", encoding="utf-8")
 
     @classmethod
@@ -175,15 +175,9 @@ class HashingEncoder:
         folder = Path(folder)
         try:
             head = json_file(folder / "hashing.json", RetrievalError)
-            encoder = cls(np.array(map_array(folder / "counts.npy")), int(head["passages"]), dim=int(head["dim"]))
+            return cls(np.array(map_array(folder / "counts.npy")), int(head["passages"]), dim=int(head["dim"]))
         except (ValueError, KeyError, TypeError) as error:
             raise RetrievalError(f"{folder}: no usable hashing encoder ({error}); build the index again") from error
-        if encoder.fingerprint != head.get("fingerprint"):
-            raise RetrievalError(
-                f"{folder}: the counts give {encoder.fingerprint}, but hashing.json says {head.get('fingerprint')}; "
-                "build the index again"
-            )
-        return encoder
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         out = np.zeros((len(texts), self.dim), np.float32)

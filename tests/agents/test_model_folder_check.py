@@ -14,7 +14,8 @@ from turngym.agents.models import hub_folder
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import ChangedFileError, locked_folder, read_sums
 from turngym.core.line_file import LineFile
-from turngym.core.trace import TraceError, TraceWriter, add_checksum
+from turngym.core.manifest import write_manifest
+from turngym.core.trace import TraceError, TraceWriter
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "generation_config.json"])
@@ -64,7 +65,7 @@ def test_ends_of_answers_are_not_lost_with_a_torn_file(text: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["../../dev/zero", "/dev/zero"])
 def test_checksums_are_of_files_of_the_folder(name: str, tmp_path: Path) -> None:
-    (tmp_path / "turngym.sums").write_text(add_checksum(json.dumps({"files": {name: [0, 0]}})) + "\n")
+    write_manifest(tmp_path / "turngym.sums", {"files": {name: {"bytes": 0, "crc32": 0}}})
     with pytest.raises(ChangedFileError, match="outside of the folder"):
         read_sums(tmp_path)
 

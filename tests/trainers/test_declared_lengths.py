@@ -16,7 +16,6 @@ from turngym.agents.evaluation.packed_file import read_result
 from turngym.core import rows
 from turngym.core.errors import RetrievalError, TurngymError
 from turngym.core.memory_mapped import array_of_bytes
-from turngym.retrieval.encoders import HashingEncoder
 from turngym.trainers.lm_loss import TextError, read_texts
 from turngym.trainers.study.records import read_records
 from turngym.trainers.tensor_file import read_tensors
@@ -35,13 +34,6 @@ def test_an_array_has_the_bytes_that_it_says() -> None:
     for wrong in (npy(1 << 36), npy(17), npy(15), b"PK\x03\x04" + npy(16), npy(16)[:9], b""):
         with pytest.raises(ValueError, match=r"."):
             array_of_bytes(wrong)
-
-
-def test_an_encoder_of_a_foreign_index(tmp_path: Path) -> None:
-    (tmp_path / "hashing.json").write_text('{"dim": 8, "passages": 1}')
-    (tmp_path / "counts.npy").write_bytes(npy(1 << 36))
-    with pytest.raises(RetrievalError, match="damaged array"):
-        HashingEncoder.load(tmp_path)
 
 
 def test_a_faiss_index_whose_list_is_longer_than_its_file(tmp_path: Path) -> None:
