@@ -42,6 +42,7 @@ from turngym.agents.play_spec import (
 )
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.timed_calls import lent
 from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.nested import differing
@@ -198,15 +199,12 @@ def check_result(
     if barred:
         # in another game most turns would differ, and what it names is nothing to open
         return [*found, *barred, *_table(result)]
-    env = env_maker(known.env_id, **played_with(result.spec, known, given))()
-    try:
+    with lent(env_maker(known.env_id, **played_with(result.spec, known, given))) as env:
         scoring = differing(result.spec.play.scoring, guard_of(env).base.scoring)
         found += [f"settings: {_said(name, *both)}" for name, both in scoring.items()]
         for episode in result.episodes:
             where = f"{episode.task.task_id} sample {episode.sample}"
             found += [f"{where}, {line}" for line in _replayed(episode, env)]
-    finally:
-        env.close()
     return [*found, *_table(result)]
 
 
