@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Any
 
 from turngym.core.errors import ModelError
 from turngym.core.redaction import brief
@@ -39,10 +38,7 @@ def _check_json(folder: Path, path: Path) -> None:
     small = path.stat().st_size <= SMALL_JSON
     if small and path.name != GENERATION and not path.match(INDEX):
         return
-    try:
-        found: Any = json_file(path, ModelError)
-    except ValueError as error:
-        raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
+    found = json_file(path, ModelError)
     if path.match(INDEX):
         shards = found.get("weight_map") if isinstance(found, dict) else None
         for name in shards.values() if isinstance(shards, dict) else [shards]:

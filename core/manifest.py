@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from turngym.core.tables import written_whole
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 
 T = TypeVar("T")
 FIELD = "crc32"
@@ -40,12 +40,12 @@ def read_manifest(path: Path, kind: type[T], error: Callable[[str], Exception]) 
 
     Raises `error` for one that is missing, was changed, or is of another version.
     """
+    found = json_object(path, error)
     try:
-        found = json_file(path, error)
         if found.pop(FIELD, None) != _checksum(found):
             raise ValueError("it was changed after it was written: its checksum differs")
         return msgspec.convert(found, kind)
-    except (ValueError, TypeError, AttributeError, msgspec.ValidationError) as reason:
+    except (ValueError, msgspec.ValidationError) as reason:
         raise error(f"{path} is damaged, or of another version: {reason}") from reason
 
 

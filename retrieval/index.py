@@ -33,7 +33,7 @@ from turngym.core.manifest import CHECKED, changed_files, describe_files, files_
 from turngym.core.manifest import read_manifest as read_sealed
 from turngym.core.numbers import Count, Number
 from turngym.core.spec import Spec, changed
-from turngym.core.user_files import json_file, keep_inputs
+from turngym.core.user_files import json_object, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
@@ -430,10 +430,7 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
 
 def _changes(state: Path, now: dict[str, Any]) -> dict[str, str]:
     """What the plan `now` has changed since `state` was written, in words by key."""
-    try:
-        then: dict[str, Any] = dict(json_file(state, IndexFolderError))
-    except (ValueError, TypeError) as error:
-        raise IndexFolderError(f"{state}: damaged ({error}); --restart throws the unfinished build away") from error
+    then = json_object(state, lambda why: IndexFolderError(f"{why}; --restart throws the unfinished build away"))
     differ = [key for key in {*then, *now} if then.get(key) != now.get(key)]
     return {key: f"{key} {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
 

@@ -29,7 +29,7 @@ from turngym.core.errors import RetrievalError
 from turngym.core.manifest import CHECKED, Files, changed_files, read_manifest
 from turngym.core.memory_mapped import BlobStore, map_array
 from turngym.core.sequences import LazySequence
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 from turngym.retrieval.lucene_text import ANALYSIS
 
 VERSION: Final = 1
@@ -197,8 +197,8 @@ class BM25Manifest:
 def is_index(folder: Path) -> bool:
     """Whether a folder was written by this package (it may be damaged or old)."""
     try:
-        return bool(json_file(folder / MANIFEST, RetrievalError)["format"] == FORMAT)
-    except (RetrievalError, ValueError, LookupError, TypeError):
+        return json_object(folder / MANIFEST, RetrievalError).get("format") == FORMAT
+    except RetrievalError:
         return False
 
 

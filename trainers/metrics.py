@@ -186,7 +186,7 @@ class MetricsLog:
         Raises TurngymError for a row that could not be read again: some of its values may be of other people's code.
         """
         line = _line(row)
-        _checked(json.loads(line), f"metrics of step {row.get('step')}")
+        _checked(json_of(line), f"metrics of step {row.get('step')}")
         self.writing(lambda: self._append(line.encode()))
         for name, sink in self._sinks.items():
             if sink.grows:

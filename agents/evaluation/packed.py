@@ -51,7 +51,7 @@ from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import changed
 from turngym.core.task import Verdict, plain_id
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 
@@ -85,12 +85,7 @@ def packed(run: str | Path) -> PackedResult:
             "several evaluations were joined: pack the trace of one"
         )
     written = Path(run) / "results.json"
-    try:
-        about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
-        if not isinstance(about, dict):
-            raise ValueError("its results.json holds no object")
-    except (ValueError, LookupError, TypeError) as error:
-        raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
+    about = json_object(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
         spec = changed(spec, agent=changed(spec.agent, weights=weights))

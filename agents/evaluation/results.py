@@ -14,7 +14,7 @@ from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, Verdict, plain_id
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 
 FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"
@@ -73,8 +73,8 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     """
     try:
         # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
-        results = msgspec.convert(json_file(path, EvaluationError), _Results)
-    except (msgspec.ValidationError, ValueError) as error:
+        results = msgspec.convert(json_object(path, EvaluationError), _Results)
+    except msgspec.ValidationError as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
     env_id = plain_id(results.spec.play.env.id)
     outcomes = []

@@ -103,7 +103,7 @@ def test_hashing_saved_and_loaded(hashing: HashingEncoder, tmp_path: Path) -> No
     assert (loaded.encode_queries(["rock"]) == hashing.encode_queries(["rock"])).all()
     other = HashingEncoder.fit(PASSAGES[:2])
     assert other.fingerprint != hashing.fingerprint
-    with pytest.raises(RetrievalError, match="no usable hashing encoder"):
+    with pytest.raises(RetrievalError, match=r"hashing\.json cannot be read"):
         HashingEncoder.load(tmp_path / "none")
 
 

@@ -58,7 +58,7 @@ def test_a_changed_state_is_refused(run: Path) -> None:
     with pytest.raises(CheckpointError, match="its checksum differs"):
         read_state(path.parent)
     path.write_text("[]")
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"state\.json cannot be read"):
         read_state(path.parent)
 
 
