@@ -87,7 +87,6 @@ class Game:
         self.data = data
         self.source = source
         self.shuffle = shuffle
-        check_keys(data, source)
         try:
             self.wording = read_wording(data["pddl_domain"], data["grammar"])
         except UnsupportedFacts as error:
@@ -169,7 +168,7 @@ class Game:
 
 
 def load_game(source: str | Path | Mapping[str, Any], *, shuffle: int | None = None) -> Game:
-    """Read a game file (`game.tw-pddl`), or take its content as a mapping.
+    """Read a game file (`game.tw-pddl`), or take what `read_game_file` gives.
 
     Parsed games are kept (the 64 files last used, until they change).
     Raises GameError naming the file and the key, GameUnsupported for rules the native engine does not know.
