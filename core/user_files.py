@@ -183,20 +183,28 @@ def text_problem(value: str) -> str | None:
     return None
 
 
+def bounded_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The bytes of a file that may come from a stranger.
+
+    Raises ValueError for more than `most`, and for what is no file: in a pipe nobody writes, and a device has no end.
+    """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise ValueError("it is no file")
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
 def json_file(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> Any:
     """The JSON value of a file that a program has written, in a folder that may come from a stranger.
 
-    Raises `error`, which names the file, for one that is not there or no file (a pipe, in which nobody writes; a
-    device), has more than `LARGEST_JSON` bytes, or is no JSON in UTF-8.
+    Raises `error`, which names the file, for one that is not there, is no file, has more than `LARGEST_JSON` bytes, or
+    is no JSON in UTF-8.
     """
     try:
-        if os.path.lexists(path) and not os.path.isfile(path):
-            raise ValueError("it is no file")
-        with open(path, "rb") as file:
-            data = file.read(LARGEST_JSON + 1)
-        if len(data) > LARGEST_JSON:
-            raise ValueError(f"it has more than {LARGEST_JSON:,} bytes")
-        return json_of(data.decode("utf-8"))
+        return json_of(bounded_bytes(path, LARGEST_JSON).decode("utf-8"))
     except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
 
