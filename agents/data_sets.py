@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from turngym.core.errors import TurngymError, checked_choice
 from turngym.core.files import add_files, locked_folder
 from turngym.core.http_connection import address_problem
-from turngym.core.memory_mapped import files_under
+from turngym.core.manifest import files_under
 from turngym.core.redaction import brief
 from turngym.core.user_files import user_path
 from turngym.envs.alfworld.games import DEFAULT_FOLDER, ROOT_FOLDER, SPLITS, VARIABLE

@@ -7,9 +7,7 @@ of which no fingerprint says anything, and a few kilobytes of JSON can take giga
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from turngym.core.errors import ModelError
 from turngym.core.redaction import brief
@@ -18,23 +16,8 @@ from turngym.core.user_files import json_file
 SMALL_JSON = 1 << 24
 """Bytes of JSON that no reader needs to fear, whatever they hold."""
 INDEX = "*.index.json"
-TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 """Names further ids that end an answer; transformers goes on without one that cannot be read."""
-_TOKEN = (str, dict, type(None))
-TOKENIZER_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    **{f"{name}_token": (_TOKEN, "a text") for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")},
-    "chat_template": ((str, list, dict, type(None)), "a text"),
-    "model_max_length": ((int, float, type(None)), "a number"),
-    "tokenizer_class": ((str, type(None)), "a text"),
-    "added_tokens_decoder": ((dict, type(None)), "a table"),
-    "additional_special_tokens": ((list, type(None)), "a list"),
-    "extra_special_tokens": ((dict, list, type(None)), "a table"),
-    "clean_up_tokenization_spaces": ((bool, type(None)), "true or false"),
-    "add_bos_token": ((bool, type(None)), "true or false"),
-    "add_eos_token": ((bool, type(None)), "true or false"),
-}
-"""Fields of a tokenizer's configuration that are read, and what they may be."""
 
 
 def check_model_files(folder: Path) -> None:
@@ -53,12 +36,9 @@ def check_model_files(folder: Path) -> None:
 
 def _check_json(folder: Path, path: Path) -> None:
     small = path.stat().st_size <= SMALL_JSON
-    if small and path.name not in (TOKENIZER, GENERATION) and not path.match(INDEX):
+    if small and path.name != GENERATION and not path.match(INDEX):
         return
-    try:
-        found: Any = json_file(path, ModelError)
-    except ValueError as error:
-        raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
+    found = json_file(path, ModelError)
     if path.match(INDEX):
         shards = found.get("weight_map") if isinstance(found, dict) else None
         for name in shards.values() if isinstance(shards, dict) else [shards]:
@@ -67,12 +47,5 @@ def _check_json(folder: Path, path: Path) -> None:
                     f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
                     "valid: the name of a file in this folder"
                 )
-    if path.name in (TOKENIZER, GENERATION) and not isinstance(found, dict):
+    if path.name == GENERATION and not isinstance(found, dict):
         raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(found, 80)}; valid: a table")
-    if path.name == TOKENIZER:
-        for name, (kinds, valid) in TOKENIZER_FIELDS.items():
-            if not isinstance(found.get(name), kinds):
-                raise ModelError(
-                    f"cannot load the tokenizer in {folder}: {name} in {path.name} is {brief(found[name], 80)}; valid: "
-                    f"{valid}"
-                )

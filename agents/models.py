@@ -76,7 +76,10 @@ def load_tokenizer(folder: str | Path) -> Any:
     if not path.is_dir():
         raise ModelError(f"there is no folder {folder} with a tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
+        # not before then does it look at its longest length, which may be anything
+        tokenizer("")
+        return tokenizer
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {load_problem(error)}") from error
 

@@ -23,15 +23,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from filelock import FileLock, SoftFileLock, Timeout
 
 from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import ModelError, TurngymError, first_few
 from turngym.core.line_file import refuse_link
-from turngym.core.memory_mapped import changed_files, describe_files, files_under
+from turngym.core.manifest import Files, changed_files, describe_files, files_under, read_manifest, write_manifest
 from turngym.core.redaction import brief, excerpt
-from turngym.core.tables import written_whole
-from turngym.core.trace import add_checksum, check_checksum
 from turngym.core.user_files import json_of
 
 LOCK = ".turngym.lock"
@@ -189,13 +188,11 @@ def inside(name: str) -> bool:
     return not os.path.isabs(name) and ".." not in Path(name).parts
 
 
-def write_sums(folder: Path, *, without: Collection[str] = ()) -> Path:
+def write_sums(folder: Path, *, without: Collection[str] = ()) -> None:
     """Writes `turngym.sums` for all files under `folder` except those under the names `without`."""
-    facts = describe_files(folder, files_under(folder, without=(SUMS_FILE, *without)))
-    pairs = {name: [fact["bytes"], fact["crc32"]] for name, fact in facts.items()}
-    with written_whole(folder / SUMS_FILE) as scratch:
-        scratch.write_text(add_checksum(json.dumps({"files": pairs})) + "\n", encoding="ascii")
-    return folder / SUMS_FILE
+    write_manifest(
+        folder / SUMS_FILE, {"files": describe_files(folder, files_under(folder, without=(SUMS_FILE, *without)))}
+    )
 
 
 def changed_sums(folder: Path, *, limit: float = float("inf")) -> list[str]:
@@ -203,8 +200,7 @@ def changed_sums(folder: Path, *, limit: float = float("inf")) -> list[str]:
 
     Sizes are always compared, contents only while the files have at most `limit` bytes together.
     """
-    facts = {name: {"bytes": size, "crc32": checksum} for name, (size, checksum) in read_sums(folder).items()}
-    return changed_files(folder, facts, limit=limit)
+    return changed_files(folder, read_sums(folder), limit=limit)
 
 
 def check_sums(folder: str | Path) -> None:
@@ -217,22 +213,23 @@ def check_sums(folder: str | Path) -> None:
         )
 
 
-def read_sums(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """(bytes, CRC-32) by file name; empty without `turngym.sums`. Raises ChangedFileError if that file is damaged."""
+class _Sums(msgspec.Struct):
+    files: Files
+
+
+def read_sums(folder: Path) -> Files:
+    """Size and CRC-32 by file name; empty without `turngym.sums`. Raises ChangedFileError if that file is damaged."""
     path = folder / SUMS_FILE
     if not path.is_file():
         return {}
-    try:
-        line = path.read_bytes()
-        check_checksum(line)
-        files: Any = json_of(line)["files"]
-        if outside := next((name for name in files if not inside(name)), None):
-            raise ValueError(f"it names {brief(outside, 80)}, which is outside of the folder")
-        return {name: (int(size), int(checksum)) for name, (size, checksum) in files.items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ChangedFileError(
-            f"{path} is damaged ({error}); delete it if the other files there are known to be whole"
-        ) from error
+
+    def damaged(why: str) -> ChangedFileError:
+        return ChangedFileError(f"{why}; delete it if the other files there are known to be whole")
+
+    files = read_manifest(path, _Sums, damaged).files
+    if outside := next((name for name in files if not inside(name)), None):
+        raise damaged(f"{path} names {brief(outside, 80)}, which is outside of the folder")
+    return files
 
 
 WEIGHTS = (".safetensors", ".bin")

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from turngym.core.http_connection import FINAL, Cause, Proxy, Unreachable, certificates, proxy_of, why_not
 from turngym.core.redaction import HeaderKeys, excerpt, is_secret, remember_key
+from turngym.core.user_files import json_of
 
 T = TypeVar("T")
 
@@ -84,9 +85,8 @@ class HttpReply:
 def read_json(body: bytes) -> Any:
     """The value of JSON from outside. Raises BadReply."""
     try:
-        return json.loads(body)
-    # deep nesting is a RecursionError; bad bytes and numbers of thousands of digits are ValueErrors
-    except (ValueError, RecursionError) as error:
+        return json_of(body)
+    except ValueError as error:
         raise BadReply(f"the answer is not JSON: {excerpt(body, 100)!r}") from error
 
 

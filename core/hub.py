@@ -21,7 +21,7 @@ from typing import Any
 
 from turngym.core.errors import RetrievalError
 from turngym.core.redaction import brief, excerpt, redacted
-from turngym.core.user_files import json_of, user_path
+from turngym.core.user_files import json_object, user_path
 
 HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
 OFFLINE = ("TURNGYM_OFFLINE", "HF_HUB_OFFLINE")
@@ -29,7 +29,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_FILES = 1000
 """Files of a model at most."""
 INDEX = "model.safetensors.index.json"
-LARGEST_INDEX = 1 << 26
 CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)")
 """Names of the configuration's and the tokenizer's files, which lie in the model's folder itself."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
@@ -154,11 +153,9 @@ def _whole(folder: Path) -> bool:
     if not index.is_file():
         return any(WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
     try:
-        if index.stat().st_size > LARGEST_INDEX:
-            return False
-        shards = set(json_of(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = json_object(index, HubError)["weight_map"].values()
         return all((folder / str(name)).is_file() for name in shards)
-    except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError):
+    except (HubError, KeyError, AttributeError):
         return False
 
 

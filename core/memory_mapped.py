@@ -1,21 +1,17 @@
 """Files of an index that are written row by row and read through memory maps, so that processes share their pages.
 
-`ArrayWriter` and `map_array` are for arrays, `BlobWriter` and `BlobStore` for records of bytes. The functions at the
-end compute and compare checksums of files and manifests.
+`ArrayWriter` and `map_array` are for arrays, `BlobWriter` and `BlobStore` for records of bytes.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import mmap
 import os
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -77,11 +73,11 @@ class ArrayWriter(Closes):
         return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
 
 
-def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndarray:
+def map_array(path: str | Path) -> np.ndarray:
     """Maps a .npy file as a read-only array (a plain `ndarray`, which slices faster than `np.memmap`).
 
     Raises:
-        BlobError: no such file, not an array, cut off, or another dtype.
+        BlobError: no such file, not an array, or cut off.
     """
     path = Path(path)
     try:
@@ -93,8 +89,6 @@ def map_array(path: str | Path, dtype: np.dtype | type | None = None) -> np.ndar
         raise BlobError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, SyntaxError) as error:
         raise BlobError(f"{path}: damaged array ({error}); build the index again") from error
-    if dtype is not None and array.dtype != np.dtype(dtype):
-        raise BlobError(f"{path}: holds {array.dtype}, but {np.dtype(dtype)} is needed; build the index again")
     return np.asarray(array).view(np.ndarray)
 
 
@@ -151,16 +145,10 @@ class BlobStore(LazySequence[bytes], Closes):
     def __init__(self, path: str | Path) -> None:
         """Maps `<path>.bin` and `<path>.offsets.npy`. Raises BlobError if one is missing or they do not fit."""
         data, offsets = _names(path)
-        self._offsets: np.ndarray | None = map_array(offsets, np.int64)
-        if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets[0] != 0:
-            raise BlobError(f"{offsets}: not the offsets of records; build the index again")
+        self._offsets: np.ndarray | None = map_array(offsets)
         self._count = len(self._offsets) - 1
         self._path, sums = Path(path), _sums(path)
-        self._checks: np.ndarray | None = map_array(sums, np.uint32) if sums.exists() else None
-        if self._checks is not None and len(self._checks) != self._count:
-            raise BlobError(f"{sums}: {len(self._checks)} checksums of {self._count} records; build the index again")
-        if not data.is_file():
-            raise BlobError(f"{data}: there is no such file; the index is incomplete: build it again")
+        self._checks: np.ndarray | None = map_array(sums) if sums.exists() else None
         try:
             size = data.stat().st_size
             if size != self._offsets[-1]:
@@ -196,65 +184,3 @@ def _names(path: str | Path) -> tuple[Path, Path]:
 
 def _sums(path: str | Path) -> Path:
     return Path(os.fspath(path) + ".crc.npy")
-
-
-CHECKED = 1 << 25
-"""Files of up to this many bytes together are compared whenever they are opened: tens of milliseconds."""
-FIELD = "crc32"
-
-
-def describe_file(path: Path) -> dict[str, int]:
-    """Size and CRC-32 of a file, read in pieces."""
-    size = checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            size, checksum = size + len(block), crc32(block, checksum)
-    return {"bytes": size, "crc32": checksum}
-
-
-def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """`describe_file` by name, in sorted order."""
-    order = sorted(names)
-    # crc32 releases the interpreter lock, so the files are read in parallel; ends: files have an end
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(order, pool.map(lambda name: describe_file(folder / name), order), strict=True))
-
-
-def files_under(folder: Path, *, without: Collection[str] = ()) -> list[str]:
-    """Names of all files under `folder` except those that are called, or are in a folder called, one of `without`."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return [name for name in names if name.partition("/")[0] not in without]
-
-
-def changed_files(folder: Path, files: Mapping[str, Mapping[str, int]], *, limit: float = CHECKED) -> list[str]:
-    """Says of each file that is not as `describe_files` found it what is wrong with it.
-
-    Sizes are always compared, checksums only while the files have at most `limit` bytes together.
-    """
-    contents = sum(facts["bytes"] for facts in files.values()) <= limit
-    problems = []
-    for name, facts in sorted(files.items()):
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif (size := path.stat().st_size) != facts["bytes"]:
-            problems.append(f"{name} has {size} bytes, {facts['bytes']} were written")
-        elif contents and describe_file(path) != facts:
-            problems.append(f"{name} was changed after it was written (its checksum differs)")
-    return problems
-
-
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """`manifest`, which JSON can hold, with the checksum of its content as its last field."""
-    return {**manifest, FIELD: _content(manifest)}
-
-
-def check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError if a sealed manifest is not as it was written."""
-    if manifest.get(FIELD) != _content(manifest):
-        raise ValueError("it was changed after it was written: its checksum differs")
-
-
-def _content(manifest: Mapping[str, Any]) -> int:
-    plain = {name: value for name, value in manifest.items() if name != FIELD}
-    return crc32(json.dumps(plain, sort_keys=True).encode())

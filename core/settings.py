@@ -30,8 +30,6 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
     # damage, and a number of thousands of digits
     except ValueError as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
-    except RecursionError:
-        raise SettingsError(f"{path} is nested too deeply for a configuration") from None
     if not provenance:
         table.pop(PROVENANCE, None)
     return table

@@ -81,7 +81,7 @@ def episode_to_json(episode: Episode) -> str:
     }
     try:
         # ASCII keeps lone surrogates, which UTF-8 cannot encode, and no torn line ends inside a character
-        return add_checksum(json.dumps(record, allow_nan=False, separators=(",", ":"), default=_plain))
+        return add_checksum(json.dumps(record, allow_nan=False, separators=(",", ":"), default=plain_value))
     except (TypeError, ValueError) as error:
         where = f"task {episode.task.task_id}, sample {episode.sample}"
         raise TraceError(
@@ -113,10 +113,10 @@ def episode_from_json(line: str) -> Episode:
     try:
         for turn in turns if isinstance(turns, list) else ():
             if isinstance(turn, dict) and turn.get("teacher") is not None:
-                flat = msgspec.convert(turn["teacher"], _Teacher, dec_hook=_array)
+                flat = msgspec.convert(turn["teacher"], _Teacher, dec_hook=array_of)
                 ids = flat.ids.reshape((-1, flat.k))
                 turn["teacher"] = TopK(ids=ids, logp=flat.logp.reshape(ids.shape), tail=flat.tail)
-        episode = msgspec.convert(record, Episode, dec_hook=_array)
+        episode = msgspec.convert(record, Episode, dec_hook=array_of)
     # another type; contradictions; a number that no array can hold
     except (msgspec.ValidationError, EpisodeError, OverflowError) as error:
         raise ValueError(str(error)) from error
@@ -126,7 +126,7 @@ def episode_from_json(line: str) -> Episode:
     return episode
 
 
-def _array(kind: Any, values: Any) -> NDArray[Any]:
+def array_of(kind: Any, values: Any) -> NDArray[Any]:
     """int32 or float32 of a list of JSON. Raises ValueError where it holds something else, OverflowError where a number
     does not fit."""
     if type(values) is not list:
@@ -154,7 +154,7 @@ class _Teacher(msgspec.Struct):
     tail: NDArray[np.float32] | None = None
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """What JSON has for a value that it does not know. Raises TypeError for those of an environment's `meta`."""
     if isinstance(value, TopK):
         tail = {} if value.tail is None else {"tail": value.tail}

@@ -10,7 +10,7 @@ import codecs
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from turngym.core.errors import TurngymError
+from turngym.core.redaction import brief
 
 OTHER = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -182,24 +183,38 @@ def text_problem(value: str) -> str | None:
     return None
 
 
-def json_file(path: str | os.PathLike[str], error: type[Exception]) -> Any:
-    """The JSON value of a file that a program has written, in a folder that may come from a stranger.
+def bounded_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The bytes of a file that may come from a stranger.
 
-    Raises `error` for a file that cannot be read, and says why (a pipe, in which nobody writes, and a device are no
-    files), ValueError for a file that is not there, is no JSON in UTF-8, or has more than `LARGEST_JSON` bytes.
+    Raises ValueError for more than `most`, and for what is no file: in a pipe nobody writes, and a device has no end.
     """
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise error(f"{path} is no file")
+        raise ValueError("it is no file")
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
+def json_file(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> Any:
+    """The JSON value of a file that a program has written, in a folder that may come from a stranger.
+
+    Raises `error`, which names the file, for one that is not there, is no file, has more than `LARGEST_JSON` bytes, or
+    is no JSON in UTF-8.
+    """
     try:
-        with open(path, "rb") as file:
-            data = file.read(LARGEST_JSON + 1)
-    except FileNotFoundError:
-        raise ValueError(f"there is no {Path(path).name}") from None
-    except OSError as reason:
-        raise error(f"{path} cannot be read: {reason.strerror}") from reason
-    if len(data) > LARGEST_JSON:
-        raise ValueError(f"it has more than {LARGEST_JSON:,} bytes")
-    return json_of(data.decode("utf-8"))
+        return json_of(bounded_bytes(path, LARGEST_JSON).decode("utf-8"))
+    except (OSError, ValueError) as reason:
+        raise error(f"{path} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
+
+
+def json_object(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> dict[str, Any]:
+    """The JSON object of a file, as `json_file` reads it."""
+    found = json_file(path, error)
+    if not isinstance(found, dict):
+        raise error(f"{path} cannot be read: it is {brief(found, 80)}; valid: an object")
+    return found
 
 
 def text_lines(path: str | os.PathLike[str], error: type[Exception]) -> Iterator[str]:

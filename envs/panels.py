@@ -26,13 +26,11 @@ from turngym.core.plugins import installed_folders, package_folder
 from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, content_hash, plain_id
-from turngym.core.user_files import json_of, read_text, user_path
+from turngym.core.user_files import json_object, user_path
 from turngym.envs.base import TextEnv, tasks_of
 from turngym.envs.registration import NOT_GIVEN, make
 
 PANEL_FOLDER = Path(__file__).parent / "panel_data"
-LARGEST_MANIFEST = 1 << 26
-"""Bytes of a manifest at most; the largest shipped one has 40,000."""
 _SCHEMA = 1
 _MANIFEST_NAME = re.compile(r"(?P<name>[a-z0-9-]+)-v(?P<version>[1-9][0-9]*)\.json")
 
@@ -365,10 +363,9 @@ class _Manifest(msgspec.Struct):
 def _read(path: Path) -> Panel:
     if not path.is_file():
         raise PanelError(f"there is no panel manifest {path}")
-    if path.stat().st_size > LARGEST_MANIFEST:
-        raise PanelError(f"{path} has {path.stat().st_size:,} bytes; a panel manifest has at most {LARGEST_MANIFEST:,}")
+    body = json_object(path, PanelError)
     try:
-        found = msgspec.convert(json_of(read_text(path, PanelError)), _Manifest)
+        found = msgspec.convert(body, _Manifest)
         tasks = [
             Task(env_id=plain_id(found.env_id), task_id=task_id, sha256=sha256, split=split, category=category)
             for task_id, sha256, split, category in found.tasks

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,6 @@ from turngym.retrieval.lucene_postings import IndexArrays, IndexSearcher, Settin
 from turngym.retrieval.lucene_text import analyze
 
 
-@contextmanager
-def _no_such_documents(folder: object) -> Iterator[None]:
-    """Turns what postings of documents that are not there lead to into RetrievalError."""
-    try:
-        yield
-    except (IndexError, ValueError) as error:
-        # a list that is longer than there are documents has no weight: the logarithm of less than 0
-        raise RetrievalError(
-            f"{folder}: its postings name documents that are not there ({error}); build it again"
-        ) from error
-
-
 class LuceneIndex:
     """A BM25 index over English terms, in memory or mapped from a folder; threads may share it.
 
@@ -38,10 +25,9 @@ class LuceneIndex:
     with the query are never found.
     """
 
-    def __init__(self, parts: IndexArrays, folder: Path | None = None) -> None:
+    def __init__(self, parts: IndexArrays) -> None:
         self._parts: IndexArrays | None = parts
         self._searcher = IndexSearcher(parts)
-        self._folder = folder
         self.settings = parts.settings
         self.statistics = parts.statistics
         self.fingerprint = parts.statistics.fingerprint(parts.settings)
@@ -83,9 +69,7 @@ class LuceneIndex:
         Raises:
             RetrievalError: no index, damaged, or of another version.
         """
-        parts = open_parts(Path(folder))
-        with _no_such_documents(folder):
-            return cls(parts, Path(folder))
+        return cls(open_parts(Path(folder)))
 
     @property
     def ids(self) -> Sequence[str]:
@@ -99,7 +83,7 @@ class LuceneIndex:
         """(id, score) of the best `k` (>= 1) documents, best first.
 
         Raises:
-            RetrievalError: k below 1, the index is closed, or a file of it is damaged.
+            RetrievalError: k below 1, or the index is closed.
         """
         rows, scores = self.search_rows(query, k)
         ids = self._opened().ids
@@ -113,8 +97,7 @@ class LuceneIndex:
         number = parts.terms.number
         counted = ((number(term), times) for term, times in Counter(analyze(query)).items())
         known = [(term, times) for term, times in counted if term is not None]
-        with _no_such_documents(self._folder):
-            return self._searcher.search(known, int(k))
+        return self._searcher.search(known, int(k))
 
     def close(self) -> None:
         """Releases the arrays and files. Twice is fine."""

@@ -7,7 +7,6 @@ mapped files, which processes share.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
@@ -18,11 +17,12 @@ import numpy as np
 
 from turngym.core.closing import Closes
 from turngym.core.errors import RetrievalError
-from turngym.core.memory_mapped import BlobStore, BlobWriter, check_manifest, sealed
+from turngym.core.manifest import read_manifest, write_manifest
+from turngym.core.memory_mapped import BlobStore, BlobWriter
 from turngym.core.redaction import brief
 from turngym.core.rows import read_rows, show
 from turngym.core.sequences import LazySequence
-from turngym.core.user_files import json_file, text_problem
+from turngym.core.user_files import text_problem
 from turngym.retrieval.core import Passage
 
 _HEAD = struct.Struct("<II")
@@ -77,7 +77,7 @@ class PassageWriter:
         """Writes the content hash; the store is complete when `passages.json` exists."""
         self._blobs.close()
         head = {"count": self._sha.count, "sha256": self._sha.hexdigest()}
-        (self._folder / "passages.json").write_text(json.dumps(sealed(head)) + "\n", encoding="utf-8")
+        write_manifest(self._folder / "passages.json", head)
 
 
 class PassageStore(LazySequence[Passage], Closes):
@@ -86,17 +86,11 @@ class PassageStore(LazySequence[Passage], Closes):
     def __init__(self, folder: str | Path) -> None:
         """Opens what `PassageWriter` finished. Raises RetrievalError if the folder holds no complete store."""
         folder = Path(folder)
-        try:
-            head = json_file(folder / "passages.json", RetrievalError)
-            check_manifest(head)
-            self.sha256: str = head["sha256"]
-            self._blobs = BlobStore(folder / "passages")
-        except (ValueError, KeyError, TypeError) as error:
-            raise RetrievalError(f"{folder}: no complete passage store ({error}); build the index again") from error
-        if len(self._blobs) != head["count"]:
-            raise RetrievalError(
-                f"{folder}: {len(self._blobs)} records, but passages.json says {head['count']}; build the index again"
-            )
+        head = read_manifest(
+            folder / "passages.json", dict[str, Any], lambda why: RetrievalError(f"{why}; build the index again")
+        )
+        self.sha256: str = head["sha256"]
+        self._blobs = BlobStore(folder / "passages")
 
     def __len__(self) -> int:
         return len(self._blobs)

@@ -30,7 +30,7 @@ from turngym.core.hub import load_problem, model_folder
 from turngym.core.memory_mapped import map_array
 from turngym.core.plugins import PluginError, find, installed
 from turngym.core.redaction import brief
-from turngym.core.user_files import json_file, library_path, user_path
+from turngym.core.user_files import json_object, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage
 from turngym.retrieval.precision import cast_parameters
 from turngym.retrieval.word_cache import of_words
@@ -166,24 +166,15 @@ class HashingEncoder:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "counts.npy", self.counts)
-        head = {"dim": self.dim, "passages": self.passages, "fingerprint": self.fingerprint}
+        head = {"dim": self.dim, "passages": self.passages}
         (folder / "hashing.json").write_text(json.dumps(head) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> HashingEncoder:
         """Reads what `save` wrote. Raises RetrievalError for missing or damaged files."""
         folder = Path(folder)
-        try:
-            head = json_file(folder / "hashing.json", RetrievalError)
-            encoder = cls(np.array(map_array(folder / "counts.npy")), int(head["passages"]), dim=int(head["dim"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RetrievalError(f"{folder}: no usable hashing encoder ({error}); build the index again") from error
-        if encoder.fingerprint != head.get("fingerprint"):
-            raise RetrievalError(
-                f"{folder}: the counts give {encoder.fingerprint}, but hashing.json says {head.get('fingerprint')}; "
-                "build the index again"
-            )
-        return encoder
+        head = json_object(folder / "hashing.json", RetrievalError)
+        return cls(np.array(map_array(folder / "counts.npy")), head["passages"], dim=head["dim"])
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         out = np.zeros((len(texts), self.dim), np.float32)

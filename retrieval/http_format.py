@@ -21,7 +21,7 @@ from turngym.core.errors import RetrievalError, SettingsError
 from turngym.core.numbers import Count, NotNegative, Number, Positive
 from turngym.core.redaction import brief, excerpt
 from turngym.core.spec import Spec
-from turngym.core.user_files import too_many_values
+from turngym.core.user_files import json_of, too_many_values
 from turngym.retrieval.core import Hit
 from turngym.retrieval.corpus import parse_row
 
@@ -188,8 +188,8 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
     if len(body) > COUNTED_FROM and too_many_values(body, MOST_VALUES):
         raise WireError(f"the answer has more than {MOST_VALUES:,} values")
     try:
-        reply = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        reply = json_of(body)
+    except ValueError as error:
         raise WireError(f"the answer is not JSON ({error}): {brief(body, 120)}") from error
     if isinstance(reply, dict) and reply.get("error"):
         # what stands beside it may be half of the hits

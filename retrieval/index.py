@@ -29,10 +29,11 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError, did_you_mean
 from turngym.core.files import LOCK
-from turngym.core.memory_mapped import CHECKED, changed_files, check_manifest, describe_files, files_under, sealed
+from turngym.core.manifest import CHECKED, changed_files, describe_files, files_under, write_manifest
+from turngym.core.manifest import read_manifest as read_sealed
 from turngym.core.numbers import Count, Number
 from turngym.core.spec import Spec, changed
-from turngym.core.user_files import json_file, keep_inputs
+from turngym.core.user_files import json_object, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
@@ -48,8 +49,6 @@ from turngym.retrieval.encoders import (
 from turngym.retrieval.faiss_index import make_index, set_parameters, try_index
 from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
 
-FORMAT = 1
-"""Version of the folder's layout."""
 MANIFEST = "manifest.json"
 PASSAGES, LUCENE, FAISS, ENCODER = "passages", "lucene", "faiss.index", "encoder"
 """Parts of an index folder."""
@@ -94,7 +93,8 @@ class IndexManifest:
     faiss: FaissRecord | None = None
     files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Size (`bytes`) and `crc32` by name."""
-    format: int = FORMAT
+    format: Literal[1] = 1
+    """Version of the folder's layout."""
 
     @property
     def fingerprint(self) -> str:
@@ -103,12 +103,6 @@ class IndexManifest:
         if self.faiss is not None and self.encoder is not None:
             parts += [self.faiss.factory, self.encoder.fingerprint]
         return ":".join(parts)
-
-    def save(self, folder: Path) -> None:
-        text = json.dumps(sealed(dataclasses.asdict(self)), indent=1, sort_keys=True, ensure_ascii=False)
-        scratch = folder / (MANIFEST + ".tmp")
-        scratch.write_text(text + "\n", encoding="utf-8")
-        os.replace(scratch, folder / MANIFEST)
 
 
 def read_manifest(folder: str | Path) -> IndexManifest:
@@ -123,16 +117,7 @@ def read_manifest(folder: str | Path) -> IndexManifest:
         raise IndexFolderError(
             f"{folder}: no {MANIFEST} in it, so it is no finished index; `turngym index build` makes one"
         )
-    try:
-        raw = json_file(path, IndexFolderError)
-        if raw["format"] != FORMAT:
-            raise IndexFolderError(
-                f"{path}: index format {raw['format']!r}, this version of turngym reads {FORMAT}; build the index again"
-            )
-        check_manifest(raw)
-        return msgspec.convert(raw, IndexManifest)
-    except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
-        raise IndexFolderError(f"{path}: damaged manifest ({error}); build the index again") from error
+    return read_sealed(path, IndexManifest, lambda why: IndexFolderError(f"{why}; build the index again"))
 
 
 def check_files(folder: str | Path, manifest: IndexManifest, *, contents: bool = False) -> list[str]:
@@ -351,7 +336,7 @@ class _Build:
         verify_index(work, manifest, self.encoder, work / VECTORS, self.report)
         names = files_under(work, without=(MANIFEST, LOCK, STATE, VECTORS))
         manifest = dataclasses.replace(manifest, files=describe_files(work, names))
-        manifest.save(work)
+        write_manifest(work / MANIFEST, dataclasses.asdict(manifest))
         return manifest
 
     def _passages(self) -> PassageStore:
@@ -445,10 +430,7 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
 
 def _changes(state: Path, now: dict[str, Any]) -> dict[str, str]:
     """What the plan `now` has changed since `state` was written, in words by key."""
-    try:
-        then: dict[str, Any] = dict(json_file(state, IndexFolderError))
-    except (ValueError, TypeError) as error:
-        raise IndexFolderError(f"{state}: damaged ({error}); --restart throws the unfinished build away") from error
+    then = json_object(state, lambda why: IndexFolderError(f"{why}; --restart throws the unfinished build away"))
     differ = [key for key in {*then, *now} if then.get(key) != now.get(key)]
     return {key: f"{key} {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
 

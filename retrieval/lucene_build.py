@@ -13,17 +13,20 @@ import heapq
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from turngym.core.errors import RetrievalError
+from turngym.core.manifest import describe_files, write_manifest
 from turngym.core.memory_mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 from turngym.retrieval.core import build_folder, build_lock, real_folder
 from turngym.retrieval.lucene_postings import (
+    MANIFEST,
     VERSION,
+    BM25Manifest,
     IndexArrays,
     Settings,
     Statistics,
@@ -33,7 +36,6 @@ from turngym.retrieval.lucene_postings import (
     is_index,
     peaks_of,
     rank_ids,
-    write_manifest,
 )
 from turngym.retrieval.lucene_text import ANALYSIS, term_of, words
 
@@ -347,5 +349,7 @@ def _assemble(paths: Sequence[Path], work: Path, settings: Settings, content: Co
     inverses = inverse_norms(settings.k1, settings.b, statistics.tokens, statistics.scored)[norms]
     starts, rows, tfs = (map_array(final / f"{name}.npy") for name in ("starts", "rows", "tfs"))
     np.save(final / "peaks.npy", peaks_of(starts, rows, tfs, inverses))
-    write_manifest(final, settings, statistics)
+    files = describe_files(final, (path.name for path in final.iterdir()))
+    manifest = BM25Manifest(settings=settings, statistics=statistics, files=files)
+    write_manifest(final / MANIFEST, asdict(manifest))
     return final

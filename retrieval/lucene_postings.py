@@ -19,27 +19,20 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final, Literal
 
 import numpy as np
 
 from turngym.core.errors import RetrievalError
-from turngym.core.memory_mapped import (
-    CHECKED,
-    BlobStore,
-    changed_files,
-    check_manifest,
-    describe_files,
-    map_array,
-    sealed,
-)
+from turngym.core.manifest import CHECKED, Files, changed_files, read_manifest
+from turngym.core.memory_mapped import BlobStore, map_array
 from turngym.core.sequences import LazySequence
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 from turngym.retrieval.lucene_text import ANALYSIS
 
-VERSION = 1
+VERSION: Final = 1
 """Version of the files on disk."""
 FEW_TERMS = 1 << 16
 """Up to this many ids or terms are kept as Python objects, for speed."""
@@ -87,10 +80,7 @@ class Names(LazySequence[str]):
         return len(self._blobs)
 
     def item(self, index: int) -> str:
-        try:
-            return self._blobs[index].decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
-            raise RetrievalError(f"the BM25 index holds a name that is no text ({error}); {_AGAIN}") from None
+        return self._blobs[index].decode("utf-8", "surrogatepass")
 
 
 class TermTable:
@@ -189,95 +179,48 @@ def peaks_of(starts: np.ndarray, rows: np.ndarray, tfs: np.ndarray, inverses: np
 
 
 MANIFEST = "manifest.json"
-FORMAT = "turngym-lucene-bm25"
-_AGAIN = "build the index again"
+FORMAT: Final = "turngym-lucene-bm25"
 
 
-def write_manifest(folder: Path, settings: Settings, statistics: Statistics) -> None:
-    """Describes the finished files of `folder`."""
-    files = describe_files(folder, (path.name for path in folder.iterdir() if path.name != MANIFEST))
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "analysis": ANALYSIS,
-        "settings": asdict(settings),
-        "statistics": asdict(statistics),
-        "average_length": statistics.tokens / max(statistics.scored, 1),
-        "fingerprint": statistics.fingerprint(settings),
-        "files": files,
-    }
-    (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n", encoding="utf-8")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BM25Manifest:
+    """What lies in the folder of an index."""
+
+    settings: Settings
+    statistics: Statistics
+    files: Files
+    format: Literal["turngym-lucene-bm25"] = FORMAT
+    version: Literal[1] = VERSION
+    analysis: Literal["english-porter-1"] = ANALYSIS
 
 
 def is_index(folder: Path) -> bool:
     """Whether a folder was written by this package (it may be damaged or old)."""
     try:
-        return bool(json_file(folder / MANIFEST, RetrievalError)["format"] == FORMAT)
-    except (RetrievalError, ValueError, LookupError, TypeError):
+        return json_object(folder / MANIFEST, RetrievalError).get("format") == FORMAT
+    except RetrievalError:
         return False
-
-
-def read_manifest(folder: Path) -> tuple[Settings, Statistics, dict[str, dict[str, int]]]:
-    """Reads (settings, statistics, files) of an index folder.
-
-    Raises:
-        RetrievalError: no index, another version, or a manifest that contradicts itself.
-    """
-    path = folder / MANIFEST
-    try:
-        if not path.is_file():
-            there = "an index folder has one" if folder.is_dir() else "there is no such folder"
-            raise RetrievalError(f"{folder}: no {MANIFEST}: {there}")
-        manifest: Any = json_file(path, RetrievalError)
-    except ValueError as error:
-        raise RetrievalError(f"{path}: damaged ({error}); {_AGAIN}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise RetrievalError(f"{path}: not the manifest of a BM25 index (format {FORMAT!r})")
-    for key, valid in (("version", VERSION), ("analysis", ANALYSIS)):
-        if manifest.get(key) != valid:
-            raise RetrievalError(f"{path}: {key} is {manifest.get(key)!r}, this program reads {valid!r}; {_AGAIN}")
-    try:
-        check_manifest(manifest)
-        settings, statistics = Settings(**manifest["settings"]), Statistics(**manifest["statistics"])
-        files, fingerprint = dict(manifest["files"]), manifest["fingerprint"]
-    except ValueError as error:
-        raise RetrievalError(f"{path}: damaged ({error}); {_AGAIN}") from error
-    except (TypeError, KeyError) as error:
-        raise RetrievalError(f"{path}: damaged ({error!r}); {_AGAIN}") from error
-    if statistics.fingerprint(settings) != fingerprint:
-        raise RetrievalError(f"{path}: its fingerprint does not fit its settings and statistics; {_AGAIN}")
-    return settings, statistics, files
 
 
 def open_parts(folder: Path) -> IndexArrays:
     """Maps the arrays of an index folder.
 
     Raises:
-        RetrievalError: as `read_manifest`, or a file is missing, cut off or of another index.
+        RetrievalError: no index, another version, or a file is missing, cut off or changed.
     """
-    settings, statistics, files = read_manifest(folder)
-    if wrong := changed_files(folder, files, limit=CHECKED):
-        raise RetrievalError(f"{folder}: {'; '.join(wrong)}; {_AGAIN}")
-    types = {"starts": np.int64, "rows": np.int32, "tfs": None, "peaks": np.float32, "norms": np.uint8}
-    arrays = {name: map_array(folder / f"{name}.npy", dtype) for name, dtype in types.items()}
-    ranks = map_array(folder / "ranks.npy", np.int32)
+    manifest = read_manifest(
+        folder / MANIFEST, BM25Manifest, lambda why: RetrievalError(f"{why}; build the index again")
+    )
+    if wrong := changed_files(folder, manifest.files, limit=CHECKED):
+        raise RetrievalError(f"{folder}: {'; '.join(wrong)}; build the index again")
+    arrays = {name: map_array(folder / f"{name}.npy") for name in ("starts", "rows", "tfs", "peaks", "norms", "ranks")}
     ids, terms = BlobStore(folder / "ids"), BlobStore(folder / "terms")
-    lengths = {len(ids), len(ranks), len(arrays["norms"]), statistics.documents}
-    if len(lengths) != 1 or len(terms) + 1 != len(arrays["starts"]) or len(arrays["rows"]) != len(arrays["tfs"]):
-        raise RetrievalError(f"{folder}: its files are of different indexes; {_AGAIN}")
-    starts = arrays["starts"]
-    # not those of a large index: reading all of `starts` would take longer than opening it
-    lists = np.diff(starts) if len(starts) <= _PRECOMPUTED else np.zeros(1, np.int64)
-    fit = starts[0] == 0 and starts[-1] == len(arrays["rows"])
-    if not fit or lists.min(initial=0) < 0 or lists.max(initial=0) > statistics.documents:
-        raise RetrievalError(f"{folder}: its lists of documents overlap, or are longer than there are any; {_AGAIN}")
     names = Names(ids)
     return IndexArrays(
-        settings=settings,
-        statistics=statistics,
+        settings=manifest.settings,
+        statistics=manifest.statistics,
         terms=TermTable(terms),
         ids=list(names) if len(names) <= FEW_TERMS else names,
-        ranks=ranks,
         held=(ids, terms),
         **arrays,
     )

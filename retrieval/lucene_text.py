@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from turngym.retrieval.word_cache import of_words
 
@@ -320,7 +320,7 @@ def _units(text: str) -> int:
     return len(text) if len(text) <= LONGEST_WORD // 2 else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-ANALYSIS = "english-porter-1"
+ANALYSIS: Final = "english-porter-1"
 """Is part of fingerprints, and changes when any text gives other terms."""
 _STOPS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "

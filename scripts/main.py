@@ -331,6 +331,7 @@ def system_failure(error: Exception) -> str | None:
 PLACES = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.EBUSY, errno.ETXTBSY, errno.ESTALE),
+    errno.EBADF,
 )
 """Error numbers that mean that a file or folder cannot be used as asked."""
 EXTRAS = {

@@ -216,7 +216,7 @@ def training_table(methods: Sequence[Method]) -> Table:
     rows = []
     for method in trained:
         last = {
-            max(0, *(point.step for point in one.evaluations), *(int(step["step"] or 0) for step in one.steps[-1:]))
+            max([0, *(point.step for point in one.evaluations), *(int(step["step"] or 0) for step in one.steps[-1:])])
             for one in method.records
         }
         values, depth = mean_curve(method), depths[method.name]

@@ -12,7 +12,6 @@ A checkpoint of any number of processes can be read by any other number.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -32,13 +30,12 @@ from turngym.agents.models import load_model
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import TurngymError, full_disk
 from turngym.core.files import check_sums, write_sums
-from turngym.core.user_files import json_file
+from turngym.core.manifest import read_manifest, write_manifest
 from turngym.trainers import lora
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, trained
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.shard_files import ShardReader, ShardWriter
-from turngym.trainers.tensor_file import read_tensors
 
 # Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.
 
@@ -115,8 +112,6 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
 FOLDER = "checkpoints"
 MODEL = "model"
 SCHEMA = 2
-CHECKSUM = "crc32"
-"""Key in state.json: the hash of its other fields."""
 NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -231,17 +226,7 @@ def _drop_old(run: Path, keep: int) -> None:
 
 def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
     # replaced as a whole: it is also written into checkpoints that are complete already
-    scratch = folder / "state.json.writing"
-    try:
-        content = json.loads(json.dumps({"schema": SCHEMA, **state}))  # as it will be read: keys are texts
-        scratch.write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1), encoding="utf-8")
-        os.replace(scratch, folder / "state.json")
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _checksum(state: Mapping[str, Any]) -> int:
-    return crc32(json.dumps(state, sort_keys=True).encode())
+    write_manifest(folder / "state.json", {"schema": SCHEMA, **state})
 
 
 def _flush(folder: Path) -> None:
@@ -278,16 +263,9 @@ def latest_model(run: Path) -> Path:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
-    try:
-        state = json_file(checkpoint / "state.json", CheckpointError)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint} is damaged: state.json cannot be read ({error})") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{checkpoint} is damaged: state.json holds no object")
-    if state.get("schema") != SCHEMA:
-        raise CheckpointError(f"{checkpoint} has schema {state.get('schema')}; this version reads {SCHEMA}")
-    if state.pop(CHECKSUM, None) != _checksum(state):
-        raise CheckpointError(f"{checkpoint} is damaged: state.json was changed after it was written")
+    state = read_manifest(checkpoint / "state.json", dict[str, Any], CheckpointError)
+    if state["schema"] != SCHEMA:
+        raise CheckpointError(f"{checkpoint} has schema {state['schema']}; this version reads {SCHEMA}")
     return state
 
 
@@ -305,12 +283,12 @@ def load_checkpoint(
             load_shards(checkpoint / SHARD_FOLDER, _parts(model, optimizer, critic))
             return
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        saved = read_tensors(checkpoint / "optimizer.pt")
+        saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
         load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimizer"])
         # after load_model: what making a model draws must not count
         torch.set_rng_state(saved["torch_rng"])
         if critic is not None:
-            critic.load_state_dict(read_tensors(checkpoint / "critic.pt"))
+            critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
     except Exception as error:  # readers of damaged files raise anything
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error

@@ -14,6 +14,7 @@ from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.play_spec import EvalSpec, OnPanel, Published, episodes_of, part_of
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.timed_calls import lent
 from turngym.agents.presets import Preset
 from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.errors import TurngymError
@@ -133,8 +134,7 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
     play = ready.spec.play
     assert isinstance(play.tasks, OnPanel)
     sampling = play.tasks.sampling
-    env: Any = env_maker(panel.env_id, **ready.made)()
-    try:
+    with lent(env_maker(panel.env_id, **ready.made)) as env:
         problems = verify_panel(panel, env) if verify else []
         if problems:
             raise TurngymError(
@@ -145,6 +145,4 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
             from turngym.agents.evaluation.published_tasks import published_tasks
 
             return published_tasks(panel, env, workers=sampling.harness, validations=play.samples, seed=play.seed)
-    finally:
-        env.close()
     return part_of(panel.tasks, sampling)

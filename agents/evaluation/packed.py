@@ -42,6 +42,7 @@ from turngym.agents.play_spec import (
 )
 from turngym.agents.playing.agent import reset_seed
 from turngym.agents.playing.env_maker import env_maker
+from turngym.agents.playing.timed_calls import lent
 from turngym.core.episode import LENIENT, Episode, Status, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.nested import differing
@@ -50,7 +51,7 @@ from turngym.core.redaction import excerpt
 from turngym.core.settings import read_toml
 from turngym.core.spec import changed
 from turngym.core.task import Verdict, plain_id
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import Panel, load_panel, shipped_panel
 
@@ -84,12 +85,7 @@ def packed(run: str | Path) -> PackedResult:
             "several evaluations were joined: pack the trace of one"
         )
     written = Path(run) / "results.json"
-    try:
-        about = json_file(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
-        if not isinstance(about, dict):
-            raise ValueError("its results.json holds no object")
-    except (ValueError, LookupError, TypeError) as error:
-        raise EvaluationError(f"{run} does not say when and with what it was played: {error}") from error
+    about = json_object(written, EvaluationError) if written.is_file() else _of_training(trace_of(run))
     spec = shared(result.spec)
     if (weights := about.get("weights")) is not None and isinstance(spec.agent, Model):
         spec = changed(spec, agent=changed(spec.agent, weights=weights))
@@ -198,15 +194,12 @@ def check_result(
     if barred:
         # in another game most turns would differ, and what it names is nothing to open
         return [*found, *barred, *_table(result)]
-    env = env_maker(known.env_id, **played_with(result.spec, known, given))()
-    try:
+    with lent(env_maker(known.env_id, **played_with(result.spec, known, given))) as env:
         scoring = differing(result.spec.play.scoring, guard_of(env).base.scoring)
         found += [f"settings: {_said(name, *both)}" for name, both in scoring.items()]
         for episode in result.episodes:
             where = f"{episode.task.task_id} sample {episode.sample}"
             found += [f"{where}, {line}" for line in _replayed(episode, env)]
-    finally:
-        env.close()
     return [*found, *_table(result)]
 
 

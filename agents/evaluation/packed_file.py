@@ -20,7 +20,7 @@ from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.spec import read, to_table
 from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
-from turngym.core.user_files import too_many_values
+from turngym.core.user_files import bounded_bytes, too_many_values
 
 FORMAT, VERSION = "turngym-packed-result", 3
 FACTS = ("spec", "agent", "versions", "date", "seconds", "tokens", "scores")
@@ -163,12 +163,7 @@ def read_result(path: str | Path) -> PackedResult:
     """Reads a packed result; it is not checked. Raises EvaluationError for another file or a damaged one."""
     try:
         unpack = lzma.LZMADecompressor(memlimit=UNPACKER_BYTES)
-        # a pipe is waited for, and a device has no end and no size
-        if Path(path).exists() and not Path(path).is_file():
-            raise ValueError("it is no file")
-        if (size := Path(path).stat().st_size) > MOST_BYTES:
-            raise ValueError(f"it has {size:,} bytes; at most {MOST_BYTES:,} are read")
-        lines = unpack.decompress(Path(path).read_bytes(), MOST_BYTES).split(b"\n")
+        lines = unpack.decompress(bounded_bytes(path, MOST_BYTES), MOST_BYTES).split(b"\n")
         if not unpack.eof:
             raise ValueError(f"it is cut, or unpacks to more than {MOST_BYTES >> 20} MiB")
         if unpack.unused_data:

@@ -21,6 +21,7 @@ from turngym.agents.named_agent import OpenedAgent
 from turngym.agents.play_spec import EvalSpec, Listed, OnPanel
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.rollout import FailureWatch, Job
+from turngym.agents.playing.timed_calls import lent
 from turngym.agents.presets import Preset
 from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.episode import Episode
@@ -212,11 +213,8 @@ def _choose(ready: OpenPlay) -> list[str]:
         return list(play.tasks.task)
     if isinstance(play.tasks, OnPanel):
         raise TurngymError("a rollout plays an environment's own tasks; `turngym eval` plays a panel")
-    env: Any = ready.make_env()
-    try:
+    with lent(ready.make_env) as env:
         ids = tasks_of(env.unwrapped)
-    finally:
-        env.close()
     count = play.tasks.count
     if count > len(ids):
         raise TurngymError(f"{count} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")

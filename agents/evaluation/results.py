@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
-from turngym.core.plugin_values import LARGEST_VALUE
-from turngym.core.redaction import brief
 from turngym.core.tables import atomic_write
 from turngym.core.task import Task, Verdict, plain_id
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 
 FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"
@@ -45,31 +42,21 @@ def episode_row(outcome: EpisodeOutcome) -> dict[str, Any]:
     }
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-_Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_VALUE, le=LARGEST_VALUE)]
-
-
 class _Row(msgspec.Struct):
     task_id: str
     sha256: str
     category: str
     status: Status
-    sample: _Count
-    # may have any number of digits
+    sample: int
     seed: int
     success: bool
-    score: _Share
-    episode_return: _Finite
-    turns: _Count
-    invalid: _Count
+    score: float
+    episode_return: float
+    turns: int
+    invalid: int
     cluster: str = ""
-    prompt_tokens: _Count | None = None
-    response_tokens: _Count | None = None
-
-    def __post_init__(self) -> None:
-        if self.invalid > self.turns:
-            raise ValueError(f"invalid is {self.invalid}, of {self.turns} turns")
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
 
 
 class _Results(msgspec.Struct):
@@ -86,13 +73,9 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     """
     try:
         # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
-        results = msgspec.convert(json_file(path, EvaluationError), _Results)
-    except (msgspec.ValidationError, ValueError) as error:
+        results = msgspec.convert(json_object(path, EvaluationError), _Results)
+    except msgspec.ValidationError as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
-    played = Counter((row.task_id, row.sample) for row in results.episodes)
-    for (task_id, sample), times in played.most_common(1):
-        if times > 1:
-            raise EvaluationError(f"{path} lists {brief(task_id, 80)} sample {sample} twice; valid: once")
     env_id = plain_id(results.spec.play.env.id)
     outcomes = []
     for row in results.episodes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turngym.core.errors import ModelError
-from turngym.core.user_files import json_file, library_path
+from turngym.core.user_files import json_object, library_path
 
 # torch is imported where weights are touched: hashes and names of adapters are read without it
 if TYPE_CHECKING:
@@ -142,13 +142,7 @@ def _text_name(name: str) -> str:
 
 def adapter_config(folder: Path) -> dict[str, Any]:
     """The adapter's settings, as peft wrote them. Raises ModelError for a file that is not an adapter's."""
-    try:
-        config = json_file(folder / ADAPTER, ModelError)
-    except ValueError as error:
-        raise ModelError(f"{folder / ADAPTER} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{folder / ADAPTER} holds no object")
-    return config
+    return json_object(folder / ADAPTER, ModelError)
 
 
 def more_settings(config: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from turngym.agents.playing.timed_calls import lent
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count
 from turngym.core.redaction import brief
@@ -91,9 +92,8 @@ def env_maker(env_id: str, /, **kwargs: Any) -> EnvSpec:
 
 def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
     """An environment that is already closed, to read its tool and players from."""
-    env = env_maker(env_id, **kwargs)()
-    env.close()
-    return guard_of(env).base
+    with lent(env_maker(env_id, **kwargs)) as env:
+        return guard_of(env).base
 
 
 def env_class(env_id: str) -> type[TextEnv]:

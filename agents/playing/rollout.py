@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,7 +27,7 @@ from turngym.agents.playing.agent import (
     reset_seed,
     system_message,
 )
-from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt, close_all
 from turngym.agents.rendering.conversation import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import LENIENT, SHORT, Episode, Status, Turn
@@ -452,21 +451,15 @@ class Rollout:
         for runner in self._active:
             with contextlib.suppress(AgentError):
                 self._release(runner)
-        self._discard([runner.env for runner in self._active])
+        close_all([runner.env for runner in self._active], self._calls)
         self._active = []
         self.close()
 
     def close(self) -> None:
         """Close every environment of the pool."""
-        self._discard(self._idle)
+        close_all(self._idle, self._calls)
         self._idle = []
         self._calls.close()
-
-    def _discard(self, envs: Sequence[Any]) -> None:
-        """Close environments, with a warning for each that fails or hangs while it is closed."""
-        for closed in self._calls.run([env.close for env in envs]):
-            if closed.failure:
-                warnings.warn(f"an environment could not be closed: {closed.failure}", stacklevel=2)
 
     def _begin(self, jobs: Sequence[tuple[int, Job]], done: list[tuple[int, Episode]]) -> None:
         """Begin `jobs`; those whose environment fails are done."""
@@ -494,7 +487,7 @@ class Rollout:
             failed += [env] if status is Status.ERROR_ENV else []
             episode = failed_episode(job, guard_of(env).env_id, failure, self._meta, status)
             self._finish(episode, done, number)
-        self._discard(failed)
+        close_all(failed, self._calls)
 
     def _round(self, done: list[tuple[int, Episode]]) -> None:
         """Play one turn of every active episode whose answer is there."""
@@ -512,7 +505,7 @@ class Rollout:
                 continue
             self._release(runner)
             if runner.status is Status.ERROR_ENV:
-                self._discard([runner.env])
+                close_all([runner.env], self._calls)
             # an environment that hangs is not touched again
             elif outcome is None or outcome.error is None:
                 self._idle.append(runner.env)

@@ -11,8 +11,10 @@ import math
 import os
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -160,6 +162,23 @@ class TimedCalls:
 
     def _given_up(self) -> CallResult:
         return CallResult(error=CallTimeout(f"{self.what} took more than {self.seconds:g} s"), seconds=self.seconds)
+
+
+def close_all(envs: Sequence[Any], calls: TimedCalls) -> None:
+    """Closes environments, with a warning for each that fails or hangs while it is closed."""
+    for closed in calls.run([env.close for env in envs]):
+        if closed.failure:
+            warnings.warn(f"an environment could not be closed: {closed.failure}", stacklevel=2)
+
+
+@contextmanager
+def lent(make_env: Callable[[], Any]) -> Iterator[Any]:
+    """An environment that plays no episode, closed at the end."""
+    env = make_env()
+    try:
+        yield env
+    finally:
+        close_all([env], TimedCalls(STEP_TIMEOUT, "closing the environment"))
 
 
 class _Batch:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ from turngym.core.files import FolderInUseError, locked_file
 from turngym.core.line_file import LineFile
 from turngym.core.protocols import Judgment
 from turngym.core.strict_json import JsonError, strict_json
-from turngym.core.trace import TraceProblem, add_checksum, check_checksum, has_checksum
+from turngym.core.trace import TraceProblem, add_checksum, array_of, check_checksum, has_checksum, plain_value
 from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
 from turngym.envs.tool_calls import STYLES, THINK, CallDialect, TaggedCalls, read_calls
@@ -304,7 +305,7 @@ class TurnRecord:
     version_spans: VersionSpans = ()
     """Spans of weights' versions, as in `Generation`."""
     at: float = 0.0
-    """When `TurnRecorder` wrote it, seconds since 1970; not part of `as_json`."""
+    """When `TurnRecorder` wrote it, seconds since 1970; 0.0 before."""
     retry: bool = False
     """The client asked for the previous answer again, so that one is superseded."""
 
@@ -314,43 +315,11 @@ class TurnRecord:
         return "tool_calls" if self.reply.tool_calls else self.finish
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": "turn",
-            "session": self.session,
-            "main": self.main,
-            "kept": self.kept,
-            "messages": [message.as_json() for message in self.messages],
-            "tools": None if self.tools is None else list(self.tools),
-            "opens": self.opens,
-            "prompt_ids": self.prompt_ids.tolist(),
-            "ids": self.ids.tolist(),
-            # by way of text: the shortest decimals of the float32, not the 17 digits of its float64
-            "logprobs": [float(text) for text in self.logprobs.astype(str)],
-            "reply": self.reply.as_json(),
-            "text": self.text,
-            "finish": self.finish,
-            "version": self.version,
-            "temperature": self.temperature,
-            "retry": self.retry,
-            **({} if self.owner is None else {"owner": self.owner}),
-            **({"version_spans": [list(span) for span in self.version_spans]} if self.version_spans else {}),
-        }
+        return {"kind": "turn", **msgspec.to_builtins(self, enc_hook=plain_value)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TurnRecord:
-        plain = ("session", "main", "kept", "opens", "text", "finish", "version", "temperature", "retry")
-        return cls(
-            **{name: record[name] for name in plain},
-            messages=messages_from_json(record["messages"]),
-            tools=None if record["tools"] is None else tuple(record["tools"]),
-            prompt_ids=np.array(record["prompt_ids"], np.int32),
-            ids=np.array(record["ids"], np.int32),
-            logprobs=np.array(record["logprobs"], np.float32),
-            reply=ChatMessage.from_json(record["reply"]),
-            at=record.get("at", 0.0),
-            owner=record.get("owner"),
-            version_spans=tuple((version, start, end) for version, start, end in record.get("version_spans", ())),
-        )
+        return msgspec.convert(record, cls, dec_hook=array_of)
 
 
 class TurnRecorder:

@@ -14,7 +14,7 @@ from turngym.core.errors import AgentError
 from turngym.core.files import SUMS_FILE
 from turngym.core.numbers import Count
 from turngym.core.spec import Spec, read
-from turngym.core.user_files import json_of, read_text
+from turngym.core.user_files import json_object
 
 CHAT_FILE = "turngym.json"
 
@@ -78,13 +78,7 @@ class ChatSettings(Spec):
         path = Path(folder) / CHAT_FILE
         if not path.exists():
             return cls()
-        try:
-            values = json_of(read_text(path, AgentError))
-        except (ValueError, RecursionError) as error:
-            raise AgentError(f"{path} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise AgentError(f"{path} is a {type(values).__name__}; it must be an object of settings")
-        return read(cls, values, str(path))
+        return read(cls, json_object(path, AgentError), str(path))
 
 
 def describe(settings: ChatSettings) -> str:

@@ -24,8 +24,6 @@ from turngym.core.user_files import read_text, user_path
 
 OWN_TEMPLATES = "own"
 """Name of the templates in our own words."""
-LARGEST_FILE = 1 << 20
-"""Most bytes of a file of templates."""
 LONGEST_WITH_HISTORY = 13_000
 """Characters above which a prompt of WebShop has no history, as in env_manager.py."""
 FOLDER = Path("agent_system/environments/prompts")
@@ -226,8 +224,6 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
             f"--prompts {named}: there is no {paths[0]}; name a checkout of verl-agent (it has {FOLDER.as_posix()}/"
             f"{kind}.py), or `{OWN_TEMPLATES}` for our own words"
         )
-    if path.stat().st_size > LARGEST_FILE:
-        raise AgentError(f"{path} has {path.stat().st_size:,} bytes; a file of templates has at most {LARGEST_FILE:,}")
     try:
         constants = _constants(ast.parse(read_text(path, AgentError)))
     # the parser gives up on deep nesting, and on null bytes

@@ -165,10 +165,6 @@ def _text(named: str, folder: Path, file: object) -> str:
     path = folder / file
     if not path.is_file():
         raise AgentError(f"skills {named}: there is no {file} there")
-    if path.stat().st_size > 4 * LONGEST_TEXT:
-        raise AgentError(
-            f"skills {named}: {file} has {path.stat().st_size} bytes; valid: up to {LONGEST_TEXT} characters"
-        )
     text = read_text(path, AgentError).strip()
     if not SHORTEST_TEXT <= len(text) <= LONGEST_TEXT:
         raise AgentError(f"skills {named}: {file} has {len(text)} characters; valid: {SHORTEST_TEXT} to {LONGEST_TEXT}")

@@ -29,7 +29,7 @@ from turngym.core.plugins import need
 from turngym.core.protocols import WeightSink, WeightSource
 from turngym.core.redaction import brief
 from turngym.core.setting import kind_of
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 
 
 def eval_policy(options: Addressed, folder: Path, tokenizer: Any, max_length: int | None) -> ServerPolicy:
@@ -188,12 +188,7 @@ def load_outside(folder: str) -> Any:
     """
     size = _vocabulary(model_config(folder), folder)
     file = Path(folder) / "generation_config.json"
-    try:
-        settings = json_file(file, ServerError) if file.exists() else {}
-    except ValueError as error:
-        raise ServerError(f"{file} cannot be read: {error}") from None
-    if not isinstance(settings, dict):
-        raise ServerError(f"{file} holds {brief(settings, 80)}; it must be a JSON object")
+    settings = json_object(file, ServerError) if file.exists() else {}
     ends = SimpleNamespace(eos_token_id=settings.get("eos_token_id"))
     return SimpleNamespace(generation_config=ends, config=SimpleNamespace(vocab_size=size))
 

@@ -24,7 +24,7 @@ from turngym.core.http_client import PASSING, SMALL_ANSWER, BadReply, HttpClient
 from turngym.core.plugins import need
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.core.redaction import brief, excerpt
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_object
 
 
 class ServerError(TurngymError):
@@ -488,10 +488,9 @@ class WeightGroup(Protocol):
 def model_config(folder: str) -> Mapping[str, Any]:
     """The model's config.json; empty if it cannot be read from here."""
     try:
-        found = json_file(Path(folder) / "config.json", ServerError)
-    except (ServerError, ValueError):
+        return json_object(Path(folder) / "config.json", ServerError)
+    except ServerError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from turngym.core.redaction import excerpt
 from turngym.core.rows import stat_stamp
 from turngym.core.task import content_hash
-from turngym.core.user_files import json_of, text_problem
+from turngym.core.user_files import bounded_bytes, json_of, text_problem
 from turngym.envs.alfworld.game_rules import (
     TASK_SIGN,
     digest,
@@ -87,7 +87,6 @@ class Game:
         self.data = data
         self.source = source
         self.shuffle = shuffle
-        check_keys(data, source)
         try:
             self.wording = read_wording(data["pddl_domain"], data["grammar"])
         except UnsupportedFacts as error:
@@ -169,7 +168,7 @@ class Game:
 
 
 def load_game(source: str | Path | Mapping[str, Any], *, shuffle: int | None = None) -> Game:
-    """Read a game file (`game.tw-pddl`), or take its content as a mapping.
+    """Read a game file (`game.tw-pddl`), or take what `read_game_file` gives.
 
     Parsed games are kept (the 64 files last used, until they change).
     Raises GameError naming the file and the key, GameUnsupported for rules the native engine does not know.
@@ -197,16 +196,11 @@ LARGEST_GAME = 1 << 24
 def read_game_file(path: str | Path) -> dict[str, Any]:
     """The checked JSON content of a game file. Raises GameError naming the file and what is wrong."""
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(LARGEST_GAME + 1)
-        if len(raw) > LARGEST_GAME:
-            raise GameError(f"{path}: longer than {LARGEST_GAME:,} bytes, which no game is")
-        data = json_of(raw.decode("utf-8"))
+        data = json_of(bounded_bytes(path, LARGEST_GAME).decode("utf-8"))
     except OSError as error:
         raise GameError(f"{path}: game file cannot be read: {error.strerror}") from error
-    # a number of thousands of digits and bytes that are not UTF-8 are ValueErrors, too
     except ValueError as error:
-        raise GameError(f"{path}: damaged game file, not JSON: {_one_line(error)}") from error
+        raise GameError(f"{path}: damaged game file: {_one_line(error)}") from error
     check_keys(data, str(path))
     checked: dict[str, Any] = data
     return checked

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import EnvBackendError, TurngymError
-from turngym.envs.alfworld.game import check_keys, read_game_file
+from turngym.envs.alfworld.game import read_game_file
 from turngym.envs.alfworld.pddl import GameError
 
 
@@ -32,7 +32,6 @@ class Reference:
         """Load another game; `shuffle` numbers the entities as alfworld does after `random.seed(shuffle)`."""
         name = "game" if isinstance(source, Mapping) else str(source)
         data = source if isinstance(source, Mapping) else read_game_file(source)
-        check_keys(data, name)
         # before the load, in which alfworld's wrapper hands out the numbers
         self._demangler.shuffle = shuffle is not None
         kept = random.getstate()

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from turngym.core.errors import TaskError
 from turngym.core.files import add_files
-from turngym.core.memory_mapped import files_under
+from turngym.core.manifest import files_under
 from turngym.core.tables import atomic_write
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.search.env import SearchEnv

@@ -7,7 +7,6 @@ shop and keeps it with the catalog.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,14 +15,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import locked_file
-from turngym.core.memory_mapped import changed_files, check_manifest, describe_files, map_array, sealed
+from turngym.core.manifest import Files, changed_files, describe_files, read_manifest, write_manifest
+from turngym.core.memory_mapped import map_array
 from turngym.core.redaction import brief
-from turngym.core.user_files import json_file
 from turngym.envs.spaces import printable
 from turngym.envs.webshop.catalog import Catalog
 from turngym.envs.webshop.open_catalog import REPORT_EVERY, Progress, cache_folder, load_catalog
@@ -126,6 +127,7 @@ def _words(title: str, spans: np.ndarray) -> tuple[str, ...]:
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+FILES = ("keys.npy", "ends.npy", "spans.npy")
 LONGEST_TITLE = np.iinfo(np.uint16).max
 """Characters of a title of which nouns can be recorded."""
 
@@ -133,6 +135,12 @@ LONGEST_TITLE = np.iinfo(np.uint16).max
 def title_key(title: str) -> int:
     """64 bits of a hash, by which a title is known without its text."""
     return int.from_bytes(blake2b(title.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+class _Manifest(msgspec.Struct):
+    format: Literal[1]
+    tagger: str
+    files: Files
 
 
 class NounTable:
@@ -145,17 +153,12 @@ class NounTable:
     def __init__(self, folder: Path) -> None:
         """Raises ShopDataError for a folder that is incomplete, damaged or of another format."""
         try:
-            manifest = json_file(folder / MANIFEST, ShopDataError)
-            if manifest["format"] != FORMAT:
-                raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
-            check_manifest(manifest)
-            if wrong := changed_files(folder, manifest["files"]):
+            manifest = read_manifest(folder / MANIFEST, _Manifest, ValueError)
+            if wrong := changed_files(folder, manifest.files):
                 raise ValueError("; ".join(wrong))
-            self.name = str(manifest["tagger"])
-            self.keys = map_array(folder / "keys.npy", np.uint64)
-            self._ends = map_array(folder / "ends.npy", np.int64)
-            self._spans = map_array(folder / "spans.npy", np.uint16)
-        except (ValueError, KeyError, TypeError, RetrievalError) as error:
+            self.name = manifest.tagger
+            self.keys, self._ends, self._spans = (map_array(folder / name) for name in FILES)
+        except (ValueError, RetrievalError) as error:
             raise ShopDataError(
                 f"the nouns in {folder} cannot be used: {error}; delete that folder, and `turngym index nouns` finds "
                 "them again"
@@ -194,9 +197,8 @@ def write_table(folder: Path, name: str, rows: Mapping[int, bytes]) -> None:
     np.save(folder / "ends.npy", np.cumsum([len(rows[key]) // _SPAN_BYTES for key in keys], dtype=np.int64))
     spans = np.frombuffer(b"".join(rows[key] for key in keys), dtype=np.uint16)
     np.save(folder / "spans.npy", spans.reshape(-1, 2))
-    files = describe_files(folder, ["keys.npy", "ends.npy", "spans.npy"])
-    manifest = {"format": FORMAT, "tagger": name, "titles": len(keys), "files": files}
-    (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n", "utf-8")
+    files = describe_files(folder, FILES)
+    write_manifest(folder / MANIFEST, {"format": FORMAT, "tagger": name, "titles": len(keys), "files": files})
 
 
 _SPAN_BYTES = 2 * np.dtype(np.uint16).itemsize

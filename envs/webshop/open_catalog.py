@@ -15,24 +15,22 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from turngym.core.errors import RetrievalError
+from turngym.core.manifest import Files, changed_files, describe_files, read_manifest, write_manifest
 from turngym.core.memory_mapped import (
     ArrayWriter,
     BlobStore,
     BlobWriter,
-    changed_files,
-    check_manifest,
-    describe_files,
     map_array,
-    sealed,
 )
 from turngym.core.rows import path_stamp, read_array, read_object
 from turngym.core.task import content_hash
-from turngym.core.user_files import json_file, json_of
+from turngym.core.user_files import json_of
 from turngym.envs.webshop.catalog import (
     Catalog,
     MemoryCatalog,
@@ -123,7 +121,7 @@ class AsinTable:
 
     def __init__(self, folder: Path) -> None:
         self._asins = map_array(folder / "asins.npy")
-        self._rows = map_array(folder / "asin_rows.npy", np.int32)
+        self._rows = map_array(folder / "asin_rows.npy")
 
     @staticmethod
     def save(folder: Path, asins: Sequence[bytes]) -> None:
@@ -180,13 +178,11 @@ def build_folder(
         manifest = _write_products(part, products(staging), kind, progress)
         shutil.rmtree(staging)
         with BlobStore(part / "products") as records:
-            engine = LuceneIndex.build(_documents(records, progress), part / "search")
-            manifest["search"] = engine.fingerprint
-            engine.close()
+            LuceneIndex.build(_documents(records, progress), part / "search").close()
         # products have checksums of their own, one by one, and the search folder has a manifest
         names = [path.name for path in part.iterdir() if path.is_file() and path.name != "products.bin"]
         manifest["files"] = describe_files(part, names)
-        (part / "manifest.json").write_text(json.dumps(sealed(manifest), indent=1), "utf-8")
+        write_manifest(part / "manifest.json", manifest)
         try:
             part.rename(folder)
         except OSError:  # another process was first
@@ -227,6 +223,12 @@ def _documents(records: BlobStore, progress: Progress | None) -> Iterator[tuple[
             progress("indexing products", row + 1)
 
 
+class _Manifest(msgspec.Struct):
+    format: Literal[1]
+    sha256: str
+    files: Files
+
+
 class MappedCatalog(Catalog):
     """A folder that `build_folder` wrote. Products are decoded when they are asked for."""
 
@@ -234,26 +236,18 @@ class MappedCatalog(Catalog):
         """Raises ShopDataError for a folder that is incomplete, damaged or of another format."""
         self.folder = folder
         try:
-            manifest = json_file(folder / "manifest.json", ShopDataError)
-            if manifest["format"] != FORMAT:
-                raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
-            check_manifest(manifest)
-            if wrong := changed_files(folder, manifest["files"]):
+            manifest = read_manifest(folder / "manifest.json", _Manifest, ValueError)
+            if wrong := changed_files(folder, manifest.files):
                 raise ValueError("; ".join(wrong))
-            self.sha256: str = manifest["sha256"]
-            self._search: str = manifest["search"]
+            self.sha256 = manifest.sha256
             self._records = BlobStore(folder / "products")
             self._table = AsinTable(folder)
-            self.pricing = map_array(folder / "pricing.npy", np.float64)
+            self.pricing = map_array(folder / "pricing.npy")
             columns = {f.name: map_array(folder / f"goal_{f.name}.npy") for f in dataclasses.fields(GoalEntries)}
             self.entries = GoalEntries(**columns)
-            self.order: np.ndarray | None = map_array(folder / "goal_order.npy", np.int64)
-        except (ValueError, KeyError, TypeError, RetrievalError) as error:
+            self.order: np.ndarray | None = map_array(folder / "goal_order.npy")
+        except (ValueError, RetrievalError) as error:
             raise self._unusable(str(error)) from error
-        if not len(self._records) == len(self.pricing) == manifest["products"]:
-            raise self._unusable(
-                f"{len(self._records)} products, {len(self.pricing)} prices: files do not belong together"
-            )
         self._engine: LuceneIndex | None = None
 
     def __len__(self) -> int:
@@ -269,16 +263,11 @@ class MappedCatalog(Catalog):
         return self._table.row(asin)
 
     def engine(self) -> LuceneIndex:
-        """Raises ShopDataError for an index that was built from other products."""
         if self._engine is None:
             try:
-                engine = LuceneIndex.open(self.folder / "search")
+                self._engine = LuceneIndex.open(self.folder / "search")
             except RetrievalError as error:
                 raise self._unusable(str(error)) from error
-            if engine.fingerprint != self._search:
-                engine.close()
-                raise self._unusable("its search index was built from other products")
-            self._engine = engine
         return self._engine
 
     def close(self) -> None:

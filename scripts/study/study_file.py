@@ -223,7 +223,7 @@ def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
         try:
             tables.append(tomllib.loads(change))
         # a number of thousands of digits is a ValueError of Python's own
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             said = f"--set {brief(change, 80)} is not TOML ({error}); valid: --set 'train.steps = 12'"
             raise TurngymError(said) from error
     whole, worlds = dict[str, Any](), set[str]()

@@ -10,38 +10,22 @@ from typing import Any
 import pytest
 
 from turngym.agents.evaluation.packed_file import read_result
-from turngym.agents.evaluation.results import read_results
 from turngym.agents.local_engine.lora_weights import adapter_config
 from turngym.agents.proxy.turn_records import iter_records
 from turngym.agents.servers.server_connection import model_config
+from turngym.core import user_files
 from turngym.core.errors import RetrievalError, TurngymError
-from turngym.core.memory_mapped import BlobStore, map_array
 from turngym.core.protocols import separate
 from turngym.core.trace import TraceProblem, iter_trace
-from turngym.envs.webshop.nouns import NounTable
-from turngym.retrieval.corpus import PassageStore
-from turngym.retrieval.encoders import HashingEncoder
-from turngym.retrieval.index import read_manifest
-from turngym.retrieval.lucene_postings import read_manifest as read_bm25
-from turngym.trainers.checkpoint import read_state
-from turngym.trainers.metrics import iter_metrics
-from turngym.trainers.study.records import read_record, read_records
+from turngym.core.user_files import json_object
+from turngym.trainers.study.records import read_records
 
 NESTED = b"[" * 200_000 + b"\n"
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "index": ("manifest.json", read_manifest),
-    "bm25": ("manifest.json", read_bm25),
-    "passages": ("passages.json", PassageStore),
-    "hashing": ("hashing.json", HashingEncoder.load),
-    "nouns": ("manifest.json", NounTable),
-    "checkpoint": ("state.json", read_state),
-    "record": ("cell.json", read_record),
+    # of models, adapters, panels, and of what turngym has written
+    "an object": ("adapter_config.json", adapter_config),
     "study": ("study.json", read_records),
-    "results": ("results.json", lambda folder: read_results(folder / "results.json")),
     "packed": ("r.xz", lambda folder: read_result(folder / "r.xz")),
-    "adapter": ("adapter_config.json", adapter_config),
-    "array": ("a.npy", lambda folder: map_array(folder / "a.npy")),
-    "metrics": ("metrics.jsonl", lambda folder: list(iter_metrics(folder))),
 }
 
 
@@ -51,8 +35,7 @@ def test_what_is_no_such_file_is_one_line(name: str, kind: str, tmp_path: Path) 
     file, read = READERS[name]
     path = tmp_path / file
     if kind == "nested":
-        # a torn last line of metrics is skipped
-        path.write_bytes(NESTED + b"{}\n")
+        path.write_bytes(NESTED)
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "device":
@@ -79,7 +62,8 @@ def test_what_is_nested_is_a_problem_of_its_line(tmp_path: Path) -> None:
     assert separate(NESTED.decode()) == (None, None)
 
 
-def test_records_in_a_device(tmp_path: Path) -> None:
-    (tmp_path / "p.offsets.npy").symlink_to("/dev/zero")
-    with pytest.raises(RetrievalError, match="there is no such file"):
-        BlobStore(tmp_path / "p")
+def test_a_longer_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_files, "LARGEST_JSON", 10)
+    (tmp_path / "a.json").write_text('{"a": "long"}')
+    with pytest.raises(TurngymError, match=r"a\.json cannot be read: it has more than 10 bytes"):
+        json_object(tmp_path / "a.json", TurngymError)

@@ -121,9 +121,6 @@ def test_other_refusals(tmp_path: Path) -> None:
     ):
         with pytest.raises(TurngymError, match="templates"):
             ChatSettings(**settings)  # type: ignore[arg-type]
-    big = checkout(tmp_path, text=f"A = '{'x' * (1 << 20)}'")
-    with pytest.raises(AgentError, match="has at most"):
-        read_templates(str(big), ALFWORLD)
 
 
 def test_a_model_plays_with_the_prompts_of_a_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

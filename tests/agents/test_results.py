@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -218,28 +217,17 @@ def test_other_tasks_are_not_compared(panel: Panel, make_doors: Any, tmp_path: P
         read_evaluation(tmp_path / "old.json")
 
 
-def row_with(**changes: Any) -> Callable[[Any], Any]:
-    return lambda whole: whole | {"episodes": [whole["episodes"][0] | changes, *whole["episodes"][1:]]}
-
-
 @pytest.mark.parametrize(
     "broken",
     [
         *(lambda whole, part=part: whole | part for part in ({"spec": 3}, {"version": 2}, {"episodes": 3})),
-        *(row_with(task_id=task_id) for task_id in (5, None)),
-        *(row_with(score=score) for score in (math.nan, math.inf, 1.5, -1, 10**400, "1", True)),
-        *(row_with(episode_return=paid) for paid in (math.nan, 1e19, 10**400)),
-        *(row_with(turns=turns) for turns in (-1, 0, 10**400, 1.0)),
-        *(row_with(**{name: -1}) for name in ("sample", "invalid", "prompt_tokens", "response_tokens")),
-        row_with(success=1),
-        lambda whole: whole | {"episodes": [*whole["episodes"], whole["episodes"][0]]},
+        lambda whole: whole | {"episodes": [whole["episodes"][0] | {"success": 1}]},
     ],
 )
 def test_a_results_file_of_another_kind_is_refused_in_one_line(
     broken: Callable[[Any], Any], panel: Panel, make_doors: Any, tmp_path: Path
 ) -> None:
     whole = toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1).run().to_json()
-    whole["episodes"][0]["invalid"] = 1
     (tmp_path / "a.json").write_text(json.dumps(broken(whole)))
     with pytest.raises(EvaluationError, match=r"a\.json [^\n]+$"):
         read_evaluation(tmp_path / "a.json")

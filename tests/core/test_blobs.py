@@ -48,13 +48,10 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(BlobError, match="4 bytes, but its offsets say 5"):
         BlobStore(tmp_path / "x")
     (tmp_path / "x.bin").unlink()
-    with pytest.raises(BlobError, match="there is no such file"):
+    with pytest.raises(BlobError, match="cannot be read: No such file"):
         BlobStore(tmp_path / "x")
     (tmp_path / "x.offsets.npy").write_bytes(b"nonsense")
     with pytest.raises(BlobError, match="damaged array"):
-        BlobStore(tmp_path / "x")
-    np.save(tmp_path / "x.offsets.npy", np.array([3, 4]))
-    with pytest.raises(BlobError, match="not the offsets"):
         BlobStore(tmp_path / "x")
 
 
@@ -66,12 +63,10 @@ def test_arrays_grow_by_rows(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="width 3"):
             writer.extend(np.ones((1, 4)))
     writer.close()
-    mapped = map_array(tmp_path / "a.npy", np.float32)
+    mapped = map_array(tmp_path / "a.npy")
     assert mapped.tolist() == [[1, 1, 1], [1, 1, 1], [2, 2, 2]]
     assert type(mapped) is np.ndarray
     assert np.load(tmp_path / "a.npy").dtype == np.float32
-    with pytest.raises(BlobError, match="float32, but int64"):
-        map_array(tmp_path / "a.npy", np.int64)
     with pytest.raises(ValueError, match="closed"):
         writer.extend(np.ones((1, 3)))
 

@@ -18,12 +18,21 @@ from sglang_fake import VOCABULARY, draw_of, score_of
 
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
-from turngym.core.http_client import BadReply, HttpClient, LoopThread, NotReached
+from turngym.core import user_files
+from turngym.core.http_client import BadReply, HttpClient, LoopThread, NotReached, read_json
 
 SECONDS = 0.4
 """For a request with all that belongs to it."""
 MOST = 160
 """MiB of memory; the bomb holds 256, and a retriever's answer may have 64, which are copied once."""
+
+
+def test_an_answer_has_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"[" + b"[]," * 30 + b"[]]"
+    assert len(read_json(body)) == 31
+    monkeypatch.setattr(user_files, "MOST_VALUES", 20)
+    with pytest.raises(BadReply):
+        read_json(body)
 
 
 def each_mischief_with_one(calls: Sequence[str]) -> list[Any]:

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from small_disk import small_disk
 
-from turngym.core.errors import SettingsError
 from turngym.core.files import FolderInUseError, locked_file, locked_folder, new_folder
-from turngym.core.settings import read_toml
 from turngym.core.tables import atomic_write, written_whole
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts.main import main
@@ -125,10 +123,3 @@ def test_without_locks_a_marker_is_the_lock(tmp_path: Path, monkeypatch: pytest.
     with warnings.catch_warnings(action="ignore"), locked_file(path), TraceWriter(path) as writer:
         assert writer.path == path
     assert not list(tmp_path.glob(".t.jsonl*"))
-
-
-def test_settings_nested_beyond_reason_are_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "deep.toml"
-    path.write_text("x = " + "[" * 30_000 + "]" * 30_000)
-    with pytest.raises(SettingsError, match=r"deep\.toml is nested too deeply"):
-        read_toml(path)

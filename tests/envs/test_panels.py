@@ -96,7 +96,7 @@ def test_a_manifest_is_never_replaced(tmp_path: Path) -> None:
         ('"max_turns": 9', '"max_turns": 10', "was changed"),
         ('"schema": 1', '"schema": 2', "schema"),
         ('"sha256"', '"sha"', "is not a panel manifest: .*`sha256`"),
-        ("{", "", "is not a panel manifest"),
+        ("{", "", "cannot be read"),
         ("corridor/5", "corridor/3", "listed twice"),
     ],
 )
@@ -322,16 +322,8 @@ def test_every_kind_of_value_in_a_manifest_is_refused_by_name(tmp_path: Path, fi
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{"])
 def test_files_that_are_no_manifest(tmp_path: Path, text: str) -> None:
     (tmp_path / "toy-v1.json").write_text(text)
-    with pytest.raises(PanelError, match=r"toy-v1\.json is not a panel manifest"):
+    with pytest.raises(PanelError, match=r"toy-v1\.json cannot be read"):
         load_panel("toy", tmp_path)
-
-
-def test_a_manifest_is_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "toy-v1.json"
-    with path.open("wb") as file:
-        file.truncate(1 << 27)
-    with pytest.raises(PanelError, match="134,217,728 bytes; "):
-        load_panel(str(path))
 
 
 @pytest.mark.parametrize("field", ["task_id", "sha256", "split", "category"])

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.core.memory_mapped import sealed
 from turngym.retrieval import corpus as corpus_module
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore, PassageWriter, corpus_sha256, read_corpus
@@ -155,11 +154,7 @@ def stored(passages: Iterable[Passage], folder: Path) -> PassageStore:
 
 
 def test_store_that_is_not_whole(tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="no complete passage store"):
-        PassageStore(tmp_path)
-    stored([Passage(id=str(i), title="", text="x") for i in range(3)], tmp_path).close()
-    (tmp_path / "passages.json").write_text(json.dumps(sealed({"count": 4, "sha256": ""})))
-    with pytest.raises(RetrievalError, match=r"3 records.*says 4"):
+    with pytest.raises(RetrievalError, match=r"passages\.json"):
         PassageStore(tmp_path)
 
 

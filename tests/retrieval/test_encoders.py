@@ -103,10 +103,7 @@ def test_hashing_saved_and_loaded(hashing: HashingEncoder, tmp_path: Path) -> No
     assert (loaded.encode_queries(["rock"]) == hashing.encode_queries(["rock"])).all()
     other = HashingEncoder.fit(PASSAGES[:2])
     assert other.fingerprint != hashing.fingerprint
-    np.save(tmp_path / "counts.npy", other.counts)
-    with pytest.raises(RetrievalError, match="hashing-v1:dim=1024:passages=3"):
-        HashingEncoder.load(tmp_path)
-    with pytest.raises(RetrievalError, match="no usable hashing encoder"):
+    with pytest.raises(RetrievalError, match=r"hashing\.json cannot be read"):
         HashingEncoder.load(tmp_path / "none")
 
 

@@ -10,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError
-from turngym.core.memory_mapped import sealed
+from turngym.core.manifest import read_manifest as read_sealed
+from turngym.core.manifest import write_manifest
 from turngym.retrieval import index_vectors as vectors_file
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore
@@ -93,6 +95,7 @@ def test_folder_and_memory_find_the_same(corpus: Path, tmp_path: Path, kind: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from turngym.retrieval.index import BuildPlan, build_index
 corpus, out, stage, least = sys.argv[1:]
 def progress(name, done, total):
@@ -373,7 +376,7 @@ def test_damaged_folders(built: Path, tmp_path: Path) -> None:
         open_retriever(tmp_path / "cpoy")
     with pytest.raises(IndexFolderError, match="no finished index"):
         open_retriever(tmp_path)
-    raw = json.loads((folder / "manifest.json").read_text())
+    raw = read_sealed(folder / "manifest.json", dict[str, Any], IndexFolderError)
     (folder / "faiss.index").write_bytes((folder / "faiss.index").read_bytes()[:-1])
     with pytest.raises(IndexFolderError, match=r"faiss.index has \d+ bytes, \d+ were written"):
         open_retriever(folder)
@@ -381,11 +384,11 @@ def test_damaged_folders(built: Path, tmp_path: Path) -> None:
     with pytest.raises(IndexFolderError, match=r"faiss\.index is missing"):
         open_retriever(folder)
     (folder / "manifest.json").write_text(json.dumps({**raw, "format": 99}))
-    with pytest.raises(IndexFolderError, match="index format 99"):
+    with pytest.raises(IndexFolderError, match="its checksum differs"):
         open_retriever(folder)
-    for text in ("{", json.dumps(sealed({**raw, "passages": -1}))):
-        (folder / "manifest.json").write_text(text)
-        with pytest.raises(IndexFolderError, match="damaged manifest"):
+    for changes in ({"format": 99}, {"passages": -1}):
+        write_manifest(folder / "manifest.json", {**raw, **changes})
+        with pytest.raises(IndexFolderError, match=next(iter(changes))):
             open_retriever(folder)
 
 
@@ -435,7 +438,7 @@ def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_
 def test_a_changed_digit_in_the_manifest_is_refused(built: Path, tmp_path: Path) -> None:
     path = damaged(built, tmp_path) / "manifest.json"
     path.write_text(path.read_text().replace('"passages": ', '"passages": 1'))
-    with pytest.raises(IndexFolderError, match=r"damaged manifest"):
+    with pytest.raises(IndexFolderError, match="its checksum differs"):
         read_manifest(path.parent)
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError, locked_folder
-from turngym.core.memory_mapped import describe_files, sealed
+from turngym.core.manifest import read_manifest, write_manifest
 from turngym.retrieval import lucene_build as build
-from turngym.retrieval import lucene_postings as files
 from turngym.retrieval import lucene_postings as parts
-from turngym.retrieval import lucene_postings as query
 from turngym.retrieval.bm25 import LuceneIndex
 
 DOCS = [(f"d{row * 37 % 101:03}", f"red shirt w{row % 9} w{row % 4} " + "blue " * (row % 5)) for row in range(100)]
@@ -167,41 +163,20 @@ def test_two_builders_of_one_folder(tmp_path: Path) -> None:
     assert len(LuceneIndex.build(DOCS, tmp_path / "index")) == 100
 
 
-def change_manifest(folder: Path, **changes: object) -> None:
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | changes)))
-
-
-def test_folders_that_are_no_index(tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="there is no such folder"):
-        LuceneIndex.open(tmp_path / "nowhere")
-    with pytest.raises(RetrievalError, match="no manifest"):
-        LuceneIndex.open(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"format": "cake"}')
-    with pytest.raises(RetrievalError, match="not the manifest of a BM25 index"):
-        LuceneIndex.open(tmp_path)
-    (tmp_path / "manifest.json").write_text("[]")
-    with pytest.raises(RetrievalError, match="not the manifest"):
-        LuceneIndex.open(tmp_path)
-    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(RetrievalError, match="damaged"):
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"format": "cake"}'])
+def test_folders_that_are_no_index(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(RetrievalError, match=r"manifest\.json"):
         LuceneIndex.open(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"version": 99}, "version is 99, this program reads 1"),
-        ({"analysis": "german"}, "analysis is 'german'"),
-        ({"settings": {"k1": 2.0, "b": 0.4}}, "fingerprint does not fit"),
-        ({"statistics": {}}, "damaged"),
-        ({"files": None}, "damaged"),
-    ],
-)
-def test_manifests_that_lie(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+@pytest.mark.parametrize("changes", [{"version": 99}, {"analysis": "german"}, {"statistics": {}}])
+def test_an_index_of_another_version_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     LuceneIndex.build(DOCS, tmp_path / "index").close()
-    change_manifest(tmp_path / "index", **changes)
-    with pytest.raises(RetrievalError, match=message):
+    path = tmp_path / "index" / "manifest.json"
+    write_manifest(path, {**read_manifest(path, dict[str, object], RetrievalError), **changes})
+    with pytest.raises(RetrievalError, match=next(iter(changes))):
         LuceneIndex.open(tmp_path / "index")
 
 
@@ -220,53 +195,9 @@ def test_damaged_files(tmp_path: Path) -> None:
         LuceneIndex.open(folder)
 
 
-def test_damage_that_only_a_search_meets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "index"
-    LuceneIndex.build(DOCS, folder).close()
-    rows = (folder / "rows.npy").read_bytes()
-    (folder / "rows.npy").write_bytes(rows[:-1] + b"\x07")
-    monkeypatch.setattr(files, "CHECKED", 0)
-    monkeypatch.setattr(query, "_PRECOMPUTED", -1)
-    index = LuceneIndex.open(folder)
-    with pytest.raises(RetrievalError, match="documents that are not there"):
-        answers(index)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("ids.bin", lambda data: b"\xff" * len(data), "a name that is no text"),
-        ("rows.npy", lambda data: data[:-4] + (1 << 24).to_bytes(4, "little"), "documents that are not there"),
-        # each list ends where the next begins: 2**40 documents have the word, or more of them than there are, or -1
-        ("starts.npy", lambda data: data[:-8] + (1 << 40).to_bytes(8, "little"), "lists of documents overlap"),
-        ("starts.npy", lambda data: data[:-16] + (1 << 40).to_bytes(8, "little") + data[-8:], "lists of documents"),
-    ],
-)
-def test_files_that_an_enemy_wrote(tmp_path: Path, name: str, change: Callable[[bytes], bytes], said: str) -> None:
-    folder = tmp_path / "index"
-    LuceneIndex.build(DOCS, folder).close()
-    (folder / name).write_bytes(change((folder / name).read_bytes()))
-    listed = json.loads((folder / "manifest.json").read_text())["files"]
-    change_manifest(folder, files=describe_files(folder, listed))
-    with pytest.raises(RetrievalError, match=said):
-        answers(LuceneIndex.open(folder))
-
-
-def test_files_of_two_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, docs in (("one", DOCS), ("two", DOCS[:50])):
-        LuceneIndex.build(docs, tmp_path / name).close()
-    np.save(tmp_path / "one" / "norms.npy", np.load(tmp_path / "two" / "norms.npy"))
-    listed = json.loads((tmp_path / "one" / "manifest.json").read_text())["files"]
-    listed["norms.npy"] = {"bytes": (tmp_path / "one" / "norms.npy").stat().st_size, "crc32": 0}
-    change_manifest(tmp_path / "one", files=listed)
-    monkeypatch.setattr(files, "CHECKED", 0)
-    with pytest.raises(RetrievalError, match="of different indexes"):
-        LuceneIndex.open(tmp_path / "one")
-
-
 def test_a_manifest_with_a_changed_digit_is_refused(tmp_path: Path) -> None:
     LuceneIndex.build(DOCS, tmp_path / "x").close()
     path = tmp_path / "x" / "manifest.json"
     path.write_text(path.read_text().replace('"bytes": 1', '"bytes": 2', 1))
-    with pytest.raises(RetrievalError, match=r"manifest\.json: damaged"):
+    with pytest.raises(RetrievalError, match="its checksum differs"):
         LuceneIndex.open(tmp_path / "x")

@@ -326,6 +326,13 @@ def test_runs_of_one_name_that_are_no_seeds_are_refused(
     assert "no run matches the pattern" in capsys.readouterr().err
 
 
+def test_a_run_that_was_killed_in_its_first_row_has_no_steps(tmp_path: Path, capsys: Any) -> None:
+    (run,) = seeds_of(tmp_path, "opd", (0.1,))
+    (run / "metrics.jsonl").write_text('{"step": 1, "kind": "tr')
+    assert main(["report", str(run), "--out", str(tmp_path / "out"), "--no-figure"]) == 0
+    assert "| opd-0 | 1 | 0 |" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_a_run_of_other_tasks_is_said(tmp_path: Path, capsys: Any) -> None:
     first, second = seeds_of(tmp_path, "opd", (0.1, 0.3))
     for path in (second / "eval").iterdir():

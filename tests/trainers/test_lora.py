@@ -149,7 +149,7 @@ def test_what_is_no_plain_adapter_or_has_no_base_is_refused(tmp_path: Path) -> N
         with pytest.raises(ModelError, match=said):
             load_model(tmp_path / "adapter")
     config.write_text("[]")
-    with pytest.raises(ModelError, match="holds no object"):
+    with pytest.raises(ModelError, match="valid: an object"):
         load_model(tmp_path / "adapter")
     config.write_text(json.dumps(good))
     file = tmp_path / "adapter" / "adapter_model.safetensors"

@@ -28,7 +28,7 @@ from turngym.core.rows import read_whole
 from turngym.core.tables import write_json
 from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes
-from turngym.core.user_files import json_file, json_of
+from turngym.core.user_files import json_object, json_of
 from turngym.trainers import content_hashes
 from turngym.trainers.metrics import iter_metrics, read_metrics
 from turngym.trainers.study.portable import portable
@@ -323,10 +323,7 @@ def _check(record: Record, where: str) -> None:
 
 def read_record(path: Path) -> Record:
     """The record of a cell's folder."""
-    try:
-        return _decoded(json_file(path / RECORD, TurngymError), Record, str(path / RECORD))
-    except ValueError as error:
-        raise TurngymError(f"{path / RECORD} is not a study's: {error}") from error
+    return _decoded(json_object(path / RECORD, TurngymError), Record, str(path / RECORD))
 
 
 # All records of a study in one file.

@@ -104,9 +104,9 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
         load_game(file)
     text = json.dumps(house())
     for content, said in [
-        (text[: len(text) // 2], "damaged game file, not JSON"),
+        (text[: len(text) // 2], "damaged game file: "),
         ("[1, 2]", "Expected `object`, got `array`"),
-        ("\udcff", "damaged game file, not JSON"),
+        ("\udcff", "damaged game file: "),
         (text.replace('"grammar"', '"gramar"'), "`grammar`"),
         (json.dumps(house() | {"pddl_problem": 3}), "pddl_problem"),
         (json.dumps(house() | {"walkthrough": "look"}), "walkthrough"),

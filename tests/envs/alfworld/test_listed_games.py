@@ -170,7 +170,7 @@ def refusal(env: ALFWorldEnv) -> str | None:
 
 def test_a_game_file_is_bounded(tmp_path: Path) -> None:
     path = write(tmp_path, f"{TASK}/a", house() | {"something else": "x" * (1 << 24)})
-    with pytest.raises(GameError, match="longer than 16,777,216 bytes"):
+    with pytest.raises(GameError, match="more than 16,777,216 bytes"):
         load_game(path)
 
 

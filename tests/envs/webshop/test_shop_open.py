@@ -128,17 +128,6 @@ def mapped_folder(data: Path, cache: Path, profile: str) -> Path:
     return (set(cache.glob("webshop/*")) - before).pop()
 
 
-def test_an_index_of_other_products_is_refused(data: Path, cache: Path) -> None:
-    one = mapped_folder(data, cache, "1k-synthetic")
-    (data / "items_shuffle.json").write_text(json.dumps([record(number) for number in range(29)]), "utf-8")
-    other = mapped_folder(data, cache, "full-synthetic")
-    shutil.rmtree(one / "search")
-    shutil.copytree(other / "search", one / "search")
-    made = open_shop("1k-synthetic", data)
-    with pytest.raises(ShopDataError, match="built from other products; delete that folder"):
-        made.search("table")
-
-
 @pytest.mark.parametrize("name", ["products.bin", "asins.npy", "goal_order.npy", "pricing.npy"])
 def test_a_damaged_folder_is_refused(data: Path, cache: Path, name: str) -> None:
     folder = mapped_folder(data, cache, "1k-synthetic")
