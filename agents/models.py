@@ -98,7 +98,6 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     set_torch_variables()
     try:
         import torch
-        import transformers
         from transformers.utils import logging
     except ImportError as error:
         raise ModelError(f"models need torch and transformers: pip install 'turngym[train]' ({error})") from error
@@ -114,11 +113,7 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     # bars for every file would tear the one line of progress that a person watches
     logging.disable_progress_bar()
     config = model_config(path)
-    # of models that also read images some are causal models for transformers (Gemma 3), others not (Qwen3-VL)
-    causal, images = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    reads_images = type(config) in images and type(config) not in causal
-    family = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
-    load: Any = family.from_pretrained
+    load: Any = auto_class(config).from_pretrained
     quantized = _dequantized(config)
     try:
         require_memory(path, _numbers(path), dtype)
@@ -159,6 +154,16 @@ def model_config(folder: Path) -> Any:
         return transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes the model of a configuration."""
+    import transformers
+
+    # of models that also read images some are causal models for transformers (Gemma 3), others not (Qwen3-VL)
+    causal, images = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    reads_images = type(config) in images and type(config) not in causal
+    return transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
 
 
 DEQUANTIZED = ("fp8", "mxfp4")

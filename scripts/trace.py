@@ -477,7 +477,7 @@ def _html(command: Html) -> int:
 def episode_line(episode: Episode) -> str:
     """`won completed  12 turns  return 1.00  heat  task sample 0`."""
     ended = f"{episode.outcome:<4} {episode.status.value}"
-    head = f"{ended:<21} {episode.depth:>3} turns  return {episode.episode_return:+.2f}"
+    head = f"{ended:<21} {episode.depth:>3} turns  return {episode.episode_return:+z.2f}"
     return f"{head}  {episode.task.category:<8} {episode.task.task_id} sample {episode.sample}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,7 +42,23 @@ def shard(model: Any, mesh: Any) -> None:
 
     The rest (embeddings, last norm, head; in one group, because heads are often tied to embeddings) stays gathered
     between the hidden states and the head's gradient, so that the head may be called on its own, chunk by chunk.
+    Modules with parameters of another precision than most have groups of their own: a group has one.
+
+    Raises DistributedError for a module that itself learns in two precisions.
     """
+    sizes = Counter[torch.dtype]()
+    for own in model.parameters():
+        sizes[own.dtype] += own.numel() * own.requires_grad
+    # inner ones before those around them, as below
+    for name, part in reversed([*model.named_modules()]):
+        learned = {own.dtype for own in part.parameters(recurse=False) if own.requires_grad}
+        if len(learned) > 1:
+            raise DistributedError(
+                f"{name} of {type(model).__name__} learns in {' and '.join(sorted(map(str, learned)))}, which several "
+                "processes cannot divide; valid: --dtype float32, or adapters (--lora.rank)"
+            )
+        if learned and learned != {max(sizes, key=sizes.__getitem__)}:
+            fully_shard(part, mesh=mesh)
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
     # blocks before the whole: a group takes in the parameters that no group inside of it has

@@ -22,7 +22,6 @@ from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
 from turngym.core.numbers import Count
 from turngym.core.spec import Spec
-from turngym.trainers.models import freeze_unread
 
 ADAPTER_NAME = "default"
 """peft's own name for the only adapter of a model."""
@@ -57,10 +56,20 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
         import peft
     except ImportError as error:
         raise ModelError(f"--lora.rank {config.rank} needs pip install 'turngym[lora]' ({error})") from error
+    uncalled = _uncalled_layers(model)
+    there = {name: layer for name, layer in model.named_modules() if name not in uncalled}
+    for target in config.targets:
+        if not any(f".{name}".endswith(f".{target}") for name in there):
+            linear = (name.rpartition(".")[2] for name, layer in there.items() if is_transposed(layer) is not None)
+            raise ModelError(
+                f"--lora.targets {target}: text calls no such layer of {type(model).__name__}, so that nothing would "
+                f"be learned; valid: {', '.join(dict.fromkeys(linear))}"
+            )
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=list(config.targets) or "all-linear",  # peft's word for all linear layers but the output head
+        exclude_modules=uncalled or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base or None,
     )
@@ -88,12 +97,23 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
         for module in model.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
-    # names of layers mean those of the half that reads images, too
-    freeze_unread(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             # updates of adapters are as small as those of weights; bfloat16 would lose them
             parameter.data = parameter.data.float()
+
+
+def _uncalled_layers(model: Any) -> list[str]:
+    """Names of the layers that could have an adapter and that a row of text does not call: those of a half that reads
+    images, and those of which the model reads the weight itself (Jamba's dt_proj). An adapter would not count there."""
+    layers = {name: layer for name, layer in model.named_modules() if is_transposed(layer) is not None}
+    called = set[Any]()
+    hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers.values()]
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return [name for name, layer in layers.items() if layer not in called]
 
 
 def adapted(model: Any) -> bool:

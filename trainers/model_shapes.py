@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from turngym.agents.models import auto_class
 from turngym.core.errors import ModelError
+from turngym.core.hub import load_problem
 
 BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 """Bytes of one number."""
@@ -218,8 +220,9 @@ def shape_of(config: Any) -> ModelShape:
     Of experts its feed-forward layers have the width that a token goes through. Raises ModelError where a size is
     missing or not one, and for a configuration of no causal model.
     """
-    config = config.get_text_config()
     try:
+        stored, tied = _built(config)
+        config = config.get_text_config()
         heads = int(config.num_attention_heads)
         shape = ModelShape(
             layers=config.num_hidden_layers,
@@ -230,13 +233,14 @@ def shape_of(config: Any) -> ModelShape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             mlp=_active_width(config),
             vocab=config.vocab_size,
-            tied=bool(config.tie_word_embeddings),
+            tied=tied,
             linear=_linear_of(config),
         )
-        return replace(shape, beside=_count(config) - shape.parameters)
+        return replace(shape, beside=stored - shape.parameters)
     # families have names of their own, and transformers refuses a size that differs from layer to layer (Gemma 4)
     except Exception as error:
-        raise ModelError(f"{type(config).__name__} does not say its sizes as decoders usually do: {error}") from error
+        said = f"{type(config).__name__} does not say its sizes as decoders usually do: {load_problem(error)}"
+        raise ModelError(f"{said}; valid: the name of a shape of about its size ({', '.join(SHAPES)})") from error
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -257,14 +261,17 @@ def _first(config: Any, names: Sequence[str]) -> Any:
     return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
 
 
-def _count(config: Any) -> int:
-    """Parameters of the causal model of a configuration, which is built without memory."""
+def _built(config: Any) -> tuple[int, bool]:
+    """Parameters of the language model of a configuration, its head included, and whether head and embedding are one
+    matrix: of the model itself, built without memory. Configurations of models that also read images say the latter in
+    one place or the other."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        model = auto_class(config).from_config(config)
+    head = model.get_output_embeddings()
+    parameters = {*model.get_decoder().parameters(), *head.parameters()}
+    return sum(one.numel() for one in parameters), head.weight is model.get_input_embeddings().weight
 
 
 def _linear_of(config: Any) -> LinearShape | None:

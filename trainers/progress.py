@@ -13,7 +13,7 @@ from turngym.core.progress import ACTIVITY, LogLines, clock
 MUCH = 0.5
 """Share of answers that are cut or cannot be read from which on they are what holds a run up."""
 SHOWN_METRICS = (
-    ("loss", "loss {:.3f}"),
+    ("loss", "loss {:z.3f}"),
     ("success", "success {:.0%}"),
     ("depth/cap", "depth {}"),
     ("eval/avg", "Avg {:.1%}"),

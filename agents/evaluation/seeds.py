@@ -226,7 +226,7 @@ def signed(value: Difference | None) -> str:
     """A difference in points with its interval, and whether it is clear of zero (`*`) or of one run each."""
     if value is None:
         return "-"
-    said = f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+    said = f"{100 * value.mean:+z.1f} [{100 * value.low:+z.1f}, {100 * value.high:+z.1f}]"
     return said + (" *" if value.clear else ", one run each" if value.one_run_each else "")
 
 

@@ -53,7 +53,7 @@ class Interval:
     tasks: int
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return f"{100 * self.mean:z.1f} [{100 * self.low:z.1f}, {100 * self.high:z.1f}]"
 
 
 # --- Sums that are equal on every machine

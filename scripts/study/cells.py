@@ -190,8 +190,7 @@ def _cell(
             said = f"evaluate.average needs {LAST} evaluations; evaluate.times is {wanted.times}"
             raise SettingsError(f"{study.where}: {said}")
         every = spec.run.steps // wanted.times
-        top |= {"eval_every": every, "eval_samples": wanted.samples}
-        top |= first_tasks(wanted.tasks)
+        top |= {"eval_every": every, "eval_samples": wanted.samples, "eval_limit": wanted.tasks}
         top |= {"checkpoint_every": every, "keep_checkpoints": LAST} if wanted.average else {}
 
     # The models of starts, which must be there before.
@@ -282,11 +281,6 @@ def _said_of(where: str) -> Iterator[None]:
         raise error if str(error).startswith(file) else SettingsError(f"{where}: {error}") from error
 
 
-def first_tasks(number: int | None) -> dict[str, Any]:
-    """The settings that play the panel's first `number` tasks, or all: seeds that come later play the same ones."""
-    return {} if number is None else {"eval_limit": number, "eval_spread": False}
-
-
 # Agents that are evaluated and not trained.
 
 
@@ -294,7 +288,7 @@ def _agent(study: Study, place: Place, method: StudyMethod, out: Path, starts: d
     """An evaluation by the rules of the evaluations of training in its world, with seed 0."""
     where, agent = f"{study.where}, {method.name} in {place.name}", str(method.keys.agent)
     # an algorithm that needs no teacher
-    top = {"eval_samples": study.evaluate.samples, **first_tasks(study.evaluate.tasks), "out": str(out)}
+    top = {"eval_samples": study.evaluate.samples, "eval_limit": study.evaluate.tasks, "out": str(out)}
     world = _resolved("grpo", [*_shared(study, place, "grpo"), Layer(name="study", table=top, asked=True)], where).spec
     rules = evaluation_of(world)
     if rules is None:

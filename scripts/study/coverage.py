@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     print_table((["interval (95 %)", "covers %", "width, points", "width / oracle's", "clear of zero %"], rows))
     rate, difference = options.study.truth()
-    print(f"truth: {100 * rate:.1f} % and {100 * difference:+.1f} points; an oracle knows the standard error")
+    print(f"truth: {100 * rate:.1f} % and {100 * difference:+z.1f} points; an oracle knows the standard error")
     if options.study.seeds > 2:
         share = shown_apart(options.study, options.repetitions, options.random_seed)
         print(f"a seed that lies apart is said beside the interval in {100 * share:.1f} % of the studies")

@@ -222,7 +222,7 @@ def spread_table(spread: Spread, pilot: Pilot) -> Table:
 def said(pilot: Pilot, spread: Spread) -> str:
     """What the pilot itself found."""
     found, size = rise(pilot.first, pilot.second), pilot.design
-    ends = f"{100 * found.mean:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    ends = f"{100 * found.mean:+z.1f} points [{100 * found.low:+z.1f}, {100 * found.high:+z.1f}]"
     expected = f"expected to reach {100 * half_width(spread, size, spread.mean):.1f} to either side"
     drawn = f"{size.seeds} seeds x {size.tasks} tasks x {pilot.samples} samples"
     if pilot.evaluations > 1:

@@ -51,7 +51,7 @@ class Evaluate(Spec):
     times: Count = 10
     """Evaluations after the one before step 1, evenly spaced; the last one is after the last step."""
     tasks: Count | None = None
-    """The first so many tasks of the panel; all by default."""
+    """So many tasks of the panel, of each category its share; all by default."""
     samples: Count = 4
     """Episodes per task: Avg@n."""
     average: bool = False

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from interval_coverage import MEASURES, RATES, Simulation, coverages, mean_covered, task_rates, true_pass
 
 from turngym.agents.evaluation.scores import compare, score, success_table, task_means
-from turngym.agents.evaluation.seeds import rise
+from turngym.agents.evaluation.seeds import Difference, rise, signed
 from turngym.agents.evaluation.statistics import (
     Interval,
     ScoreError,
@@ -236,6 +236,9 @@ def test_paired_comparison() -> None:
     assert difference.told == "one run each"
     assert not difference.clear
     assert str(Interval(mean=0.5, low=0.25, high=0.75, tasks=3)) == "50.0 [25.0, 75.0]"
+    assert str(Interval(mean=-0.0, low=-0.0004, high=-0.0006, tasks=3)) == "0.0 [0.0, -0.1]"
+    nothing = Difference(mean=-0.0, low=-0.0004, high=0.25, tasks=3, seeds=(2, 2))
+    assert signed(nothing) == "+0.0 [+0.0, +25.0]"
     with pytest.raises(ScoreError, match="tasks were played in one of them only"):
         compare(RUN, RUN[:12])
     other = [replace(e, task=replace(e.task, sha256="x")) for e in RUN]

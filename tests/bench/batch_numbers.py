@@ -171,7 +171,7 @@ def sides_of_caps(shop: Shop, goal: int, seeds: range) -> float:
 def spread(values: Wins, *, signed: bool = False) -> str:
     """Mean and the range that holds 95 % of the values."""
     low, high = np.quantile(values, [0.025, 0.975])
-    sign = "+" if signed else ""
+    sign = "+z" if signed else ""
     return f"{values.mean():{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 

@@ -48,6 +48,7 @@ def test_methods_train_first_and_models_are_evaluated_when_they_are_there(tmp_pa
     assert [[need.name for need in job.needs] for job in jobs] == [[]] * 4 + [["opd"], ["tcod"]]
     assert jobs[5].folder == tmp_path / "tcod" / "eval"
     assert f"--agent model:{tmp_path}/tcod/checkpoints/step_000003/model --samples 4 --limit 5" in jobs[5].command
+    assert "--no-spread" not in jobs[5].command
     assert [job.steps for job in jobs] == [3, 3, 20, 20, 20, 20]
 
 

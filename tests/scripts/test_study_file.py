@@ -239,7 +239,7 @@ def test_a_warm_up_fits_short_runs_unless_it_was_asked_for(tmp_path: Path) -> No
 def test_evaluations(tmp_path: Path) -> None:
     more = "evaluate = { times = 5, tasks = 7, samples = 2, average = true }"
     found = cells(tmp_path, SHORT, more)["alfworld-loops/opd-seed0"]
-    assert said(found, "eval_every", "eval_limit", "eval_spread", "eval_samples") == [12, 7, False, 2]
+    assert said(found, "eval_every", "eval_limit", "eval_spread", "eval_samples") == [12, 7, True, 2]
     assert said(found, "checkpoint_every", "keep_checkpoints") == [12, 4]
     assert said(cells(tmp_path, SHORT)["alfworld-loops/opd-seed0"], "keep_checkpoints") == [2]
 

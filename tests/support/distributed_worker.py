@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -61,6 +61,31 @@ def whole_weights(ranks: Ranks, out: Path) -> list[str]:
         said = f"{all(same)} {weights.keys() == plain.state_dict().keys()} {torch.equal(logits, plain(ids).logits)}"
     share = sum(parameter.to_local().numel() for parameter in model.parameters())
     return ranks.all_gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
+
+
+def two_precisions(ranks: Ranks, out: Path) -> list[str]:
+    """A head in float32 learns behind a trunk in bfloat16; one module that holds both is refused."""
+
+    class Values(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.trunk, self.head = torch.nn.Linear(4, 4).bfloat16(), torch.nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast("torch.Tensor", self.head(self.trunk(x).float()))
+
+    plain: Any
+    model: Any
+    plain, model = Values(), Values()
+    ranks.shard(model)
+    for each in (plain, model):
+        each(torch.ones(3, 4).bfloat16()).sum().backward()
+    found = zip(plain.parameters(), model.parameters(), strict=True)
+    same = all(torch.equal(one.grad, other.grad.full_tensor()) for one, other in found)
+    model = Values()
+    model.head.bias.data = model.head.bias.data.bfloat16()
+    return ranks.all_gather(f"{same} {caught(ranks, lambda: ranks.shard(model))[0]}")
 
 
 def failing_collect(ranks: Ranks, out: Path) -> list[str]:
@@ -133,7 +158,7 @@ def threads() -> list[str]:
     return sorted(name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm"))
 
 
-TRIALS = (whole_weights, failing_collect, deaf_collect, interrupted, full_disk)
+TRIALS = (whole_weights, two_precisions, failing_collect, deaf_collect, interrupted, full_disk)
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

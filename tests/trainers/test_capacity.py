@@ -14,7 +14,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma3Config, Gemma3TextConfig, Gemma4TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Gemma3Config,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3VLConfig,
+)
 
 from turngym.agents.local_engine import decoder
 from turngym.agents.local_engine.engine import LocalEngine
@@ -63,6 +71,12 @@ def test_parameters_are_those_of_the_model(shape: ModelShape) -> None:
 def test_the_shape_of_a_model_that_also_reads_images_is_its_language_models() -> None:
     text = Gemma3TextConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=50)
     assert shape_of(Gemma3Config(text_config=text.to_dict())) == shape_of(text)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 16, "vocab_size": 50, "intermediate_size": 96}
+    # no causal model for transformers, and whether the matrices are one stands beside its text part
+    for tied in (True, False):
+        looks = Qwen3VLConfig(text_config=sizes, vision_config={"depth": 1}, tie_word_embeddings=tied)
+        assert shape_of(looks) == shape_of(Qwen3Config(**sizes, tie_word_embeddings=tied))
 
 
 def test_sizes_that_differ_from_layer_to_layer_are_named() -> None:

@@ -297,6 +297,8 @@ def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
 def test_a_model_made_whole_runs_without_the_others(runs: Path) -> None:
     """Weights, their names, logits, and that each process otherwise holds half."""
     assert json.loads((runs / "said.json").read_text())["whole_weights"] == ["True True True True"] * 2
+    for said in json.loads((runs / "said.json").read_text())["two_precisions"]:
+        assert said.startswith("True DistributedError: head of Values learns in torch.bfloat16 and torch.float32")
 
 
 def failure(runs: Path, name: str) -> tuple[str, str]:

@@ -344,6 +344,31 @@ def test_a_layer_that_cannot_be_merged_is_refused_before_training() -> None:
         add_adapters(Lfm2ForCausalLM(config), LoraConfig(rank=16, targets=("conv.conv",)))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_whose_weight_alone_is_read_gets_no_adapter() -> None:
+    from transformers import JambaConfig, JambaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = JambaConfig(
+        vocab_size=48,
+        num_key_value_heads=2,
+        num_experts=1,
+        attn_layer_offset=1,
+        attn_layer_period=2,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+        **sizes,
+    )
+    model = JambaForCausalLM(config)
+    with pytest.raises(ModelError, match=r"--lora\.targets dt_proj: .*x_proj"):
+        add_adapters(model, LoraConfig(rank=2, targets=("q_proj", "dt_proj")))
+    add_adapters(model, LoraConfig(rank=2))
+    model(IDS).logits.square().mean().backward()
+    learning = {name: one.grad is not None for name, one in model.named_parameters() if one.requires_grad}
+    assert any("x_proj" in name for name in learning)
+    assert all(learning.values())
+
+
 def test_merged_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_model(toy.tiny(1), tmp_path / "elsewhere")
     model = shaken(student(base="gone"))
@@ -473,7 +498,7 @@ def test_autocast_copies_no_input_of_an_adapter_to_float32() -> None:
 def test_what_cannot_be_adapted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match=r"rank is -1"):
         train_config("opd", {"student": "s", "out": "o", "lora": {"rank": -1}}, "test")
-    with pytest.raises(ModelError, match=r"--lora\.targets no_such_layer: .*no_such_layer"):
+    with pytest.raises(ModelError, match=r"--lora\.targets no_such_layer: .*q_proj"):
         student(targets=("no_such_layer",))
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"pip install 'turngym\[lora\]'"):

@@ -448,8 +448,8 @@ def critic(view: StudyWorld) -> Table:
             known = [value for value in late if value is not None]
             values += [fmean(known)] if known else []
         if values:
-            each = ", ".join(f"{value:.2f}" for value in values)
-            explained = {"variance explained": f"{fmean(values):.2f}", "seed by seed": each}
+            each = ", ".join(f"{value:z.2f}" for value in values)
+            explained = {"variance explained": f"{fmean(values):z.2f}", "seed by seed": each}
             lines.append({"method": name, "seeds": str(len(values)), **explained})
     return table_of(lines)
 
