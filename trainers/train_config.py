@@ -369,16 +369,11 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
     # what nobody asked this run for is for algorithms that read it
     read = {True: expanded, False: read_alone}
     whole = [replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers]
-    given = merged([one.table for one in whole])
+    given = merged([one.table for one in _of_the_last(whole)])
     spec = find_algorithm(algorithm)
     usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(given, "lora"), Mapping))}}
     if "judge" in spec.reads:
         usual["method"] = {"judge": {KIND: "rules" if "scores" in spec.reads else "expert"}}
-    if isinstance(panel := at(given, "evaluation.panel"), str):
-        # the version that a name without one stands for
-        place = max(number for number, one in enumerate(whole) if at(one.table, "evaluation.panel") is not None)
-        full = {"evaluation": {"panel": full_panel_name(panel)}}
-        whole.insert(place + 1, replace(whole[place], table=full))
     below = [Layer(name=algorithm, table=usual), *training_layers(given, fetch=fetch)]
     # how a model that demonstrates was trained to be spoken to
     if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
@@ -386,6 +381,22 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
         shown = {"method": {"demonstrations": {"demonstrator": found.table.get("agent", {})}}}
         below.append(replace(found, table=shown))
     return resolve(cls, [*below, *whole, Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True)])
+
+
+OF_ITS_OWN = {"play.env.id": ("play.env", "play.env_kwargs"), "evaluation.panel": ("evaluation.game",)}
+"""Settings that say whose others are, and the tables of these."""
+
+
+def _of_the_last(layers: Sequence[Layer]) -> Sequence[Layer]:
+    """`layers`, of which those are changed in place that speak of another environment or panel than the last one: what
+    they say of it is not meant for this one."""
+    for whose, tables in OF_ITS_OWN.items():
+        named = [at(layer.table, whose) for layer in layers]
+        last = next((one for one in reversed(named) if one is not None), None)
+        for layer in (layer for layer, one in zip(layers, named, strict=True) if one not in (None, last)):
+            for above, _, name in (table.rpartition(".") for table in tables):
+                at(layer.table, above).pop(name, None)
+    return layers
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -400,6 +411,9 @@ def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, 
         if said := who_reads(error.name):
             raise SettingsError(f"{where}: there is no setting {error.name}. {said}") from None
         raise
+    if isinstance(panel := at(found, "evaluation.panel"), str):
+        # the version that a name without one stands for
+        found["evaluation"]["panel"] = full_panel_name(panel)
     env = at(found, "play.env")
     if isinstance(env, dict) and env.get("max_turns", 0) is None:
         del env["max_turns"]  # an episode of training has an end, so that this says nothing

@@ -99,3 +99,22 @@ def test_the_help_says_what_holds_where_nothing_is_given(capsys: pytest.CaptureF
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     assert ["--max-turns", "50"] in [row[:2] for row in rows]
     assert [row[0] for row in rows if "(required)" in row] == ["--student", "--out"]
+
+
+def test_another_panel_or_environment_brings_its_own(tmp_path: Path) -> None:
+    """A run's whole settings are read for another panel, and another environment."""
+    file = to_table(config(tmp_path, **HOUSE, eval_limit=3, memory="react"))
+
+    def on_top(**given: Any) -> TrainConfig:
+        layers = [Layer(name="file", table=file, asked=True), Layer(name="command line", table=given, asked=True)]
+        return resolve_training("opd", layers).spec
+
+    other = {**HOUSE, "panel": "alfworld-generated-unseen"}
+    assert on_top(panel=other["panel"]) == config(tmp_path, **other, eval_limit=3, memory="react")
+    shop = {"env": SHOP, "panel": "webshop-quickstart"}
+    assert on_top(**shop) == config(tmp_path, **shop, eval_limit=3, memory="react")
+    # the same one by a shorter name keeps what was said of it
+    file["evaluation"]["game"]["env"]["max_turns"] = 7
+    kept = on_top(panel="alfworld-quickstart").evaluation
+    assert kept is not None
+    assert kept.game.env.max_turns == 7
