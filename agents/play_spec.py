@@ -31,6 +31,8 @@ from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 
+SAMPLES, TEMPERATURE = 4, 0.85
+"""Of an evaluation: episodes per task, and the sampling temperature."""
 AGENTS = "turngym.agents"
 """Entry points of other packages' agents."""
 
@@ -404,7 +406,7 @@ class Model(AgentSettings, tag="model"):
     """Folder of a Hugging Face causal model, or ORG/NAME[@REVISION], one of the hub."""
     weights: str = ""
     """Hash of the model's files."""
-    temperature: NotNegative = 0.85
+    temperature: NotNegative = TEMPERATURE
     """Sampling temperature; 0 is greedy."""
     engine: Local | Servers = Local()
     """What generates: this process, or servers."""
@@ -417,7 +419,7 @@ class OpenAI(AgentSettings, tag="openai"):
 
     model: str
     """Its name there."""
-    temperature: NotNegative = 0.85
+    temperature: NotNegative = TEMPERATURE
     """Sampling temperature; 0 is greedy."""
     chat: EndpointChat = EndpointChat()
     """How it is spoken to."""

@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.judges.judge_settings import AnyJudge, Expert, OwnJudge, Rules
-from turngym.agents.play_spec import AnyAgent, Game, ModelChat
+from turngym.agents.play_spec import SAMPLES, TEMPERATURE, AnyAgent, Game, ModelChat
 from turngym.agents.resolve_play import at_home, folder_layer, full_panel_name, unsaid_channel
 from turngym.agents.servers.server_options import AnyEngine, AnyTeacher, Here, TeacherServed
 from turngym.core.clean_keys import refuse_credentials
@@ -111,9 +111,9 @@ class EvaluationConfig(Spec):
     game: Game
     """The panel's environment. It is as the panel fixes it, then as a preset says; what neither says is as in
     training."""
-    eval_samples: Count = 4
+    eval_samples: Count = SAMPLES
     """Episodes per task of an evaluation (Avg@n)."""
-    eval_temperature: NotNegative = 0.85
+    eval_temperature: NotNegative = TEMPERATURE
     """Sampling temperature of evaluations."""
     eval_limit: Count | None = None
     """Number of tasks that are evaluated. Every category has its share."""

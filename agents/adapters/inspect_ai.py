@@ -21,6 +21,7 @@ from inspect_ai.util import LimitExceededError
 
 from turngym.agents.adapters.panel_sessions import IGNORED, PanelSessions
 from turngym.agents.evaluation.open_play import record_of
+from turngym.agents.play_spec import SAMPLES, TEMPERATURE
 from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError, did_you_mean
@@ -50,12 +51,12 @@ def search(panel: str = "search-multihop", samples: int = 4, **options: Any) -> 
 
 
 @task
-def panel(name: str, samples: int = 4, **options: Any) -> Task:
+def panel(name: str, samples: int = SAMPLES, **options: Any) -> Task:
     """Any panel, by its name or the path of its manifest: `-T name=...`."""
     return panel_task(name, samples, **options)
 
 
-def panel_task(panel: str, samples: int = 4, temperature: float | None = 0.85, **options: Any) -> Task:
+def panel_task(panel: str, samples: int = SAMPLES, temperature: float | None = TEMPERATURE, **options: Any) -> Task:
     """Avg@`samples` on `panel`. Raises TurngymError for an option that `PanelSessions.of` does not have."""
     if unknown := sorted(set(options) - set(OPTIONS)):
         hint = did_you_mean(unknown[0], OPTIONS)

@@ -11,7 +11,7 @@ from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.named_agent import OpenedAgent
-from turngym.agents.play_spec import EvalSpec, OnPanel, Published, episodes_of, part_of
+from turngym.agents.play_spec import SAMPLES, EvalSpec, OnPanel, Published, episodes_of, part_of
 from turngym.agents.playing.agent import Agent
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.timed_calls import lent
@@ -24,7 +24,7 @@ from turngym.core.task import Task
 from turngym.core.trace import holds_episodes
 from turngym.envs.panels import Panel, PanelError, assert_disjoint, load_panel, verify_panel
 
-EVAL_DEFAULTS: Mapping[str, Any] = {"play": {"samples": 4}}
+EVAL_DEFAULTS: Mapping[str, Any] = {"play": {"samples": SAMPLES}}
 """What holds for an evaluation where nobody says otherwise."""
 
 

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
+from turngym.agents.play_spec import SAMPLES
 from turngym.agents.worlds import ALL_WORLDS
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.errors import SettingsError, TurngymError, did_you_mean
@@ -52,7 +53,7 @@ class Evaluate(Spec):
     """Evaluations after the one before step 1, evenly spaced; the last one is after the last step."""
     tasks: Count | None = None
     """So many tasks of the panel, of each category its share; all by default."""
-    samples: Count = 4
+    samples: Count = SAMPLES
     """Episodes per task: Avg@n."""
     average: bool = False
     """Also evaluate the averaged weights of the last four checkpoints, one after each evaluation."""
