@@ -33,19 +33,19 @@ MADE = {"system": im.ChatMessageSystem, "user": im.ChatMessageUser}
 
 
 @task
-def alfworld(panel: str = "alfworld-valid-unseen", samples: int = 4, **options: Any) -> Task:
+def alfworld(panel: str = "alfworld-valid-unseen", samples: int = SAMPLES, **options: Any) -> Task:
     """Household tasks in text; `-T panel=alfworld-quickstart` needs no data."""
     return panel_task(panel, samples, **options)
 
 
 @task
-def webshop(panel: str = "webshop-1k-eval", samples: int = 4, **options: Any) -> Task:
+def webshop(panel: str = "webshop-1k-eval", samples: int = SAMPLES, **options: Any) -> Task:
     """Shopping by an instruction; `-T panel=webshop-quickstart` needs no data."""
     return panel_task(panel, samples, **options)
 
 
 @task
-def search(panel: str = "search-multihop", samples: int = 4, **options: Any) -> Task:
+def search(panel: str = "search-multihop", samples: int = SAMPLES, **options: Any) -> Task:
     """Multi-hop questions answered by searching; `-T panel=search-quickstart` needs no data."""
     return panel_task(panel, samples, **options)
 
