@@ -122,9 +122,11 @@ def without_keys(text: str) -> str:
     return HIDDEN if any(key in plain for key in spelled) else text
 
 
-_SPELLED = re.compile(r"[%&\\]|\n")
+# what nobody sees between two letters: soft hyphens, joiners, marks of direction
+_UNSEEN = "\xad\u200b-\u200f\u2060-\u2064\ufeff"
+_SPELLED = re.compile(rf"[%&\\\n{_UNSEEN}]")
 _ESCAPE = re.compile(r"(?:%|(?<!\\)\\++(?:u00|x|U0{6}))([0-9a-fA-F]{2})|(?<!\\)\\++u\{0*+([0-9a-fA-F]{2})\}")
-_LINE_END = re.compile(r"(?:(?<!\\)\\++[nr]|[\r\n]++[ \t]*+)++")
+_LINE_END = re.compile(rf"(?:(?<!\\)\\++(?:[nr]|u(?i:00ad|200[b-f]|206[0-4]|feff))|[\r\n]++[ \t]*+|[{_UNSEEN}]++)++")
 ROUNDS = 3
 """How often one spelling is taken out of another, as of JSON in an address."""
 

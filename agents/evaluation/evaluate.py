@@ -134,7 +134,7 @@ def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
     play = ready.spec.play
     assert isinstance(play.tasks, OnPanel)
     sampling = play.tasks.sampling
-    with lent(env_maker(panel.env_id, **ready.made)) as env:
+    with lent(env_maker(panel.env_id, **ready.made), ready.spec.compute.workers.step_timeout) as env:
         problems = verify_panel(panel, env) if verify else []
         if problems:
             raise TurngymError(

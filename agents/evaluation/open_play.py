@@ -57,7 +57,7 @@ def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenP
     Raises TurngymError for an environment or agent that cannot be opened, or that is not as `spec` has recorded it.
     """
     env_id, made = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
-    env = probe(env_id, made)
+    env = probe(env_id, made, spec.compute.workers.step_timeout)
     if agent is None:
         opened = open_agent(spec.agent, lambda: env, spec.compute.slots)
     else:

@@ -213,7 +213,7 @@ def _choose(ready: OpenPlay) -> list[str]:
         return list(play.tasks.task)
     if isinstance(play.tasks, OnPanel):
         raise TurngymError("a rollout plays an environment's own tasks; `turngym eval` plays a panel")
-    with lent(ready.make_env) as env:
+    with lent(ready.make_env, ready.spec.compute.workers.step_timeout) as env:
         ids = tasks_of(env.unwrapped)
     count = play.tasks.count
     if count > len(ids):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
-from turngym.agents.playing.timed_calls import lent
+from turngym.agents.playing.timed_calls import STEP_TIMEOUT, lent
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count
 from turngym.core.redaction import brief
@@ -90,9 +90,9 @@ def env_maker(env_id: str, /, **kwargs: Any) -> EnvSpec:
     return spec
 
 
-def probe(env_id: str, kwargs: Mapping[str, Any]) -> TextEnv:
+def probe(env_id: str, kwargs: Mapping[str, Any], step_timeout: float = STEP_TIMEOUT) -> TextEnv:
     """An environment that is already closed, to read its tool and players from."""
-    with lent(env_maker(env_id, **kwargs)) as env:
+    with lent(env_maker(env_id, **kwargs), step_timeout) as env:
         return guard_of(env).base
 
 

@@ -172,13 +172,13 @@ def close_all(envs: Sequence[Any], calls: TimedCalls) -> None:
 
 
 @contextmanager
-def lent(make_env: Callable[[], Any]) -> Iterator[Any]:
+def lent(make_env: Callable[[], Any], step_timeout: float = STEP_TIMEOUT) -> Iterator[Any]:
     """An environment that plays no episode, closed at the end."""
     env = make_env()
     try:
         yield env
     finally:
-        close_all([env], TimedCalls(STEP_TIMEOUT, "closing the environment"))
+        close_all([env], TimedCalls(step_timeout, "closing the environment"))
 
 
 class _Batch:

@@ -18,7 +18,6 @@ from hostile_env import BEGINS, FAILING, STEPS
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.executor.worker_count import WorkerOptions
 from turngym.agents.executor.workers import open_workers
-from turngym.agents.playing import timed_calls
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.playing.rollout import FAILURES, FailureWatch, Job, failed_episode, rollout
@@ -103,9 +102,8 @@ def test_an_environment_that_cannot_be_closed_loses_nothing() -> None:
 def test_an_environment_that_hangs_as_it_is_closed_keeps_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only those of a rollout: the one whose tool, players and tasks are read first, too."""
     monkeypatch.setitem(hostile_env.CLOSES, "fine", hostile_env._hangs)
-    monkeypatch.setattr(timed_calls, "STEP_TIMEOUT", SHORT)
     with pytest.warns(UserWarning, match="closing the environment took more than 0.2 s"):
-        assert probe("hostile_env:tests/Hostile-v0", {}).tool.name == "hostile_step"
+        assert probe("hostile_env:tests/Hostile-v0", {}, SHORT).tool.name == "hostile_step"
 
 
 @pytest.mark.filterwarnings("ignore:HostileEnv failed as it was closed")

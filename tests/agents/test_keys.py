@@ -299,6 +299,8 @@ KEY = "sk-live'9f/+3\"aB&c==Zz0123456789"
         base64.urlsafe_b64encode(f"ab:{KEY} more".encode()).decode(),
         f"{KEY[:9]}\n  {KEY[9:]}",
         json.dumps(f"{KEY[:9]}\n{KEY[9:]}"),
+        f"{KEY[:9]}\u200b{KEY[9:]}",
+        json.dumps(f"{KEY[:9]}\u200b{KEY[9:]}"),
         f"{KEY[:3]}%6{KEY[3:]}".replace("%6l", "%6c"),
         in_address(json.dumps({"k": KEY})),
     ],
@@ -310,7 +312,7 @@ def test_a_key_is_hidden_however_it_is_spelled(spelled: str, monkeypatch: pytest
     assert spelled[8:20] not in shown
 
 
-@pytest.mark.parametrize("part", ["%", "\\", "\n", "&#", "%25", "a\n", " \n", KEY[:20] + "\n"])
+@pytest.mark.parametrize("part", ["%", "\\", "\n", "\u200b", "&#", "%25", "a\n", " \n", KEY[:20] + "\n"])
 def test_spellings_take_linear_time(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_remembered", {KEY})
     text = part * (200_000 // len(part))

@@ -22,6 +22,7 @@ from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.evaluation.scores import EpisodeOutcome, task_means
 from turngym.core.errors import TurngymError
 from turngym.core.nested import at
+from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
@@ -48,10 +49,8 @@ DEPTH = ("depth/cap", "depth/probe", "depth/hbar", "depth/h_eff", "depth/h_cov",
 SHARES = ("kl_deep_share", "loss_deep_share", "weight_deep_share")
 WHOLE = "(all tasks)"
 """The one task of an evaluation of which only the mean is known."""
-MOST = 1e18
-"""No number that is measured is larger; sums of larger ones could overflow."""
-Amount = Annotated[float, Meta(ge=0.0, le=MOST)]
-Number = Annotated[float, Meta(ge=-MOST, le=MOST)] | Annotated[int, Meta(ge=-(10**18), le=10**18)]
+Amount = Annotated[float, Meta(ge=0.0, le=LARGEST_VALUE)]
+Number = Annotated[float, Meta(ge=-LARGEST_VALUE, le=LARGEST_VALUE)] | Annotated[int, Meta(ge=-(10**18), le=10**18)]
 Means = Annotated[Mapping[str, Annotated[float, Meta(ge=0.0, le=1.0)]], Meta(min_length=1)]
 """Task -> mean success."""
 Nats = Annotated[Mapping[str, Number], Meta(min_length=2)]
