@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from turngym.agents.local_engine.model import DTYPES
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
+from turngym.core.hub import load_problem
 from turngym.trainers.model_shapes import ModelShape, config_of
 
 
@@ -122,11 +123,17 @@ def check_head(model: Any) -> None:
     Raises ModelError for both.
     """
     ids, first = np.arange(1, 9)[None] % vocabulary_size(model), 4
-    with torch.no_grad():
-        own = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[0]
-        ours, alone = (head(model)(hidden_states(model, part)) for part in (ids, ids[:, :first]))
+    name = type(model).__name__
+    try:
+        with torch.no_grad():
+            own = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[0]
+            ours, alone = (head(model)(hidden_states(model, part)) for part in (ids, ids[:, :first]))
+    except ModelError:
+        raise
+    except Exception as error:  # a configuration that does not fit the model raises anything
+        raise ModelError(f"{name} fails on a trial row of {ids.size} ids: {load_problem(error)}") from error
     most = HEAD_TOLERANCE * own.float().abs().max().item()
-    name, off = type(model).__name__, (own.float() - ours.float()).abs().max().item()
+    off = (own.float() - ours.float()).abs().max().item()
     if off > most:
         raise ModelError(
             f"{name} makes its logits in a way that is not known here (they differ by {off:.3g}; {most:.3g} would be "

@@ -310,10 +310,9 @@ class EvalResult:
     def notes(self) -> list[str]:
         """What is said below the table: how it was played, what may help where answers were cut or could not be read,
         and what the numbers leave out."""
-        ended = (item for item in self.episodes if not item.status.is_error)
         departs, errors = self.departs, self.scores.errors
         said = [*([] if departs is None else [departs.line]), *([self.chat] if self.chat else [])]
-        said += hints(self.scores, ended, self.spec)
+        said += hints(self.scores, self.episodes, self.spec)
         if errors:
             said.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
         if self.twice:

@@ -435,10 +435,16 @@ EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} a
 """How a system message shows an action: whole, or by its tags. Thoughts and search results stand in tags, too."""
 
 
-def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[str]:
+def hints(scores: Scores, episodes: Sequence[Episode], spec: EvalSpec) -> list[str]:
     """Paragraphs about the answers of these episodes; [] where there is nothing to say."""
     channel, env = spec.agent.chat.channel, spec.play.env
     said = []
+    full = Status.TRUNCATED_TOKENS
+    if scores.truncated[full] and (mute := sum(one.status is full and not one.turns for one in episodes)):
+        said.append(
+            f"{mute} of {len(episodes)} episodes ended before their first answer: the first prompt alone fills the "
+            "context. Play a model that reads more, raise --max-context, or let it read less (--system, --examples)."
+        )
     if scores.cut_rate:
         said.append(
             f"{100 * scores.cut_rate:.0f} % of the answers were cut at the limit on new tokens, so that their ends are "
@@ -446,7 +452,7 @@ def hints(scores: Scores, episodes: Iterable[Episode], spec: EvalSpec) -> list[s
         )
     malformed = scores.verdicts[Verdict.MALFORMED.value]
     if malformed >= MOST_MALFORMED:
-        found = ((episode, turn) for episode in episodes for turn in episode.turns)
+        found = ((episode, turn) for episode in episodes if not episode.status.is_error for turn in episode.turns)
         episode, turn = next(pair for pair in found if pair[1].verdict is Verdict.MALFORMED)
         called = channel.startswith("tool")
         whole, tags = (form.search(episode.system or "") for form in EXAMPLES)

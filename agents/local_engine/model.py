@@ -357,7 +357,10 @@ def context_limit(model: CausalModel, wanted: int | None) -> int:
     limit = position_limit(model.config)
     if wanted is None:
         if limit is None:
-            raise EngineError(f"model type {model.kind!r} states no max_position_embeddings; pass max_length=")
+            raise EngineError(
+                f"model type {model.kind!r} states no max_position_embeddings; valid: --max-context N (in Python "
+                "max_length)"
+            )
         return limit
     if not 1 <= wanted <= (limit or wanted):
         raise EngineError(f"max_length {wanted} does not fit this {model.kind!r} model; use 1..{limit or 'any'}")

@@ -21,7 +21,8 @@ def position_limit(config: Any) -> int | None:
       end there. Dynamic rope changes likewise beyond `max_position_embeddings`, where rows end anyway.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = next((found for name in NAMES if (found := getattr(text, name, None)) is not None), None)
+    # XLNet says -1 of a model without a limit
+    limit = next((found for name in NAMES if (found := getattr(text, name, None) or 0) > 0), None)
     if limit is None:
         return None
     for rope in _ropes(getattr(text, "rope_parameters", None)):

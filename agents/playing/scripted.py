@@ -205,8 +205,9 @@ class ReplayAgent(ScriptedAgent):
         items = list(script)
         self._actions = tuple(item for item in items if isinstance(item, str))
         episodes = [item for item in items if isinstance(item, Episode)]
-        self._turns: Mapping[tuple[str, int], tuple[Turn, ...]] = {
-            (episode.task.task_id, episode.sample): episode.turns for episode in episodes
+        # by the hash, too: the same id with other data is another game
+        self._turns: Mapping[tuple[str, int, str], tuple[Turn, ...]] = {
+            (episode.task.task_id, episode.sample, episode.task.sha256): episode.turns for episode in episodes
         }
         if bool(self._actions) == bool(episodes):
             raise AgentError("a replay needs either recorded episodes or a list of actions")
@@ -217,11 +218,12 @@ class ReplayAgent(ScriptedAgent):
         if self._actions:
             left = self._actions[conversation.turn :]
             return self.writer.write(conversation, left[0]) if left else over
-        turns = self._turns.get((conversation.task.task_id, conversation.sample))
+        task, sample = conversation.task, conversation.sample
+        turns = self._turns.get((task.task_id, sample, task.sha256))
         if turns is None:
-            known = ", ".join(f"{task} sample {sample}" for task, sample in list(self._turns)[:5])
+            known = ", ".join(f"{name} sample {number} ({sha[:8]})" for name, number, sha in list(self._turns)[:5])
             raise AgentError(
-                f"no recording of {conversation.task.task_id} sample {conversation.sample}; recorded are: {known}, ..."
+                f"no recording of {task.task_id} sample {sample} ({task.sha256[:8]}); recorded are: {known}, ..."
             )
         if conversation.turn >= len(turns):
             return over

@@ -108,7 +108,7 @@ def test_recompute_is_the_same_engine() -> None:
 
 def test_context_must_be_known() -> None:
     model = build("mamba")
-    with pytest.raises(EngineError, match="pass max_length="):
+    with pytest.raises(EngineError, match="--max-context"):
         LocalEngine(model)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,11 @@ def test_replay_of_actions_stops_where_the_list_stops(make_doors: Any) -> None:
     episode = rollout([Job(task_id="doors/3")], make_doors(), ReplayAgent(["open door 1", "open door 9"]))[0]
     assert [t.verdict.value for t in episode.turns] == ["ok", "inadmissible"]
     assert episode.status is Status.TRUNCATED_DEPTH
-    with pytest.raises(AgentError, match="doors/4 sample 0; recorded are: doors/3 sample 0"):
+    with pytest.raises(AgentError, match=r"doors/4 sample 0 .*; recorded are: doors/3 sample 0"):
         rollout([Job(task_id="doors/4")], make_doors(), ReplayAgent([episode]))
+    other = replace(episode, task=replace(episode.task, sha256="0" * 64))
+    with pytest.raises(AgentError, match=r"doors/3 sample 0 .*; recorded are: doors/3 sample 0 \(00000000\)"):
+        rollout([Job(task_id="doors/3")], make_doors(), ReplayAgent([other]))
     with pytest.raises(AgentError, match="either recorded episodes or a list of actions"):
         ReplayAgent([])
 

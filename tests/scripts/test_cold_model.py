@@ -50,6 +50,12 @@ def test_answers_that_are_cut_and_cannot_be_read_are_explained(
         assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"]["cut_rate"] == 1.0
 
 
+def test_a_context_that_the_first_prompt_fills_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["eval", "--panel", "alfworld-quickstart", "--limit", "2", "--no-verify", "--samples", "1"]
+    assert main([*asked, "--agent", f"model:{STUDENT}", *COLD, "--max-context", "8"]) == 0
+    assert "2 of 2 episodes ended before their first answer" in said(capsys)
+
+
 def said_of(result: EvalResult) -> list[str]:
     return hints(result.scores, result.episodes, result.spec)
 

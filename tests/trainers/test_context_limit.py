@@ -64,6 +64,7 @@ def test_what_models_know() -> None:
     assert position_limit(config("Llama", max_position_embeddings=64, rope_parameters=dynamic)) == 64
     assert position_limit(config("GPTBigCode", n_positions=256)) == 256
     assert position_limit(config("Mpt", max_seq_len=300)) == 300
+    assert position_limit(config("XLNet", d_model=32, n_head=4)) is None
     assert position_limit(config("Gemma3", text_config={"max_position_embeddings": 700})) == 700
     assert position_limit(config("Mamba")) is None
 

@@ -136,6 +136,13 @@ def test_ids_without_an_embedding_are_named() -> None:
         hidden_states(tiny_qwen3(40, width=16), np.array([[3, 41, 40]]))
 
 
+def test_a_model_that_cannot_compute_is_refused() -> None:
+    model: Any = tiny("Qwen3")
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(3, 3)
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM fails on a trial row"):
+        check_head(model)
+
+
 def test_a_family_whose_logits_are_not_its_heads_is_not_trained(tmp_path: Path, monkeypatch: Any) -> None:
     model = family("llama")
     save_model(model, tmp_path)
