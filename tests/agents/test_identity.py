@@ -56,7 +56,8 @@ def checkpoint(run: Path, env: str, also: str = "") -> Path:
     folder.mkdir(parents=True)
     for path in load_world("alfworld").checkpoint("student").iterdir():
         (folder / path.name).symlink_to(path)
-    (run / "config.toml").write_text(f'[play]\nenv = "{env}"\n' + (f'also = ["{also}"]\n' if also else ""))
+    further = f'also = ["{also}"]\n' if also else ""
+    (run / "config.toml").write_text(f'[play]\n{further}[play.env]\nid = "{env}"\n')
     return folder
 
 
@@ -66,7 +67,7 @@ def test_a_model_trained_for_another_environment_is_said(tmp_path: Path, recwarn
     both = checkpoint(tmp_path / "c", "turngym/WebShop-v0", also=f"mine:{ALFWORLD},split=train,env.config=tiny")
     assert trained_on(both) == ("turngym/WebShop-v0", ALFWORLD)
     # a stranger's file may say anything
-    (tmp_path / "b" / "config.toml").write_text(f'[play]\nenv = "{ALFWORLD}"\nalso = 5\n')
+    (tmp_path / "b" / "config.toml").write_text(f'[play]\nalso = 5\n[play.env]\nid = "{ALFWORLD}"\n')
     assert trained_on(same) == (ALFWORLD,)
     for model in (same, both):
         opened(model)

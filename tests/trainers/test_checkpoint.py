@@ -120,7 +120,7 @@ def test_another_model_and_damaged_files_are_refused(tmp_path: Path) -> None:
         toy.trainer(tmp_path / "run", steps=1).train(resume=True)
     weights.write_bytes(whole)
     (newest / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"state\.json"):
         toy.trainer(tmp_path / "run", steps=1).train(resume=True)
 
 
