@@ -56,8 +56,8 @@ def resolve_play(
     if panel is None and (named := at(given, "play.tasks.panel")) is not None:
         panel = load_panel(str(named))
     env_id = at(given, "play.env.id") or (ENV if panel is None else panel.env_id)
-    if panel is not None and plain_id(env_id) != plain_id(panel.env_id):
-        raise PanelError(f"{panel.full_name} is a panel of {panel.env_id}; asked for is {env_id}")
+    if panel is not None:
+        require_env_of(panel, env_id)
     layers = [Layer(name="default", table=usual), environment_layer(env_id)]
     if panel is not None:
         layers.append(panel_layer(panel))
@@ -141,6 +141,12 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", below: Sequenc
 def environment_layer(env_id: str) -> Layer:
     """What `gym.make` does where nothing is given."""
     return Layer(name="environment", table=play_table(env_id, default_arguments(env_id)))
+
+
+def require_env_of(panel: Panel, env_id: str) -> None:
+    """Raises PanelError where a panel is of another environment."""
+    if plain_id(env_id) != plain_id(panel.env_id):
+        raise PanelError(f"{panel.full_name} is a panel of {panel.env_id}; asked for is {env_id}")
 
 
 def panel_layer(panel: Panel) -> Layer:

@@ -26,7 +26,7 @@ import gymnasium as gym
 
 from turngym.agents.models import hub_folder
 from turngym.agents.presets import Preset, find_preset
-from turngym.agents.resolve_play import ENV, environment_layer, folder_layer, panel_layer, play_table
+from turngym.agents.resolve_play import ENV, environment_layer, folder_layer, panel_layer, play_table, require_env_of
 from turngym.core.errors import ModelError, SettingsError, TurngymError
 from turngym.core.hub import cached_folder
 from turngym.core.nested import at
@@ -97,6 +97,7 @@ def _preset_layer(preset: Preset, given: Mapping[str, Any]) -> Layer:
 
 def _evaluation_layers(panel: Panel, given: Mapping[str, Any], max_turns: Any) -> list[Layer]:
     """What evaluations on `panel` stand on; `max_turns` is the limit of training."""
+    require_env_of(panel, str(at(given, "evaluation.game.env.id") or panel.env_id))
     asked = given.get("play", {})
     said = {**asked.get("env", {}), **asked.get("env_kwargs", {})}
     shared = {name: said[name] for name in AGENT_FACING if name in said}

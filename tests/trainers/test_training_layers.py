@@ -14,6 +14,7 @@ from turngym.core.errors import SettingsError
 from turngym.core.resolve import Layer
 from turngym.core.settings import to_toml
 from turngym.core.spec import to_table
+from turngym.envs.panels import PanelError
 from turngym.scripts import train
 from turngym.trainers.several_envs import further_env
 from turngym.trainers.train_config import TrainConfig, resolve_training, train_config
@@ -69,6 +70,9 @@ def test_arguments_of_every_environment_may_stand_among_its_own(tmp_path: Path) 
 def test_evaluations_need_a_panel(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="panel"):
         config(tmp_path, eval_samples=2)
+    # which says what its environment is
+    with pytest.raises(PanelError, match=SHOP):
+        config(tmp_path, **HOUSE, evaluation={"game": {"env": {"id": SHOP}}})
 
 
 def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run(tmp_path: Path) -> None:
