@@ -97,9 +97,9 @@ def test_one_command_makes_a_student_and_a_teacher(tmp_path: Path, capsys: pytes
         folder = tmp_path / "run" / role
         assert f"{role} in {folder / 'model'}" in printed
         config = tomllib.loads((folder / "sft" / "config.toml").read_text())
-        assert (config["play"]["env"], config["play"]["split"]) == (LAMPS, "train")
+        env = config["play"]["env"]
+        assert (env["id"], env["split"], env["on_invalid"]) == (LAMPS, "train", "noop")
         assert (config["run"]["steps"], config["run"]["seed"]) == (steps, 1)
-        assert config["play"]["env_kwargs"] == {"on_invalid": "noop"}
         assert config["method"]["sft"]["mistakes"] == (0.5 if role == "teacher" else 0.0)
         losses = [row["loss"] for row in read_metrics(folder / "sft")]
         assert len(losses) == steps

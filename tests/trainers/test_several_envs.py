@@ -193,7 +193,7 @@ def test_one_student_in_three_environments_resumes_to_the_same_numbers(models: P
     assert [name.rpartition("/")[2] for name in seen] == ["ALFWorld-v0", "ALFWorld-v0", "WebShop-v0", "Search-v0"] * 3
     stopped = trainer(models, tmp_path / "stopped", also=also)
     break_off(stopped, 3)
-    with pytest.raises(Exception, match=r"Search-v0\.env_kwargs"):
+    with pytest.raises(Exception, match=r"Search-v0\.play\.env_kwargs"):
         trainer(models, tmp_path / "stopped", "--resume", also=(also[0], f"{ALSO[1]},env.topk=1")).train(resume=True)
     again = trainer(models, tmp_path / "stopped", "--resume", also=also)
     again.train(resume=True)
