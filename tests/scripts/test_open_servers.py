@@ -127,7 +127,7 @@ def test_a_student_inside_of_another_model(server: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("generation_config.json", "{", "generation_config.json: "),
+        ("generation_config.json", "{", "generation_config.json cannot be read: "),
         ("tokenizer.json", TOKENIZER.replace("WordLevel", "Nope"), "cannot load the tokenizer in "),
         ("config.json", "{}", "names a vocab_size"),
     ],
