@@ -36,6 +36,7 @@ from turngym.trainers.critic import ValueCritic
 from turngym.trainers.models import MOMENTS, load_full, trained
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.shard_files import ShardReader, ShardWriter
+from turngym.trainers.tensor_file import read_tensors
 
 # Shards (torch.distributed.checkpoint): every rank writes its own, any number of ranks reads them.
 
@@ -283,12 +284,12 @@ def load_checkpoint(
             load_shards(checkpoint / SHARD_FOLDER, _parts(model, optimizer, critic))
             return
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        saved = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+        saved = read_tensors(checkpoint / "optimizer.pt")
         load_full(model, load_model(checkpoint / MODEL, dtype=dtype).state_dict(), optimizer, saved["optimizer"])
         # after load_model: what making a model draws must not count
         torch.set_rng_state(saved["torch_rng"])
         if critic is not None:
-            critic.load_state_dict(torch.load(checkpoint / "critic.pt", map_location="cpu", weights_only=True))
+            critic.load_state_dict(read_tensors(checkpoint / "critic.pt"))
     except Exception as error:  # readers of damaged files raise anything
         first = str(error).strip().split("\n")[0]
         raise CheckpointError(f"{checkpoint} is damaged or does not fit this model: {first}") from error

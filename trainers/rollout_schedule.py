@@ -24,6 +24,7 @@ from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.trainers.algorithm import Algorithm, DepthPlan
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
 from turngym.trainers.run_config import Stale
+from turngym.trainers.tensor_file import read_tensors
 from turngym.trainers.token_losses import TruncatedImportance
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class AsyncRollout(RolloutSchedule):
 
     def load(self, folder: Path) -> None:
         """Read it; the batches are played again when the first of them is asked for."""
-        saved = torch.load(folder / AHEAD_FILE, map_location="cpu", weights_only=True)
+        saved = read_tensors(folder / AHEAD_FILE)
         self._batches = deque(
             _Batch(
                 Planned(plan=DepthPlan(**batch["plan"]), request=_request(batch["request"])),

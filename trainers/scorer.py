@@ -34,6 +34,7 @@ from turngym.trainers.models import (
 )
 from turngym.trainers.ranks import Ranks, balanced_shares, on_all_ranks
 from turngym.trainers.run_config import Packing, Renewed
+from turngym.trainers.tensor_file import read_tensors
 
 Ids = Sequence[NDArray[np.int32]]
 Positions = Sequence[NDArray[np.int64]]
@@ -251,7 +252,7 @@ class ReferenceRefresh:
 
     def load(self, folder: Path) -> None:
         if (folder / REFERENCE_FILE).exists():
-            weights = torch.load(folder / REFERENCE_FILE, map_location="cpu", weights_only=True)
+            weights = read_tensors(folder / REFERENCE_FILE)
             self.reference.load_state_dict(weights)
             if self.rate < 1.0:
                 device = next(iter(self.reference.state_dict().values())).device

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import lzma
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.core import rows
@@ -16,6 +18,7 @@ from turngym.core.errors import RetrievalError, TurngymError
 from turngym.core.memory_mapped import array_of_bytes
 from turngym.trainers.lm_loss import TextError, read_texts
 from turngym.trainers.study.records import read_records
+from turngym.trainers.tensor_file import read_tensors
 
 LETTERS = 80_000_000
 """Of a text that parquet, gzip, xz and zip each write in less than a megabyte."""
@@ -48,6 +51,20 @@ def test_a_faiss_index_whose_list_is_longer_than_its_file(tmp_path: Path) -> Non
             read_index(tmp_path / "x.faiss")
     faiss.write_index(index, str(tmp_path / "x.faiss"))
     assert read_index(tmp_path / "x.faiss").ntotal == 2
+
+
+def test_tensors_that_are_compressed(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(1000)}, tmp_path / "plain.pt")
+    assert read_tensors(tmp_path / "plain.pt")["a"].sum() == 499_500
+    bomb = zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, bomb:
+        for entry in plain.infolist():
+            bomb.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(TurngymError, match=r"bomb.pt: .* bytes that hold more than they are"):
+        read_tensors(tmp_path / "bomb.pt")
+    (tmp_path / "none.pt").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(TurngymError, match=r"no file of torch\.save"):
+        read_tensors(tmp_path / "none.pt")
 
 
 def zipped(path: Path, text: bytes) -> Path:
