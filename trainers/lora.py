@@ -65,6 +65,9 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
                 f"--lora.targets {target}: text calls no such layer of {type(model).__name__}, so that nothing would "
                 f"be learned; valid: {', '.join(dict.fromkeys(linear))}"
             )
+    asked, valid = f"--lora.targets {' '.join(config.targets)}", ""
+    if not config.targets:
+        asked, valid = f"--lora.rank {config.rank}", "; valid: the layers that learn (--lora.targets q_proj v_proj)"
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -79,18 +82,12 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
             # not get_peft_model, which wraps the model and puts a prefix before the name of every weight
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:
-        raise ModelError(f"--lora.targets {' '.join(config.targets)}: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"{asked}: {str(error).splitlines()[0]}{valid}") from error
     for name, layer in _adapted_layers(model):
         if is_transposed(layer.base_layer) is None:
-            kind = type(layer.base_layer).__name__
-            if not config.targets:
-                raise ModelError(
-                    f"--lora.rank {config.rank}: {name} is a {kind}, which gets no adapter, as experts and their "
-                    "routers get none; name the linear layers that learn, such as --lora.targets q_proj v_proj"
-                )
             raise ModelError(
-                f"--lora.targets {' '.join(config.targets)}: {name} is a {kind}; adapters "
-                "are for linear layers and embeddings"
+                f"{asked}: {name} is a {type(layer.base_layer).__name__}; adapters are for linear layers and "
+                f"embeddings, and not for experts and their routers{valid}"
             )
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
         # under autocast peft would copy each input to float32 for a product that is taken in bfloat16 all the same
