@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,15 +103,17 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
 
 def _uncalled_layers(model: Any) -> list[str]:
     """Names of the layers that could have an adapter and that a row of text does not call: those of a half that reads
-    images, and those of which the model reads the weight itself (Jamba's dt_proj). An adapter would not count there."""
+    images, and those of which the model reads the weight itself (Jamba's dt_proj). An adapter would not count there.
+    Where one of several alike is called all are: an expert that this row was not routed to is for another row."""
     layers = {name: layer for name, layer in model.named_modules() if is_transposed(layer) is not None}
-    called = set[Any]()
-    hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers.values()]
+    alike = {layer: re.sub(r"\.\d+(?=\.|$)", "", name) for name, layer in layers.items()}
+    called = set[str]()
+    hooks = [layer.register_forward_hook(lambda layer, *_: called.add(alike[layer])) for layer in layers.values()]
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
     for hook in hooks:
         hook.remove()
-    return [name for name, layer in layers.items() if layer not in called]
+    return [name for name, layer in layers.items() if alike[layer] not in called]
 
 
 def adapted(model: Any) -> bool:

@@ -28,7 +28,7 @@ from turngym.scripts.train import parse
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints
 from turngym.trainers.critic import ValueCritic
-from turngym.trainers.lora import LoraConfig, adapted, add_adapters, merged_weights, save_adapter
+from turngym.trainers.lora import LoraConfig, _uncalled_layers, adapted, add_adapters, merged_weights, save_adapter
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.ranks import SINGLE
@@ -503,3 +503,19 @@ def test_what_cannot_be_adapted_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelError, match=r"pip install 'turngym\[lora\]'"):
         student()
+
+
+def test_an_expert_that_a_row_is_not_routed_to_may_have_an_adapter() -> None:
+    class Routed(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+            self.vision = torch.nn.Linear(2, 2)
+
+        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
+            found: torch.Tensor = self.experts[0](input_ids.float())
+            return found
+
+    assert _uncalled_layers(Routed()) == ["vision"]
