@@ -154,7 +154,7 @@ def training_step(
     from turngym.trainers.scorer import LocalScorer
 
     tokens, chunk = bench.micro_tokens, bench.head_chunk
-    run = RunConfig(full_depth=4, micro_tokens=tokens, head_chunk=chunk)
+    run = RunConfig(max_turns=4, micro_tokens=tokens, head_chunk=chunk)
     optimizer = make_optimizer(student, OptimizerConfig())
     algorithm = opd.build(opd.OpdConfig(), BuildContext(run=run, distill=DistillConfig(top_k=bench.k)))
     scorer = LocalScorer(model=teacher, max_tokens=tokens, chunk=chunk, vocab_size=bench.vocab)

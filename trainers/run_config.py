@@ -230,12 +230,17 @@ def near_initial(coef: float, *names: str) -> Unread:
 class RunConfig(LoopConfig):
     """All that the loop reads: what every algorithm has, and what some have alone."""
 
-    full_depth: Count = MAX_TURNS
-    """Most turns of an episode: the environment's limit."""
+    max_turns: Count = MAX_TURNS
+    """Full depth of an episode, in turns: the environment's limit."""
     temperature: NotNegative = 1.0
     """Sampling temperature of training rollouts."""
     reference: Renewed | None = None
     """The reference of the KL; None: it stays the initial policy."""
+
+    @property
+    def full_depth(self) -> int:
+        """Most turns of an episode."""
+        return self.max_turns
 
     @property
     def pass_tokens(self) -> int:

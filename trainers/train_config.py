@@ -287,7 +287,7 @@ class TrainConfig(Spec, Learns):
         """All that the loop reads."""
         turns, own = self.play.env.max_turns, {name: self.part(name) for name in ("temperature", "reference")}
         assert turns is not None, "the layers of a run give it a limit"
-        return RunConfig(**msgspec.structs.asdict(self.run), **own, full_depth=turns)
+        return RunConfig(**msgspec.structs.asdict(self.run), **own, max_turns=turns)
 
     def unread(self) -> Unread:
         """What depends on settings of several tables."""

@@ -262,7 +262,7 @@ def ours_update(bench: TrlBench, folder: Path, kind: str) -> Figures:
     from turngym.trainers.scorer import LocalScorer
 
     torch.set_num_threads(1)
-    run = RunConfig(full_depth=bench.turns, micro_tokens=bench.micro_tokens)
+    run = RunConfig(max_turns=bench.turns, micro_tokens=bench.micro_tokens)
     context = BuildContext(run=run, distill=DistillConfig(top_k=50))
     algorithm: Algorithm = (
         sft.build(sft.SftConfig(train_on="policy"), context) if kind == "sft" else opd.build(opd.OpdConfig(), context)

@@ -26,7 +26,7 @@ from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.targets import TargetError, rows, support_kl
 
 torch.set_num_threads(1)
-RUN = RunConfig(steps=10, episodes=12, full_depth=6)
+RUN = RunConfig(steps=10, episodes=12, max_turns=6)
 DISTILL = DistillConfig(top_k=8)
 
 

@@ -99,7 +99,7 @@ KINDS: dict[str, Any] = {"wandb": Wandb, "trackio": Trackio}
 
 
 def run_config(**more: Any) -> RunConfig:
-    given: dict[str, Any] = {"steps": 4, "episodes": 12, "full_depth": 6, "eval_every": 2, "checkpoint_every": 2}
+    given: dict[str, Any] = {"steps": 4, "episodes": 12, "max_turns": 6, "eval_every": 2, "checkpoint_every": 2}
     return RunConfig(**{**given, "tensorboard": False, **more})
 
 

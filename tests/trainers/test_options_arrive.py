@@ -74,7 +74,7 @@ from turngym.trainers.token_losses import ClippedAdvantage, PolicyGradient, Supp
 from turngym.trainers.token_weights import WEIGHTS, trajectory_weights
 from turngym.trainers.train_config import train_config
 
-RUN = RunConfig(full_depth=17)
+RUN = RunConfig(max_turns=17)
 Build = Callable[..., Algorithm]
 
 

@@ -29,7 +29,7 @@ def trainer(out: Path, every: int, steps: int = 5, rate: float = 1.0) -> Trainer
     run = RunConfig(
         steps=steps,
         episodes=12,
-        full_depth=6,
+        max_turns=6,
         eval_every=0,
         checkpoint_every=1,
         tensorboard=False,

@@ -124,7 +124,7 @@ def test_no_other_id_and_none_that_is_possible(form: str) -> None:
         assert slope.abs().max() == 0
 
 
-RUN = RunConfig(steps=10, episodes=12, full_depth=6)
+RUN = RunConfig(steps=10, episodes=12, max_turns=6)
 
 
 def built(**distill: Any) -> Algorithm:

@@ -69,8 +69,8 @@ class ProxyLoop(LoopConfig):
 
     steps: Count = 10_000
     """Training steps K_total."""
-    full_depth: Count = MAX_TURNS
-    """Turns of a session that TurnOPD learns from at most."""
+    max_turns: Count = MAX_TURNS
+    """Full depth of a session, in turns."""
     temperature: NotNegative = 1.0
     """Sampling temperature of main turns."""
 
