@@ -32,7 +32,7 @@ from turngym.envs.guard import OnInvalid
 from turngym.envs.reading import Reading
 
 SAMPLES, TEMPERATURE = 4, 0.85
-"""Of an evaluation: episodes per task, and the sampling temperature."""
+"""Episodes per task, and sampling temperature, of an evaluation where nobody says otherwise."""
 AGENTS = "turngym.agents"
 """Entry points of other packages' agents."""
 

@@ -87,10 +87,8 @@ def _in_env(
         if panel is not None or not path.startswith("evaluation."):
             put(given, path, value)
     # every episode of a run has as many turns
-    turns = {"play": {"env": {"max_turns": config.play.env.max_turns}}}
-    return resolve(
-        type(config), [*training_layers(given, turns), Layer(name=f"--also {env['env']['id']}", table=given)]
-    ).spec
+    below = training_layers(given, config.play.env.max_turns)
+    return resolve(type(config), [*below, Layer(name=f"--also {env['env']['id']}", table=given)]).spec
 
 
 def further_env(text: str) -> FurtherEnv:

@@ -179,8 +179,7 @@ class Method(Spec):
     version (http://127.0.0.1:8000/v1; the key comes from TURNGYM_JUDGE_KEY), or a judge of yours as
     `package.module:name`. For hints alone: `skills:FOLDER` (texts by the kind of task; `skills:alfworld`, `webshop` and
     `search` come along), `attempts` (what another attempt of the group did that succeeded), `episode` (what the
-    finished episode itself teaches), `nothing`. By default
-    rules where scores alone are asked for, else expert."""
+    finished episode itself teaches), `nothing`. By default rules where scores alone are asked for, else expert."""
     expert: str = "expert"
     """Who demonstrates. --judge expert asks it, too; `searching` knows only what it has seen."""
     demonstrations: DemonstrationConfig = DemonstrationConfig()
@@ -369,7 +368,8 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
     # what nobody asked this run for is for algorithms that read it
     read = {True: expanded, False: read_alone}
     whole = [replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers]
-    given = merged([one.table for one in _of_the_last(whole)])
+    _drop_what_is_of_others(whole)
+    given = merged([one.table for one in whole])
     spec = find_algorithm(algorithm)
     usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(given, "lora"), Mapping))}}
     if "judge" in spec.reads:
@@ -387,16 +387,14 @@ OF_ITS_OWN = {"play.env.id": ("play.env", "play.env_kwargs"), "evaluation.panel"
 """Settings that say whose others are, and the tables of these."""
 
 
-def _of_the_last(layers: Sequence[Layer]) -> Sequence[Layer]:
-    """`layers`, of which those are changed in place that speak of another environment or panel than the last one: what
-    they say of it is not meant for this one."""
+def _drop_what_is_of_others(layers: Sequence[Layer]) -> None:
+    """Takes out of `layers` what they say of another environment or panel than the last one that is named."""
     for whose, tables in OF_ITS_OWN.items():
         named = [at(layer.table, whose) for layer in layers]
         last = next((one for one in reversed(named) if one is not None), None)
         for layer in (layer for layer, one in zip(layers, named, strict=True) if one not in (None, last)):
             for above, _, name in (table.rpartition(".") for table in tables):
                 at(layer.table, above).pop(name, None)
-    return layers
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:

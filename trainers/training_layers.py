@@ -41,14 +41,12 @@ AGENT_FACING = ("on_invalid", "engine", "show_admissible", "list_admissible", "r
 what is trained on; a panel brings its own."""
 
 
-def training_layers(
-    given: Mapping[str, Any], turns: Mapping[str, Any] | None = None, *, fetch: bool = False
-) -> list[Layer]:
+def training_layers(given: Mapping[str, Any], max_turns: int | None = None, *, fetch: bool = False) -> list[Layer]:
     """What a run stands on for which so much is `given`, a partial table of whole paths.
 
     Args:
         given: what people ask for.
-        turns: the limit of turns of the run that this is a further environment of, as a partial table.
+        max_turns: the limit of the run that this is a further environment of.
         fetch: whether a student of the hub is fetched, whose folder says how it is spoken to.
 
     Raises TurngymError for an environment, a preset or a panel that is not there.
@@ -61,7 +59,8 @@ def training_layers(
         layers.insert(1, Layer(name="default", table={"play": {"env": {"max_turns": MAX_TURNS}}}))
     if preset is not None:
         layers.append(_preset_layer(preset, given))
-    layers += [Layer(name="run", table=turns)] if turns is not None else []
+    if max_turns is not None:
+        layers.append(Layer(name="run", table={"play": {"env": {"max_turns": max_turns}}}))
     if given.get("evaluation") is None:
         return layers
     if (panel := at(given, "evaluation.panel")) is None:

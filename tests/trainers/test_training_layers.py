@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from turngym.agents import resolve_play
 from turngym.agents.play_spec import VerlAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import SettingsError
@@ -16,6 +17,7 @@ from turngym.core.settings import to_toml
 from turngym.core.spec import to_table
 from turngym.envs.panels import PanelError
 from turngym.scripts import train
+from turngym.trainers import run, training_layers
 from turngym.trainers.several_envs import further_env
 from turngym.trainers.train_config import TrainConfig, resolve_training, train_config
 
@@ -122,3 +124,34 @@ def test_another_panel_or_environment_brings_its_own(tmp_path: Path) -> None:
     kept = on_top(panel="alfworld-quickstart").evaluation
     assert kept is not None
     assert kept.game.env.max_turns == 7
+
+
+def test_a_student_of_the_hub_is_spoken_to_as_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run fetches it first; who only reads settings, as a study does, fetches nothing."""
+    ChatSettings(max_new_tokens=33).save(tmp_path)
+    here: dict[str, Path] = {}
+
+    def fetched(name: str) -> Path:
+        return here.setdefault(str(name), tmp_path)
+
+    monkeypatch.setattr(training_layers, "hub_folder", fetched)
+    monkeypatch.setattr(training_layers, "cached_folder", here.get)
+    monkeypatch.setattr(resolve_play, "hub_folder", fetched)
+    given = {**asked(tmp_path), "student": "org/model"}
+    layers = [Layer(name="test", table=given, asked=True)]
+    assert resolve_training("opd", layers).spec.chat.max_new_tokens == 512
+    assert not here
+    assert resolve_training("opd", layers, fetch=True).spec.chat.max_new_tokens == 33
+
+    class Begun(Exception):
+        pass
+
+    def begun(config: TrainConfig, *_: Any, **__: Any) -> None:
+        raise Begun(config.chat.max_new_tokens)
+
+    monkeypatch.setattr(run, "run_training", begun)
+    words = ["opd", "--student", "org/model", "--teacher", "t", "--out", str(tmp_path / "run")]
+    for begin in (lambda: run.train("opd", student="org/model", teacher="t", out="o"), lambda: train.main(words)):
+        here.clear()
+        with pytest.raises(Begun, match="33"):
+            begin()
