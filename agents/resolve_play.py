@@ -20,7 +20,7 @@ from turngym.agents.presets import Preset, find_preset, require_named
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.core.errors import AgentError, SettingsError
 from turngym.core.nested import KIND, at, flat, put
-from turngym.core.resolve import Layer, Resolved, merged, resolve
+from turngym.core.resolve import Layer, Resolved, asked_in, merged, read_back, resolve
 from turngym.core.setting import short_name
 from turngym.core.spec import Spec, expand
 from turngym.core.task import plain_id
@@ -51,7 +51,15 @@ def resolve_play(
         panel: the panel, where it is an object; None: as the tables name it.
         preset: the set-up, where it is an object; None: as the tables name it.
     """
-    tables = [Layer(name=where, table=play_asked(table, where), asked=True) for where, table in asked]
+
+    def again(table: Mapping[str, Any]) -> EvalSpec:
+        return resolve_play([("", table)], usual=usual).spec
+
+    tables, top = list[Layer](), dict[str, Any]()
+    for where, table in reversed(asked):
+        own = play_asked(read_back(table, again, flat(top)), where)
+        tables.insert(0, Layer(name=where, table=own, asked=True))
+        top = merged([own, top])
     given = merged([layer.table for layer in tables])
     if panel is None and (named := at(given, "play.tasks.panel")) is not None:
         panel = load_panel(str(named))
@@ -71,7 +79,7 @@ def resolve_play(
         # the version that a name without one stands for
         named = panel_name(panel, str(at(given, "play.tasks.panel") or ""))
         tables.append(Layer(name=tables[-1].name, table={"play": {"tasks": {"panel": named}}}))
-    return resolve(EvalSpec, [*layers, *tables])
+    return asked_in(resolve(EvalSpec, [*layers, *tables]), tables)
 
 
 def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -118,6 +126,29 @@ def panel_name(panel: Panel, named: str) -> str:
 def full_panel_name(named: str) -> str:
     """`panel_name` of the panel that `named` means. Raises TurngymError where there is none."""
     return panel_name(load_panel(named), named)
+
+
+class OneGame(Spec):
+    """An environment by itself."""
+
+    play: Game
+    data: str | None = None
+    """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """All arguments of `gym.make`."""
+        return make_arguments(self.play, self.data)
+
+
+def resolve_game(asked: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved[OneGame]:
+    """The environment that people ask for. Arguments and errors as of `resolve_play`."""
+    tables = [
+        Layer(name=where, table=at_home(expand(OneGame, table, where), where, data="data"), asked=True)
+        for where, table in asked
+    ]
+    env_id = at(merged([layer.table for layer in tables]), "play.env.id") or ENV
+    return resolve(OneGame, [environment_layer(env_id), *tables])
 
 
 class _Alone(Spec):

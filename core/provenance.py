@@ -13,7 +13,8 @@ from typing import Any
 
 from turngym.core.clean_keys import recorded_command
 from turngym.core.redaction import redacted
-from turngym.core.settings import PROVENANCE, write_toml
+from turngym.core.resolve import PROVENANCE
+from turngym.core.settings import write_toml
 from turngym.core.spec import to_table
 
 CONFIG_FILE = "config.toml"

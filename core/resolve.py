@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any, Generic
 
 from msgspec import NODEFAULT
 
 from turngym.core.errors import SettingsError
-from turngym.core.nested import KIND, at
+from turngym.core.nested import KIND, NONE, at, differing, flat, put
 from turngym.core.redaction import brief
 from turngym.core.refusal import said_by
 from turngym.core.setting import fields_of, kind_of, members_of, must_be_given, short_name, tables_in
@@ -35,6 +37,8 @@ class Resolved(Generic[T]):
     spec: T
     origins: Mapping[str, str]
     """Path to the name of the layer that gave its value; the type's own defaults have none."""
+    asked: tuple[str, ...] | None = None
+    """Paths of the values that people gave, from which the others follow; None: nobody knows which these are."""
 
 
 def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -55,6 +59,61 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
         if (who := said_by(found.origins, path)) in asked:
             raise SettingsError(f"{who}: {_idle(found.spec, path, needed)}")
     return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
+
+
+PROVENANCE, ASKED, FOUND = "provenance", "asked", "found"
+"""The table of a record that says where it comes from and sets nothing; in it the paths that people gave
+(`Resolved.asked`), and those of what opening has found out."""
+
+
+def asked_in(found: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
+    """`found`, with the paths that the layers `given` have given it."""
+    names, values = {layer.name for layer in given}, flat(to_table(found.spec))
+    return replace(found, asked=tuple(path for path in values if found.origins.get(path) in names))
+
+
+def read_back(
+    record: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any], top: Collection[str] = ()
+) -> dict[str, Any]:
+    """What people asked for in a `record` of whole settings, as a partial table; a table that does not say it as it is.
+
+    What follows from it is left out: it is to follow from what is put on top, too. What follows no longer, since
+    another version or a changed file says otherwise, is as recorded. What opening had found out is kept where nothing
+    is put `top` in its table, or above it: there it is to be found anew.
+
+    Args:
+        record: as TOML gives it.
+        again: resolves what was asked for to the whole value.
+        top: paths of what is put on top.
+    """
+    table = {name: value for name, value in record.items() if name != PROVENANCE}
+    about = record.get(PROVENANCE, {})
+    if ASKED not in about:
+        return table
+    found: dict[str, Any] = {}
+    for path in about[ASKED]:
+        if (value := at(table, path)) is not None:
+            put(found, path, value)
+    # what there is to say of it is said where all of it is resolved
+    with redirect_stderr(StringIO()):
+        now = _with_none(to_table(again(found)))
+    above = [path.rpartition(".")[0] for path in top]
+    anew = {path for path in about.get(FOUND, ()) if any(not one or path.startswith(f"{one}.") for one in above)}
+    for path, (_, then) in differing(now, table).items():
+        if path.rpartition(".")[2] == KIND:
+            path = path.removesuffix(f".{KIND}")
+            then = at(table, path)
+        if then is not None and path not in anew:
+            put(found, path, then)
+    return found
+
+
+def _with_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` as TOML gives it back."""
+    return {
+        name: _with_none(value) if isinstance(value, Mapping) else NONE if value is None else value
+        for name, value in table.items()
+    }
 
 
 def checked(value: T) -> T:

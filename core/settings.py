@@ -11,12 +11,11 @@ from typing import Any
 
 from turngym.core.errors import SettingsError
 from turngym.core.nested import NONE
+from turngym.core.resolve import ASKED, PROVENANCE, Resolved
 from turngym.core.spec import Spec, to_table
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
 
-PROVENANCE = "provenance"
-"""The table of a configuration file that says where it came from. It sets nothing."""
 RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
 """First line of a configuration that can only be read with this in mind."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -53,6 +52,12 @@ def write_toml_text(path: Path, text: str) -> None:
 def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
     """A value, or its table, as TOML; with `origins` each line says where its value comes from."""
     return _toml_table(to_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
+
+
+def whole_toml(found: Resolved[Any]) -> str:
+    """Whole settings as `--config` reads them back; each line says where its value comes from."""
+    asked = "" if found.asked is None else "\n" + to_toml({PROVENANCE: {ASKED: found.asked}})
+    return to_toml(found.spec, found.origins) + asked
 
 
 def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:

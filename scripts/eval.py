@@ -24,8 +24,8 @@ from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
 from turngym.core.nested import flat
 from turngym.core.numbers import NotNegative, Number
-from turngym.core.resolve import Resolved
-from turngym.core.settings import to_toml
+from turngym.core.resolve import PROVENANCE, Resolved
+from turngym.core.settings import whole_toml
 from turngym.core.spec import Spec, expand
 from turngym.core.tables import print_table
 from turngym.core.user_files import must_be_new
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         raise EvaluationError("--different-settings and --fail-if-worse are read by --compare alone")
     found = resolve_play(layers, usual=EVAL_DEFAULTS)
     if asked.show:
-        print(to_toml(found.spec, found.origins), end="")
+        print(whole_toml(found), end="")
         return 0
     say_channel(found)
     command = ("turngym", "eval", *argv)
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _flat(where: str, table: Mapping[str, Any]) -> set[str]:
     """Paths of the settings in a table with short names."""
-    return set(flat(expand(EvalSpec, table, where)))
+    return set(flat(expand(EvalSpec, {name: value for name, value in table.items() if name != PROVENANCE}, where)))
 
 
 def _refuse(call: EvalCall, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

@@ -127,7 +127,7 @@ class Verb(Generic[T]):
         layers: list[tuple[str, Mapping[str, Any]]] = []
         mine = [Layer(name="", table=self.below)]
         if file is not None:
-            table = read_toml(file)
+            table = read_toml(file, provenance=self.spec is not None)
             refuse_credentials("", table)
             owned = {name: value for name, value in table.items() if self.spec is None or name in settings_of(self.own)}
             mine.append(Layer(name=file, table=expand(self.own, owned, file), asked=True))
@@ -221,8 +221,10 @@ class Verb(Generic[T]):
                 inside = [one for path, one in every.items() if f"{path}.".startswith(f"{group}.")]
                 yield from self.section(group, inside, whole=True)
         elif self.first:
-            named = {short_name(self.spec, path): one for path, one in settings_of(self.spec).items()}
-            yield from self.section("options", [own[name] if name in own else named[name] for name in self.first])
+            named = {
+                short_name(cls, path): one for cls in (self.spec, self.own) for path, one in settings_of(cls).items()
+            }
+            yield from self.section("options", [named[name] for name in self.first])
             yield ""
             yield _rows(f"{PRINT}", "show all settings, with where each comes from, and do nothing")
         yield _rows(f"{CONFIG} FILE", "settings in TOML; options stand on top of them")

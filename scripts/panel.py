@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from turngym.agents.adapters.croissant import write_croissant
-from turngym.agents.playing.env_maker import env_arguments, env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, begin
 from turngym.core.errors import TurngymError
 from turngym.core.numbers import Count, Seed
+from turngym.core.redaction import brief
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec, Unread, needing
 from turngym.core.strict_json import json_object
@@ -117,9 +118,20 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
         return env, panel.task_ids, {task.task_id: task.sha256 for task in panel.tasks}
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
-    given = env_arguments(json_object("--env-kwargs", command.env_kwargs), more)
-    env = env_maker(command.env, **given, channel=command.channel)()
+    arguments = _arguments(command.env_kwargs, more)
+    env = env_maker(command.env, **arguments, channel=command.channel)()
     return env, tasks_of(env.unwrapped), {}
+
+
+def _arguments(env_kwargs: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `gym.make` in JSON, and `more` that have options of their own. Raises TurngymError for one that is
+    in both, and for a channel: it is the agent's, who is told how to write."""
+    given = json_object("--env-kwargs", env_kwargs)
+    if "channel" in given:
+        raise TurngymError(f"--env-kwargs: channel is {brief(given['channel'], 80)}; valid: --channel")
+    for name in more.keys() & given.keys():
+        raise TurngymError(f"{name} is given by itself and among --env-kwargs; valid: once")
+    return {**given, **more}
 
 
 def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) -> Iterator[dict[str, Any]]:
@@ -281,7 +293,7 @@ def _write(command: Write) -> int:
         command.name,
         command.env,
         version=command.version,
-        make_kwargs=env_arguments(json_object("--env-kwargs", command.env_kwargs), {}),
+        make_kwargs=_arguments(command.env_kwargs, {}),
         task_ids=None if command.ids is None else _lines(command.ids),
         **_data(command.data),
     )

@@ -17,8 +17,8 @@ from turngym.agents.named_agent import chat_settings
 from turngym.agents.play_spec import episodes_of
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.agents.servers.server_options import StartedServer
-from turngym.core.nested import flat
 from turngym.core.numbers import Count, Million, Number
+from turngym.core.resolve import Layer, Resolved
 from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
 from turngym.core.spec import Spec, Unread, changed, needing, plain
@@ -30,7 +30,7 @@ from turngym.trainers.model_shapes import ModelShape, shape_named, shape_of
 from turngym.trainers.run import build_algorithm, evaluation_of
 from turngym.trainers.several_envs import further_env
 from turngym.trainers.teacher import is_the_base
-from turngym.trainers.train_config import DEFAULT, TrainConfig, expanded, train_config
+from turngym.trainers.train_config import DEFAULT, TrainConfig, resolve_training
 from turngym.trainers.training_costs import CostEstimate, StepWorkload, chip_named, estimate, traffic
 
 
@@ -186,7 +186,7 @@ def _ahead(options: PlanOptions) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
-    asked = None if file is None else read_toml(file)
+    asked = None if file is None else read_toml(file, provenance=True)
     run = {} if asked is None else plain(of_run(asked, str(file)))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
@@ -201,10 +201,10 @@ def main(argv: Sequence[str]) -> int:
 def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     """What the settings of a training run, read as `turngym train` does, ask for: what it plays, the models that it
     holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
-    config = _run_config(table, where)
+    found = _run_config(table, where)
+    config, asked = found.spec, found.asked or ()
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
     chat = chat_settings(config.chat, ChatSettings.load(config.models.student), play.env.id)
-    asked = flat(expanded(config.algorithm, _settings(table), where))
     work: dict[str, Any] = {
         "episodes": run.episodes,
         "turns": config.loop.full_depth,
@@ -249,10 +249,11 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
 
 def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
     """What a run does that is in no column: its learning rate and updates, and what is not counted."""
-    config = _run_config(table, where)
-    given = "optimizer.lr" in flat(expanded(config.algorithm, _settings(table), where))
+    found = _run_config(table, where)
+    config = found.spec
     algorithm, adapters = build_algorithm(config), config.lora is not None
     updates = min(config.optimizer.minibatches, config.run.episodes) * config.optimizer.ppo_epochs
+    given = found.asked is not None and "optimizer.lr" in found.asked
     said = "as given" if given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
     others = ", ".join(
         name
@@ -272,14 +273,11 @@ def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
     ]
 
 
-def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {"student": "1.7B", "out": ".", **table}
-
-
-def _run_config(table: Mapping[str, Any], where: str) -> TrainConfig:
+def _run_config(table: Mapping[str, Any], where: str) -> Resolved[TrainConfig]:
     # a file that names no algorithm is meant for the one whose settings it has
     own = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
-    return train_config(str(table.get("algorithm", own)), _settings(table), where)
+    needed = Layer(name="plan", table={"student": "1.7B", "out": "."}, asked=True)
+    return resolve_training(str(table.get("algorithm", own)), [needed, Layer(name=where, table=table, asked=True)])
 
 
 def _reference(config: TrainConfig, algorithm: Algorithm) -> str:

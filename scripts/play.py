@@ -12,22 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
-from turngym.agents.playing.env_maker import EnvOptions, env_maker
+from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import HumanAgent
+from turngym.agents.resolve_play import OneGame, resolve_game
 from turngym.core.episode import Episode, Status
 from turngym.core.files import locked_file
 from turngym.core.numbers import Seed
+from turngym.core.settings import whole_toml
 from turngym.core.spec import Spec
 from turngym.core.trace import TraceWriter
 from turngym.envs.base import tasks_of
-from turngym.scripts.options import read_options
+from turngym.scripts.options import Verb
 
 
 class PlayOptions(Spec):
     """One episode, played by you."""
 
-    world: EnvOptions = EnvOptions()
     task: str | None = None
     """Task id; by default one is drawn with --seed."""
     seed: Seed = 0
@@ -36,19 +37,35 @@ class PlayOptions(Spec):
     """Trace file to which the episode is appended."""
 
 
+VERB: Verb[PlayOptions] = Verb(
+    name="turngym play",
+    about=__doc__ or "",
+    own=PlayOptions,
+    spec=OneGame,
+    first=(
+        *("env", "split", "data", "task", "seed", "out", "max_turns", "on_invalid", "show_admissible"),
+        "env_kwargs",
+    ),
+)
+
+
 def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     """Run `turngym play` with `argv`; `ask` replaces the keyboard."""
     from rich.console import Console
     from rich.text import Text
 
-    options = read_options(PlayOptions, argv, prog="turngym play", about=__doc__)
+    asked = VERB.asked(argv)
+    options, found = asked.own, resolve_game(asked.layers)
+    if asked.show:
+        print(whole_toml(found), end="")
+        return 0
     console = Console(highlight=False)
     styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
 
     def say(text: str, kind: str) -> None:
         console.print(Text(text, style=styles[kind]))
 
-    make = env_maker(options.world.env, **options.world.kwargs())
+    make = env_maker(found.spec.play.env.id, **found.spec.made)
     task_id = options.task or _draw(make, options.seed)
     say(f"Task {task_id}", "note")
     agent = HumanAgent(ask or (lambda: console.input("[green]> [/green]")), say)

@@ -26,9 +26,10 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.nested import NONE, flat
 from turngym.core.provenance import CONFIG_FILE
+from turngym.core.resolve import PROVENANCE
 from turngym.core.setting import settings_of as paths
 from turngym.core.setting import short_name
-from turngym.core.settings import PROVENANCE, read_toml
+from turngym.core.settings import read_toml
 from turngym.core.spec import to_table
 from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path

@@ -14,7 +14,7 @@ from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS, play_rollo
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.resolve_play import resolve_play
 from turngym.core.errors import TurngymError
-from turngym.core.settings import to_toml
+from turngym.core.settings import whole_toml
 from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.scripts.eval import say_channel
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         raise TurngymError("--append adds to a trace: name it with --out")
     found = resolve_play(asked.layers, usual=ROLLOUT_DEFAULTS)
     if asked.show:
-        print(to_toml(found.spec, found.origins), end="")
+        print(whole_toml(found), end="")
         return 0
     say_channel(found)
     played = play_rollout(found, out=call.out, append=call.append, command=("turngym", "rollout", *argv))

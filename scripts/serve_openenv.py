@@ -14,23 +14,24 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from turngym.agents.models import load_tokenizer
-from turngym.agents.playing.env_maker import EnvOptions, probe
+from turngym.agents.playing.env_maker import probe
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.resolve_play import OneGame, resolve_game
 from turngym.agents.serving import Listen
 from turngym.agents.serving_asgi import AsgiServer
 from turngym.core.hub import model_folder
 from turngym.core.numbers import Million
 from turngym.core.plugins import need
+from turngym.core.settings import whole_toml
 from turngym.core.spec import Spec
-from turngym.scripts.options import read_options
+from turngym.scripts.options import Verb
 from turngym.trainers.adapters.openenv import app
 
 
 class ServeOpenEnv(Spec):
     """What to serve, and where."""
 
-    world: EnvOptions = EnvOptions()
     model: str | None = None
     """Folder of a model: its tokenizer, and how it wants to be spoken to (turngym.json). Without it: text only."""
     listen: Listen = Listen()
@@ -38,28 +39,41 @@ class ServeOpenEnv(Spec):
     """Most clients at a time; each plays its own episode."""
 
 
+VERB: Verb[ServeOpenEnv] = Verb(
+    name="turngym serve openenv",
+    about=__doc__ or "",
+    own=ServeOpenEnv,
+    spec=OneGame,
+    first=("env", "split", "data", "model", "max_turns", "env_kwargs", "host", "port", "clients"),
+)
+
+
 def main(argv: Sequence[str]) -> int:
-    config = read_options(ServeOpenEnv, argv, prog="turngym serve openenv", about=__doc__)
+    asked = VERB.asked(argv)
+    config, game = asked.own, resolve_game(asked.layers)
+    if asked.show:
+        print(whole_toml(game), end="")
+        return 0
     need("openenv", "turngym serve openenv", "openenv")
-    sessions = open_sessions(config)
+    sessions = open_sessions(game.spec, config.model)
     try:
         application = app(sessions, max_concurrent=config.clients)
         server = AsgiServer(application, extra="openenv", **structs.asdict(config.listen))
         server.stop_on_signals()
-        print(f"{config.world.env} for OpenEnv clients at {server.url}; Ctrl-C ends it", flush=True)
+        print(f"{game.spec.play.env.id} for OpenEnv clients at {server.url}; Ctrl-C ends it", flush=True)
         server.run()
     finally:
         sessions.close()
     return 0
 
 
-def open_sessions(config: ServeOpenEnv) -> SessionPool:
+def open_sessions(game: OneGame, model: str | None) -> SessionPool:
     """Sessions on the chosen environment. Raises TurngymError where there is no such environment or tokenizer."""
-    make = config.world.kwargs()
+    env_id, make = game.play.env.id, game.made
     # what the environment does not take would be read as a setting of the sessions
-    probe(config.world.env, make)
-    if config.model is None:
-        return SessionPool.of(config.world.env, None, ChatSettings(), **make)
+    probe(env_id, make)
+    if model is None:
+        return SessionPool.of(env_id, None, ChatSettings(), **make)
     need("transformers", "--model", "train")
-    tokenizer, folder = load_tokenizer(config.model), model_folder(config.model, weights=False)
-    return SessionPool.of(config.world.env, tokenizer, ChatSettings.load(folder), **make)
+    tokenizer, folder = load_tokenizer(model), model_folder(model, weights=False)
+    return SessionPool.of(env_id, tokenizer, ChatSettings.load(folder), **make)

@@ -16,9 +16,9 @@ from typing import Any
 
 from turngym.core.errors import TurngymError, UnknownSettingError
 from turngym.core.plugins import installed
-from turngym.core.resolve import Layer, merged
+from turngym.core.resolve import Layer, Resolved, merged
 from turngym.core.setting import Setting, settings_of
-from turngym.core.settings import read_toml, to_toml
+from turngym.core.settings import read_toml, whole_toml
 from turngym.scripts.options import (
     COMMAND_LINE,
     CONFIG,
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
     if list_presets(argv):
         return 0
-    config = parse(argv, fetch=True)
+    found = resolved(argv, fetch=True)
     # not before: help and mistakes are said without waiting for all that trains
     from turngym.trainers.distributed import open_ranks
     from turngym.trainers.metrics import read_metrics
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     from turngym.trainers.run import run_training
 
     with open_ranks() as ranks:
-        result = run_training(config, ranks, command=("turngym", "train", *argv))
+        result = run_training(found.spec, ranks, command=("turngym", "train", *argv), asked=found.asked)
         if ranks.rank == 0:
             took = f"{result.step} steps in {result.train_seconds:.0f} s of training"
             steps = [row for row in read_metrics(result.model.parents[2]) if row["kind"] == "train"]
@@ -80,13 +80,20 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse(argv: Sequence[str], *, fetch: bool = False) -> TrainConfig:
-    """The settings of a run. Help and `--print` print, and end the process. `fetch` as in `training_layers`.
+def parse(argv: Sequence[str]) -> TrainConfig:
+    """The settings of a run. As `resolved`."""
+    return resolved(argv).spec
+
+
+def resolved(argv: Sequence[str], *, fetch: bool = False) -> Resolved[TrainConfig]:
+    """The settings of a run, and who gave them. Help and `--print` print, and end the process.
+
+    `fetch` as in `training_layers`.
 
     Raises TurngymError for a setting that does not exist, that cannot have its value, or that nothing would read.
     """
     rest, file = pop_option(argv, CONFIG)
-    table = {} if file is None else read_toml(file)
+    table = {} if file is None else read_toml(file, provenance=True)
     name, words = _algorithm(rest, str(table.get("algorithm", "")))
     if any(word in (*HELP, HELP_ALL) for word in words):
         print("\n".join(help_lines(name, __doc__ or "", whole=HELP_ALL in words)))
@@ -96,9 +103,9 @@ def parse(argv: Sequence[str], *, fetch: bool = False) -> TrainConfig:
     layers = [] if file is None else [Layer(name=file, table=table, asked=True)]
     found = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=given, asked=True)], fetch=fetch)
     if PRINT in words:
-        print(to_toml(found.spec, found.origins), end="")
+        print(whole_toml(found), end="")
         raise SystemExit(0)
-    return found.spec
+    return found
 
 
 def _verb(algorithm: str) -> Verb[TrainConfig]:

@@ -24,7 +24,8 @@ from turngym.core.files import holds_weights, weights_hash
 from turngym.core.nested import at, flat
 from turngym.core.protocols import Scorer
 from turngym.core.provenance import CONFIG_FILE
-from turngym.core.settings import PROVENANCE, read_toml
+from turngym.core.resolve import PROVENANCE
+from turngym.core.settings import read_toml
 from turngym.core.task import content_hash
 from turngym.core.user_files import user_path
 

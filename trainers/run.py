@@ -31,7 +31,7 @@ from turngym.core.nested import at
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import CONFIG_FILE, write_config
-from turngym.core.resolve import Layer
+from turngym.core.resolve import ASKED, Layer
 from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
 from turngym.core.spec import changed, to_table
@@ -106,25 +106,31 @@ def train(
         SettingsError: a setting that does not exist, or has a value that it cannot have.
         TurngymError: models, environment or folder that do not fit.
     """
-    table = dict(read_toml(config) if isinstance(config, str | Path) else config or {})
+    table = dict(read_toml(config, provenance=True) if isinstance(config, str | Path) else config or {})
     named = str(algorithm or table.get("algorithm") or DEFAULT)
     where = str(config) if isinstance(config, str | Path) else "config"
     layers = [(where, table), (f"train({named!r})", settings)]
     # settings are read first: a mistake in them is said at once, without waiting for other processes
     asked = [Layer(name=name, table=one, asked=True) for name, one in layers]
-    found = resolve_training(named, asked, fetch=True).spec
+    found = resolve_training(named, asked, fetch=True)
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
     with open_ranks() as ranks:
-        return run_training(found, ranks, progress=progress, command=call)
+        return run_training(found.spec, ranks, progress=progress, command=call, asked=found.asked)
 
 
 def run_training(
-    config: TrainConfig, ranks: Ranks, *, progress: bool = True, command: str | Sequence[str] = ()
+    config: TrainConfig,
+    ranks: Ranks,
+    *,
+    progress: bool = True,
+    command: str | Sequence[str] = (),
+    asked: Sequence[str] | None = None,
 ) -> RunResult:
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
-    The run's folder keeps `config` and `command`, from which the run can be repeated.
+    The run's folder keeps `config` and `command`, from which the run can be repeated, and the paths of the settings
+    that people `asked` for.
     """
     if ranks.size > 1:
         if isinstance(config.engine, StartedServer):
@@ -151,7 +157,7 @@ def run_training(
         if said and not ranks.rank:
             print(said, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
-        trainer.on_start = lambda: _keep_config(config, command, trainer.players)
+        trainer.on_start = lambda: _keep_config(config, asked, command, trainer.players)
         if not progress:
             trainer.progress = Progress()
         shared = distribute_trainer(trainer, ranks, shard_teacher=config.part("frozen").shard_teacher)
@@ -165,7 +171,7 @@ def run_training(
         return result
 
 
-def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str) -> None:
+def _keep_config(config: TrainConfig, asked: Sequence[str] | None, command: str | Sequence[str], players: str) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
     that file is missing."""
     models, path = config.models, config.models.out / CONFIG_FILE
@@ -177,6 +183,8 @@ def _keep_config(config: TrainConfig, command: str | Sequence[str], players: str
     about = {"seed": config.run.seed, **({"players": players} if players else {})}
     if content := content_hashes.of_all(to_table(config)):
         about[content_hashes.CONTENTS] = content
+    if asked is not None:
+        about[ASKED] = asked
     write_config(path, config, command or None, **about)
 
 

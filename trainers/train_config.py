@@ -31,7 +31,7 @@ from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import SettingsError, UnknownSettingError
 from turngym.core.nested import KIND, at
 from turngym.core.numbers import Count, NotNegative, Number, Signed
-from turngym.core.resolve import Layer, Resolved, merged, resolve
+from turngym.core.resolve import Layer, Resolved, asked_in, merged, read_back, resolve
 from turngym.core.setting import Setting, find, named, settings_of, short_name
 from turngym.core.spec import Spec, Unread, expand, needing
 from turngym.trainers.algorithm import ExpertPlay
@@ -365,10 +365,17 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
     Raises SettingsError for a setting that does not exist, has a value that it cannot have, or would not be read.
     """
     cls = config_class(algorithm)
-    # what nobody asked this run for is for algorithms that read it
-    read = {True: expanded, False: read_alone}
-    whole = [replace(one, table=read[one.asked](algorithm, one.table, one.name)) for one in layers]
-    _drop_what_is_of_others(whole)
+
+    def given_in(layer: Layer) -> Layer:
+        def again(table: Mapping[str, Any]) -> TrainConfig:
+            named = str(layer.table["algorithm"])
+            return resolve_training(named, [Layer(name=layer.name, table=table, asked=True)], fetch=fetch).spec
+
+        # what nobody asked this run for is for algorithms that read it
+        read = expanded if layer.asked else read_alone
+        return replace(layer, table=read(algorithm, read_back(layer.table, again), layer.name))
+
+    whole = [*map(given_in, layers)]
     given = merged([one.table for one in whole])
     spec = find_algorithm(algorithm)
     usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(given, "lora"), Mapping))}}
@@ -380,21 +387,8 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
         found = folder_layer(str(folder))
         shown = {"method": {"demonstrations": {"demonstrator": found.table.get("agent", {})}}}
         below.append(replace(found, table=shown))
-    return resolve(cls, [*below, *whole, Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True)])
-
-
-OF_ITS_OWN = {"play.env.id": ("play.env", "play.env_kwargs"), "evaluation.panel": ("evaluation.game",)}
-"""Settings that say whose others are, and the tables of these."""
-
-
-def _drop_what_is_of_others(layers: Sequence[Layer]) -> None:
-    """Takes out of `layers` what they say of another environment or panel than the last one that is named."""
-    for whose, tables in OF_ITS_OWN.items():
-        named = [at(layer.table, whose) for layer in layers]
-        last = next((one for one in reversed(named) if one is not None), None)
-        for layer in (layer for layer, one in zip(layers, named, strict=True) if one not in (None, last)):
-            for above, _, name in (table.rpartition(".") for table in tables):
-                at(layer.table, above).pop(name, None)
+    whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
+    return asked_in(resolve(cls, [*below, *whole]), whole)
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from turngym.core.errors import TurngymError
 from turngym.core.nested import differing
 from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
-from turngym.core.resolve import Resolved
-from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
+from turngym.core.resolve import ASKED, FOUND, PROVENANCE, Resolved
+from turngym.core.settings import to_toml, write_toml_text
 from turngym.core.spec import changed, to_table
 from turngym.envs.base import TextEnv
 
@@ -87,7 +87,9 @@ def record_of(spec: EvalSpec) -> dict[str, Any]:
 def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: str | Sequence[str]) -> None:
     """Writes the settings of an evaluation or rollout in the form that `--config` reads: what was asked for (`found`),
     and in `spec` what opening has found out."""
-    about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
     record = record_of(spec)
-    origins = {**found.origins, **dict.fromkeys(differing(record, record_of(found.spec)), "found")}
+    opened = [*differing(record, record_of(found.spec))]
+    asked = {} if found.asked is None else {ASKED: found.asked, FOUND: opened}
+    about: Mapping[str, Any] = provenance(command, seed=spec.play.seed, **asked)
+    origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
     write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about}))

@@ -23,7 +23,7 @@ from turngym.core.nested import differing
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, Resolved
-from turngym.core.settings import to_toml
+from turngym.core.settings import whole_toml
 from turngym.core.spec import changed, to_table
 from turngym.core.task import content_hash
 from turngym.scripts.jobs import RunJob
@@ -51,6 +51,8 @@ class Cell(RunJob):
     spec: TrainConfig | EvalSpec = field(repr=False)
     origins: Mapping[str, str] = field(repr=False)
     """Path of a setting -> who gave its value."""
+    asked: tuple[str, ...] | None = field(repr=False)
+    """Paths of the settings that the study gives."""
     game: Mapping[str, Any] = field(repr=False)
     """What its evaluations play (`game_of`)."""
     is_start: bool = False
@@ -69,8 +71,8 @@ class Cell(RunJob):
 
     @property
     def toml(self) -> str:
-        """The settings as `--config` reads them; each line says where its value comes from."""
-        return to_toml(self.settings, self.origins)
+        """The settings as `--config` reads them."""
+        return whole_toml(Resolved(spec=self.settings, origins=self.origins, asked=self.asked))
 
     @property
     def record(self) -> Path:
@@ -246,6 +248,7 @@ def _made(
         words=("--config", f"{folder}.toml"),
         spec=found.spec,
         origins=found.origins,
+        asked=found.asked,
         game=game,
         steps=steps,
     )

@@ -29,7 +29,7 @@ from turngym.core.errors import TurngymError, first_few
 from turngym.core.nested import differing, flat
 from turngym.core.numbers import Threads
 from turngym.core.setting import Positional
-from turngym.core.settings import read_toml, write_toml_text
+from turngym.core.settings import read_toml, to_toml, write_toml_text
 from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
@@ -216,7 +216,8 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
         if not cell.settings_file.is_file() or not cell.folder.exists():
             continue
         was, now = (
-            with_paths(table, last_names) for table in (read_toml(cell.settings_file), tomllib.loads(cell.toml))
+            with_paths(table, last_names)
+            for table in (read_toml(cell.settings_file), tomllib.loads(to_toml(cell.settings)))
         )
         for name, (old, new) in differing(was, now).items():
             if not counts(name):

@@ -12,6 +12,7 @@ from servers import running
 
 from turngym.agents.playing.episode_session import SessionPool
 from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.resolve_play import OneGame, resolve_game
 from turngym.agents.serving_asgi import AsgiServer
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
@@ -144,18 +145,20 @@ def test_the_example_of_the_documentation(url: str, capsys: pytest.CaptureFixtur
 
 
 def test_the_verb_opens_what_it_was_asked_for(student: Any) -> None:
-    from turngym.agents.playing.env_maker import EnvOptions
-    from turngym.scripts.serve_openenv import ServeOpenEnv, open_sessions
+    from turngym.scripts.serve_openenv import open_sessions
 
-    world = EnvOptions(env="turngym/ALFWorld-v0", split="generated", env_kwargs='{"config": "small"}')
-    opened = open_sessions(ServeOpenEnv(world=world, model=str(student.folder)))
+    def game(**asked: Any) -> OneGame:
+        return resolve_game([("test", asked)]).spec
+
+    house = game(split="generated", env_kwargs={"config": "small"})
+    opened = open_sessions(house, str(student.folder))
     assert opened.open(opened.task_ids()[0]).request is not None
-    plain = open_sessions(ServeOpenEnv(world=world))
+    plain = open_sessions(house, None)
     assert plain.open(plain.task_ids()[0]).request is None
     with pytest.raises(TurngymError, match="there is no folder /nowhere with a tokenizer"):
-        open_sessions(ServeOpenEnv(world=world, model="/nowhere"))
+        open_sessions(house, "/nowhere")
     with pytest.raises(TurngymError, match="takes no argument 'temperature'"):
-        open_sessions(ServeOpenEnv(world=EnvOptions(env_kwargs='{"temperature": 0}')))
+        open_sessions(game(env_kwargs={"temperature": 0}), None)
 
 
 def test_a_client_is_given_the_tools_and_answers_with_a_call() -> None:

@@ -11,9 +11,10 @@ import pytest
 from turngym.agents import evaluate, play_episodes
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
-from turngym.agents.play_spec import EnvPlayer, EvalSpec
+from turngym.agents.play_spec import EnvPlayer, EvalSpec, Model
 from turngym.agents.playing.scripted import RandomAgent
 from turngym.agents.resolve_play import resolve_play
+from turngym.agents.worlds import load_world
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.provenance import write_config
 from turngym.core.settings import read_toml
@@ -85,6 +86,24 @@ def test_an_evaluation_leaves_its_settings_and_takes_them(capsys: pytest.Capture
     path.write_text('panel = "alfworld-quickstart"\nslts = 3\n')
     with pytest.raises(SettingsError, match=r"there is no setting 'slts'\. Did you mean 'slots'"):
         evaluation.main(["--config", str(path)])
+
+
+def test_another_agent_or_panel_on_top_of_a_record_is_opened_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--panel", "alfworld-quickstart", "--samples", "1", "--limit", "1", "--max-turns", "1"]
+    house = load_world("alfworld")
+    evaluation.main([*words, "--agent", f"model:{house.folder('student')}", "--out", "one"])
+    record = shown(capsys, "eval", "--config", "one/spec.toml")
+    assert isinstance(record.agent, Model)
+    assert record == spec_of(Path("one/trace.jsonl"))
+    assert record.agent.weights
+    # what opening found is checked where nothing else is asked for, and found anew where it is
+    other = shown(capsys, "eval", "--config", "one/spec.toml", "--agent", f"model:{house.folder('teacher')}")
+    assert isinstance(other.agent, Model)
+    assert (other.agent.weights, other.agent.temperature) == ("", record.agent.temperature)
+    later = shown(capsys, "eval", "--config", "one/spec.toml", "--seed", "2").agent
+    assert later == record.agent
+    shop = shown(capsys, "eval", "--config", "one/spec.toml", "--panel", "webshop-quickstart").play
+    assert (shop.env.id, shop.env.max_turns, shop.samples) == ("turngym/WebShop-v0", 1, 1)
 
 
 @pytest.mark.long

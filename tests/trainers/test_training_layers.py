@@ -13,7 +13,7 @@ from turngym.agents.play_spec import VerlAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import SettingsError
 from turngym.core.resolve import Layer
-from turngym.core.settings import to_toml
+from turngym.core.settings import to_toml, whole_toml
 from turngym.core.spec import to_table
 from turngym.envs.panels import PanelError
 from turngym.scripts import train
@@ -107,23 +107,45 @@ def test_the_help_says_what_holds_where_nothing_is_given(capsys: pytest.CaptureF
     assert [row[0] for row in rows if "(required)" in row] == ["--student", "--out"]
 
 
-def test_another_panel_or_environment_brings_its_own(tmp_path: Path) -> None:
-    """A run's whole settings are read for another panel, and another environment."""
-    file = to_table(config(tmp_path, **HOUSE, eval_limit=3, memory="react"))
+def test_what_is_put_on_top_of_a_record_decides_what_follows(tmp_path: Path) -> None:
+    """A run's whole settings are read for another panel, environment, preset, student or algorithm."""
+    other = tmp_path / "other"
+    other.mkdir()
+    ChatSettings(max_new_tokens=33).save(other)
+    given = {**asked(tmp_path, **HOUSE), "eval_limit": 3, "memory": "react"}
+    first = resolve_training("opd", [Layer(name="command line", table=given, asked=True)])
+    record = tomllib.loads(whole_toml(first))
 
-    def on_top(**given: Any) -> TrainConfig:
-        layers = [Layer(name="file", table=file, asked=True), Layer(name="command line", table=given, asked=True)]
-        return resolve_training("opd", layers).spec
+    def on_top(algorithm: str = "opd", **more: Any) -> TrainConfig:
+        return resolve_training(algorithm, [layer(record), layer(more)]).spec
 
-    other = {**HOUSE, "panel": "alfworld-generated-unseen"}
-    assert on_top(panel=other["panel"]) == config(tmp_path, **other, eval_limit=3, memory="react")
-    shop = {"env": SHOP, "panel": "webshop-quickstart"}
-    assert on_top(**shop) == config(tmp_path, **shop, eval_limit=3, memory="react")
-    # the same one by a shorter name keeps what was said of it
-    file["evaluation"]["game"]["env"]["max_turns"] = 7
-    kept = on_top(panel="alfworld-quickstart").evaluation
-    assert kept is not None
-    assert kept.game.env.max_turns == 7
+    def layer(table: Any) -> Layer:
+        return Layer(name="test", table=table, asked=True)
+
+    def anew(algorithm: str = "opd", **more: Any) -> TrainConfig:
+        return train_config(algorithm, {**given, **more}, "test")
+
+    assert on_top() == first.spec
+    for more in (
+        {"panel": "alfworld-generated-unseen"},
+        {"env": SHOP, "panel": "webshop-quickstart"},
+        {"preset": "verl-agent"},
+        {"student": str(other)},
+        {"lora.rank": 4},
+        {"max_turns": 9},
+    ):
+        assert on_top(**more) == anew(**more) != first.spec, more
+    record["method"]["teacher"]["teacher"] = str(other)
+    assert on_top("turnopd") == anew("turnopd", teacher=str(other))
+    # what another version decided otherwise is as it was
+    record["evaluation"]["game"]["env"]["max_turns"] = 7
+    record["optimizer"]["lr"] = 0.5
+    kept = on_top(steps=2)
+    assert kept.evaluation is not None
+    assert (kept.evaluation.game.env.max_turns, kept.optimizer.lr, kept.run.steps) == (7, 0.5, 2)
+    # a table that does not say what was asked for is all of it
+    del record["provenance"]
+    assert on_top(**{"lora.rank": 4}).optimizer.lr == 0.5
 
 
 def test_a_student_of_the_hub_is_spoken_to_as_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
