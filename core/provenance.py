@@ -53,9 +53,8 @@ def write_config(path: Path, config: Any, command: str | Sequence[str] | None = 
 
     What may be a key is written as ***.
     """
-    settings = redacted(config if isinstance(config, Mapping) else to_table(config))
-    table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
-    write_toml(path, table)
+    settings = config if isinstance(config, Mapping) else to_table(config)
+    write_toml(path, redacted({**settings, PROVENANCE: provenance(command, **about)}))
 
 
 def git_commit(folder: Path) -> str | None:

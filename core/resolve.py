@@ -37,8 +37,8 @@ class Resolved(Generic[T]):
     spec: T
     origins: Mapping[str, str]
     """Path to the name of the layer that gave its value; the type's own defaults have none."""
-    asked: tuple[str, ...] | None = None
-    """Paths of the values that people gave, from which the others follow; None: nobody knows which these are."""
+    asked: Mapping[str, Any] | None = None
+    """What people gave, as a partial table; the rest follows from it. None: nobody knows what they gave."""
 
 
 def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -62,14 +62,17 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
 
 
 PROVENANCE, ASKED, FOUND = "provenance", "asked", "found"
-"""The table of a record that says where it comes from and sets nothing; in it the paths that people gave
-(`Resolved.asked`), and those of what opening has found out."""
+"""The table of a record that says where it comes from and sets nothing; in it what people gave (`Resolved.asked`), and
+the paths of what opening has found out."""
 
 
 def asked_in(found: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
-    """`found`, with the paths that the layers `given` have given it."""
-    names, values = {layer.name for layer in given}, flat(to_table(found.spec))
-    return replace(found, asked=tuple(path for path in values if found.origins.get(path) in names))
+    """`found`, with what the layers `given` have given it."""
+    names, values, asked = {layer.name for layer in given}, flat(to_table(found.spec)), dict[str, Any]()
+    for path, value in flat(merged([layer.table for layer in given])).items():
+        if path in values and found.origins.get(path) in names:
+            put(asked, path, value)
+    return replace(found, asked=asked)
 
 
 def read_back(
@@ -90,13 +93,10 @@ def read_back(
     about = record.get(PROVENANCE, {})
     if ASKED not in about:
         return table
-    found: dict[str, Any] = {}
-    for path in about[ASKED]:
-        if (value := at(table, path)) is not None:
-            put(found, path, value)
+    found = merged([about[ASKED]])
     # what there is to say of it is said where all of it is resolved
     with redirect_stderr(StringIO()):
-        now = _with_none(to_table(again(found)))
+        now = _with_none(to_table(again(about[ASKED])))
     above = [path.rpartition(".")[0] for path in top]
     anew = {path for path in about.get(FOUND, ()) if any(not one or path.startswith(f"{one}.") for one in above)}
     for path, (_, then) in differing(now, table).items():

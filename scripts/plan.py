@@ -17,6 +17,7 @@ from turngym.agents.named_agent import chat_settings
 from turngym.agents.play_spec import episodes_of
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.agents.servers.server_options import StartedServer
+from turngym.core.nested import at, flat
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.resolve import Layer, Resolved
 from turngym.core.setting import kind_of
@@ -202,7 +203,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     """What the settings of a training run, read as `turngym train` does, ask for: what it plays, the models that it
     holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
     found = _run_config(table, where)
-    config, asked = found.spec, found.asked or ()
+    config, asked = found.spec, flat(found.asked or {})
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
     chat = chat_settings(config.chat, ChatSettings.load(config.models.student), play.env.id)
     work: dict[str, Any] = {
@@ -253,7 +254,7 @@ def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
     config = found.spec
     algorithm, adapters = build_algorithm(config), config.lora is not None
     updates = min(config.optimizer.minibatches, config.run.episodes) * config.optimizer.ppo_epochs
-    given = found.asked is not None and "optimizer.lr" in found.asked
+    given = at(found.asked, "optimizer.lr") is not None
     said = "as given" if given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
     others = ", ".join(
         name

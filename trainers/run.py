@@ -125,12 +125,12 @@ def run_training(
     *,
     progress: bool = True,
     command: str | Sequence[str] = (),
-    asked: Sequence[str] | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
-    The run's folder keeps `config` and `command`, from which the run can be repeated, and the paths of the settings
-    that people `asked` for.
+    The run's folder keeps `config` and `command`, from which the run can be repeated, and what people `asked` for
+    (`Resolved.asked`).
     """
     if ranks.size > 1:
         if isinstance(config.engine, StartedServer):
@@ -171,7 +171,9 @@ def run_training(
         return result
 
 
-def _keep_config(config: TrainConfig, asked: Sequence[str] | None, command: str | Sequence[str], players: str) -> None:
+def _keep_config(
+    config: TrainConfig, asked: Mapping[str, Any] | None, command: str | Sequence[str], players: str
+) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
     that file is missing."""
     models, path = config.models, config.models.out / CONFIG_FILE
@@ -180,7 +182,7 @@ def _keep_config(config: TrainConfig, asked: Sequence[str] | None, command: str 
         if path.exists() and at(read_toml(path), "run.steps") in (None, config.run.steps):
             return
         config = changed(config, models=changed(models, resume=False))
-    about = {"seed": config.run.seed, **({"players": players} if players else {})}
+    about: dict[str, Any] = {"seed": config.run.seed, **({"players": players} if players else {})}
     if content := content_hashes.of_all(to_table(config)):
         about[content_hashes.CONTENTS] = content
     if asked is not None:

@@ -89,7 +89,7 @@ def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: st
     and in `spec` what opening has found out."""
     record = record_of(spec)
     opened = [*differing(record, record_of(found.spec))]
-    asked = {} if found.asked is None else {ASKED: found.asked, FOUND: opened}
+    asked = {} if found.asked is None else {ASKED: redacted(found.asked), FOUND: opened}
     about: Mapping[str, Any] = provenance(command, seed=spec.play.seed, **asked)
     origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
     write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about}))

@@ -51,8 +51,8 @@ class Cell(RunJob):
     spec: TrainConfig | EvalSpec = field(repr=False)
     origins: Mapping[str, str] = field(repr=False)
     """Path of a setting -> who gave its value."""
-    asked: tuple[str, ...] | None = field(repr=False)
-    """Paths of the settings that the study gives."""
+    asked: Mapping[str, Any] | None = field(repr=False)
+    """What the study gives, as a partial table."""
     game: Mapping[str, Any] = field(repr=False)
     """What its evaluations play (`game_of`)."""
     is_start: bool = False

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pickle
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +20,9 @@ from msgspec import Meta
 from turngym.core.errors import SettingsError
 from turngym.core.nested import KIND, put
 from turngym.core.numbers import Count, NotNegative, Positive
-from turngym.core.resolve import Layer, checked, resolve
+from turngym.core.resolve import Layer, Resolved, asked_in, checked, read_back, resolve
 from turngym.core.setting import Positional, find, settings_of, short_name
-from turngym.core.settings import to_toml
+from turngym.core.settings import to_toml, whole_toml
 from turngym.core.spec import Spec, Unread, changed, diff, expand, needing, read, read_word, to_table
 from turngym.core.task import content_hash
 
@@ -430,3 +430,28 @@ def test_toml_gives_the_same_value_back(value: Run) -> None:
     assert again == value
     assert to_toml(again).encode() == to_toml(value).encode()
     assert content_hash(to_table(again)) == content_hash(to_table(value))
+
+
+def test_a_record_read_back_is_what_was_asked_for_and_what_follows_no_longer() -> None:
+    usual = Layer(name="usual", table={"loud": True, "judge": {"kind": "rules"}})
+
+    def resolved(table: Mapping[str, Any]) -> Resolved[Run]:
+        given = [Layer(name="people", table=table, asked=True)]
+        return asked_in(resolve(Run, [usual, *given]), given)
+
+    def again(table: Mapping[str, Any]) -> Run:
+        return resolved(table).spec
+
+    first = resolved({"env": {"id": "a"}})
+    assert first.asked == {"env": {"id": "a"}}
+    record = tomllib.loads(whole_toml(first))
+    assert read_back(record, again) == first.asked
+    # another version was not loud, and opening found out which one it is
+    record["loud"], record["env"]["id"] = False, "a:found"
+    record["provenance"]["found"] = ["env.id"]
+    assert read_back(record, again) == {"env": {"id": "a:found"}, "loud": False}
+    assert read_back(record, again, ["how"]) == {"env": {"id": "a"}, "loud": False}
+    assert read_back(record, again, ["env.id"]) == {"env": {"id": "a"}, "loud": False}
+    assert read_back(record, again, ["judge.votes"]) == {"env": {"id": "a:found"}, "loud": False}
+    del record["provenance"]
+    assert read_back(record, again) == record

@@ -20,7 +20,7 @@ from turngym.core import spec
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.setting import settings_of
 from turngym.core.settings import read_toml
-from turngym.scripts import eval, rollout, serve_proxy, train
+from turngym.scripts import serve_proxy, train
 from turngym.scripts.main import main
 from turngym.trainers import run_config
 from turngym.trainers.algorithm_spec import BUILT_IN, find_algorithm
@@ -56,7 +56,7 @@ def classes() -> Iterator[tuple[str, type[Any]]]:
             # of a package of verbs, `main` is the module that finds them
             if not callable(getattr(verb, "main", None)) or verb in (train, serve_proxy):
                 continue
-            if verb in (eval, rollout):
+            if hasattr(verb, "VERB"):
                 yield from ((verb.VERB.name, kind) for kind in (verb.VERB.own, verb.VERB.spec))
                 continue
             for name in ("read_options", "run_verb"):
