@@ -5,16 +5,17 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from turngym.core.clean_keys import recorded_command
+from turngym.core.nested import differing
 from turngym.core.redaction import redacted
-from turngym.core.resolve import PROVENANCE
-from turngym.core.settings import write_toml
+from turngym.core.resolve import ASKED, FOUND, PROVENANCE, Resolved
+from turngym.core.settings import to_toml, write_toml_text
 from turngym.core.spec import to_table
 
 CONFIG_FILE = "config.toml"
@@ -48,13 +49,29 @@ def loaded_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: known for name, known in versions.items() if known}}
 
 
-def write_config(path: Path, config: Any, command: str | Sequence[str] | None = None, **about: Any) -> None:
-    """Writes all settings of `config`, an object or its table, and their provenance as TOML, for `--config` to read.
+def write_config(
+    path: Path,
+    spec: Any,
+    command: str | Sequence[str] | None = None,
+    found: Resolved[Any] | None = None,
+    **about: Any,
+) -> None:
+    """Writes settings and their provenance as TOML, for `--config` to read. What may be a key is written as ***.
 
-    What may be a key is written as ***.
+    Args:
+        spec: the settings that were opened, an object or its table.
+        command: as for `provenance`.
+        found: what people asked for, and who gave each value, so far as that is known; what opening has made otherwise
+            is of `FOUND`.
+        about: further facts.
     """
-    settings = config if isinstance(config, Mapping) else to_table(config)
-    write_toml(path, redacted({**settings, PROVENANCE: provenance(command, **about)}))
+    record, origins = redacted(to_table(spec)), dict[str, str]()
+    if found is not None:
+        opened = [*differing(record, redacted(to_table(found.spec)))]
+        origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
+        about |= {} if found.asked is None else {ASKED: found.asked, FOUND: opened}
+    came = redacted(provenance(command, **about))
+    write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: came}))
 
 
 def git_commit(folder: Path) -> str | None:

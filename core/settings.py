@@ -34,11 +34,6 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
     return table
 
 
-def write_toml(path: Path, table: Mapping[str, Any]) -> None:
-    """Writes a nested table as a TOML file; its folder is made where it is missing."""
-    write_toml_text(path, to_toml(table))
-
-
 def write_toml_text(path: Path, text: str) -> None:
     """Writes TOML that `read_toml` reads; the file's folder is made where it is missing, and an old file stays until
     the new one is whole."""

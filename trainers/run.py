@@ -31,7 +31,7 @@ from turngym.core.nested import at
 from turngym.core.plugins import find_reward
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import CONFIG_FILE, write_config
-from turngym.core.resolve import ASKED, Layer
+from turngym.core.resolve import Layer, Resolved
 from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
 from turngym.core.spec import changed, to_table
@@ -116,7 +116,7 @@ def train(
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
     with open_ranks() as ranks:
-        return run_training(found.spec, ranks, progress=progress, command=call, asked=found.asked)
+        return run_training(found.spec, ranks, progress=progress, command=call, found=found)
 
 
 def run_training(
@@ -125,12 +125,12 @@ def run_training(
     *,
     progress: bool = True,
     command: str | Sequence[str] = (),
-    asked: Mapping[str, Any] | None = None,
+    found: Resolved[TrainConfig] | None = None,
 ) -> RunResult:
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
-    The run's folder keeps `config` and `command`, from which the run can be repeated, and what people `asked` for
-    (`Resolved.asked`).
+    The run's folder keeps `config` and `command`, from which the run can be repeated; with what people asked for where
+    that is known (`found`).
     """
     if ranks.size > 1:
         if isinstance(config.engine, StartedServer):
@@ -157,7 +157,7 @@ def run_training(
         if said and not ranks.rank:
             print(said, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
-        trainer.on_start = lambda: _keep_config(config, asked, command, trainer.players)
+        trainer.on_start = lambda: _keep_config(config, found, command, trainer.players)
         if not progress:
             trainer.progress = Progress()
         shared = distribute_trainer(trainer, ranks, shard_teacher=config.part("frozen").shard_teacher)
@@ -172,7 +172,7 @@ def run_training(
 
 
 def _keep_config(
-    config: TrainConfig, asked: Mapping[str, Any] | None, command: str | Sequence[str], players: str
+    config: TrainConfig, found: Resolved[TrainConfig] | None, command: str | Sequence[str], players: str
 ) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
     that file is missing."""
@@ -185,9 +185,7 @@ def _keep_config(
     about: dict[str, Any] = {"seed": config.run.seed, **({"players": players} if players else {})}
     if content := content_hashes.of_all(to_table(config)):
         about[content_hashes.CONTENTS] = content
-    if asked is not None:
-        about[ASKED] = asked
-    write_config(path, config, command or None, **about)
+    write_config(path, config, command or None, found, **about)
 
 
 def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:

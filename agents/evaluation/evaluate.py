@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.open_play import SPEC_FILE, OpenPlay, keep_spec, open_play
+from turngym.agents.evaluation.open_play import SPEC_FILE, OpenPlay, open_play
 from turngym.agents.evaluation.play_panel import EvalResult, TaskEvaluation
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.executor.workers import open_workers
@@ -19,6 +19,7 @@ from turngym.agents.presets import Preset
 from turngym.agents.resolve_play import asked_of, resolve_play
 from turngym.core.errors import TurngymError
 from turngym.core.files import locked_folder
+from turngym.core.provenance import write_config
 from turngym.core.resolve import Resolved, checked
 from turngym.core.task import Task
 from turngym.core.trace import holds_episodes
@@ -107,7 +108,7 @@ def play_evaluation(
         trace = None if out is None else Path(out) / "trace.jsonl"
         # a resumed evaluation keeps the settings with which it began
         if trace is not None and not holds_episodes(trace):
-            keep_spec(trace.with_name(SPEC_FILE), found, ready.spec, command)
+            write_config(trace.with_name(SPEC_FILE), ready.spec, command, found, seed=ready.spec.play.seed)
         compute = ready.spec.compute
         with open_workers(compute.workers, ready.workload(episodes_of(ready.spec.play))) as play:
             result = TaskEvaluation(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from turngym.agents.executor.worker_count import PlayWorkload
@@ -15,11 +13,7 @@ from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.rollout import MakeEnv
 from turngym.agents.resolve_play import make_arguments
 from turngym.core.errors import TurngymError
-from turngym.core.nested import differing
-from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
-from turngym.core.resolve import ASKED, FOUND, PROVENANCE, Resolved
-from turngym.core.settings import to_toml, write_toml_text
 from turngym.core.spec import changed, to_table
 from turngym.envs.base import TextEnv
 
@@ -82,14 +76,3 @@ def record_of(spec: EvalSpec) -> dict[str, Any]:
     """`spec` as records hold it: what may be a key is written as ***."""
     found: dict[str, Any] = redacted(to_table(spec))
     return found
-
-
-def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: str | Sequence[str]) -> None:
-    """Writes the settings of an evaluation or rollout in the form that `--config` reads: what was asked for (`found`),
-    and in `spec` what opening has found out."""
-    record = record_of(spec)
-    opened = [*differing(record, record_of(found.spec))]
-    asked = {} if found.asked is None else {ASKED: redacted(found.asked), FOUND: opened}
-    about: Mapping[str, Any] = provenance(command, seed=spec.play.seed, **asked)
-    origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
-    write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about}))

@@ -13,7 +13,7 @@ import numpy as np
 
 from turngym.agents.endpoint.usage import usage_of, usage_table
 from turngym.agents.evaluation.departures import departures
-from turngym.agents.evaluation.open_play import OpenPlay, keep_spec, open_play, record_of
+from turngym.agents.evaluation.open_play import OpenPlay, open_play, record_of
 from turngym.agents.evaluation.scores import behavior_table, hints, score, success_table
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.meaning import meaning
@@ -30,6 +30,7 @@ from turngym.core.files import locked_file
 from turngym.core.nested import differing
 from turngym.core.plugin_values import unique
 from turngym.core.progress import progress_bar
+from turngym.core.provenance import write_config
 from turngym.core.redaction import brief
 from turngym.core.resolve import Resolved, checked
 from turngym.core.tables import Table, columns, table_text
@@ -148,7 +149,7 @@ def play_rollout(
             _check_same(out, spec)
             # a trace that is added to keeps the settings of its first episodes
             if not holds_episodes(out):
-                keep_spec(spec_beside(out), found, spec, command)
+                write_config(spec_beside(out), spec, command, found, seed=spec.play.seed)
         jobs = [
             Job(task_id=task_id, sample=sample, group=group, seed=play_spec.seed)
             for sample in range(play_spec.samples)

@@ -24,7 +24,7 @@ from turngym.agents import evaluate
 from turngym.agents.evaluation.scores import score
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.nested import put
-from turngym.core.settings import write_toml
+from turngym.core.settings import to_toml, write_toml_text
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import TraceWriter, read_trace
 from turngym.scripts import report
@@ -164,7 +164,7 @@ def seeds_of(
         table: dict[str, Any] = {"algorithm": "opd"}
         for path, value in {**config, **settings}.items():
             put(table, path, value)
-        write_toml(out / "config.toml", {**table, "provenance": {"started": f"2026-11-2{seed}"}})
+        write_toml_text(out / "config.toml", to_toml({**table, "provenance": {"started": f"2026-11-2{seed}"}}))
         made.append(out)
     return made
 
