@@ -51,12 +51,12 @@ def resolve_play(
         panel: the panel, where it is an object; None: as the tables name it.
         preset: the set-up, where it is an object; None: as the tables name it.
     """
-
-    def again(table: Mapping[str, Any]) -> EvalSpec:
-        return resolve_play([("", table)], usual=usual).spec
-
     tables, top = list[Layer](), dict[str, Any]()
     for where, table in reversed(asked):
+
+        def again(table: Mapping[str, Any], where: str = where) -> EvalSpec:
+            return resolve_play([(where, table)], usual=usual).spec
+
         own = play_asked(read_back(table, again, flat(top)), where)
         tables.insert(0, Layer(name=where, table=own, asked=True))
         top = merged([own, top])

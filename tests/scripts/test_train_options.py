@@ -195,6 +195,7 @@ def test_a_run_is_repeated_from_its_folder(models: Path, tmp_path: Path) -> None
     assert untimed(two) == untimed(one)
     assert len(untimed(one)) == 2
     text = (one / "config.toml").read_text()
+    assert "max_turns = 3  # command line\n" in text
     assert "[provenance]" in text
     assert 'command = "turngym train turnopd --student' in text
     assert "[provenance.packages]" in text
