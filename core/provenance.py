@@ -13,8 +13,7 @@ from typing import Any
 
 from turngym.core.clean_keys import recorded_command
 from turngym.core.redaction import redacted
-from turngym.core.settings import PROVENANCE, write_toml
-from turngym.core.spec import to_table
+from turngym.core.settings import PROVENANCE, toml_table, write_toml
 
 CONFIG_FILE = "config.toml"
 PACKAGES = ("turngym", "torch", "transformers", "numpy", "gymnasium", "textworld", "sglang", "peft", "ray")
@@ -52,7 +51,7 @@ def write_config(path: Path, config: Any, command: str | Sequence[str] | None = 
 
     What may be a key is written as ***.
     """
-    settings = redacted(config if isinstance(config, Mapping) else to_table(config))
+    settings = redacted(config if isinstance(config, Mapping) else toml_table(config))
     table: Mapping[str, Any] = {**settings, PROVENANCE: provenance(command, **about)}
     write_toml(path, table)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import SettingsError
-from turngym.core.nested import NONE
+from turngym.core.nested import NONE, TomlNone, at, each, put
+from turngym.core.setting import settings_of
 from turngym.core.spec import Spec, to_table
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
@@ -26,13 +27,18 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
     """Reads the settings of a TOML file; its provenance only with `provenance`. Raises SettingsError."""
     text = read_text(path, SettingsError, raw=RAW)
     try:
-        table = tomllib.loads(text)
-    # damage, and a number of thousands of digits
+        table = toml_of(text)
     except ValueError as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
     if not provenance:
         table.pop(PROVENANCE, None)
     return table
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """The table that TOML holds. Raises ValueError, for damage and for a number of thousands of digits."""
+    found: dict[str, Any] = each(tomllib.loads(text), lambda one: TomlNone(one) if one == NONE else one)
+    return found
 
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
@@ -50,9 +56,18 @@ def write_toml_text(path: Path, text: str) -> None:
         scratch.write_text(raw + text, encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
+def toml_table(spec: Spec) -> dict[str, Any]:
+    """A value as a table for `to_toml`: a table of any keys that holds the text "none" is its JSON."""
+    table = to_table(spec)
+    for path, setting in settings_of(type(spec)).items():
+        if setting.free and _quoted(NONE) in (text := json.dumps(at(table, path))):
+            put(table, path, text)
+    return table
+
+
 def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
     """A value, or its table, as TOML; with `origins` each line says where its value comes from."""
-    return _toml_table(to_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
+    return _toml_table(toml_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
 
 
 def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from turngym.core.nested import differing
 from turngym.core.provenance import provenance
 from turngym.core.redaction import redacted
 from turngym.core.resolve import Resolved
-from turngym.core.settings import PROVENANCE, to_toml, write_toml_text
+from turngym.core.settings import PROVENANCE, to_toml, toml_table, write_toml_text
 from turngym.core.spec import changed, to_table
 from turngym.envs.base import TextEnv
 
@@ -88,6 +88,5 @@ def keep_spec(path: Path, found: Resolved[EvalSpec], spec: EvalSpec, command: st
     """Writes the settings of an evaluation or rollout in the form that `--config` reads: what was asked for (`found`),
     and in `spec` what opening has found out."""
     about: Mapping[str, Any] = provenance(command, seed=spec.play.seed)
-    record = record_of(spec)
-    origins = {**found.origins, **dict.fromkeys(differing(record, record_of(found.spec)), "found")}
-    write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: about}))
+    origins = {**found.origins, **dict.fromkeys(differing(record_of(spec), record_of(found.spec)), "found")}
+    write_toml_text(path, to_toml(redacted(toml_table(spec)), origins) + "\n" + to_toml({PROVENANCE: about}))

@@ -23,7 +23,7 @@ from turngym.core.nested import differing
 from turngym.core.plugins import installed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, Resolved
-from turngym.core.settings import to_toml
+from turngym.core.settings import to_toml, toml_table
 from turngym.core.spec import changed, to_table
 from turngym.core.task import content_hash
 from turngym.scripts.jobs import RunJob
@@ -63,14 +63,12 @@ class Cell(RunJob):
     @property
     def settings(self) -> dict[str, Any]:
         """All settings as a table, but for the run's folder."""
-        table = to_table(self.spec)
-        table.get("models", {}).pop("out", None)
-        return table
+        return _homeless(to_table(self.spec))
 
     @property
     def toml(self) -> str:
         """The settings as `--config` reads them; each line says where its value comes from."""
-        return to_toml(self.settings, self.origins)
+        return to_toml(_homeless(toml_table(self.spec)), self.origins)
 
     @property
     def record(self) -> Path:
@@ -85,6 +83,12 @@ class Cell(RunJob):
     def finished(self) -> bool:
         """The record is written last, so a cell that was killed before that goes on."""
         return self.ended if self.is_start else self.record.exists()
+
+
+def _homeless(table: dict[str, Any]) -> dict[str, Any]:
+    """The table of a run without its folder."""
+    table.get("models", {}).pop("out", None)
+    return table
 
 
 def cells_of(study: Study, out: Path) -> list[Cell]:

@@ -14,7 +14,6 @@ Examples:
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from turngym.core.errors import TurngymError, first_few
 from turngym.core.nested import differing, flat
 from turngym.core.numbers import Threads
 from turngym.core.setting import Positional
-from turngym.core.settings import read_toml, write_toml_text
+from turngym.core.settings import read_toml, toml_of, write_toml_text
 from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
@@ -215,9 +214,7 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
     for cell in cells:
         if not cell.settings_file.is_file() or not cell.folder.exists():
             continue
-        was, now = (
-            with_paths(table, last_names) for table in (read_toml(cell.settings_file), tomllib.loads(cell.toml))
-        )
+        was, now = (with_paths(table, last_names) for table in (read_toml(cell.settings_file), toml_of(cell.toml)))
         for name, (old, new) in differing(was, now).items():
             if not counts(name):
                 continue

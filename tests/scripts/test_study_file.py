@@ -192,6 +192,10 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart-v1"]
     changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
     assert said(changed["shop/turnopd-seed4"], "optimizer.lr") == [9.0]
+    # a text of a table of any keys is a value of the setting that it turns out to be
+    own = 'train = {"grpo.scale" = "none", env_kwargs.words = "none"}'
+    scaled = cells(tmp_path, SHORT, 'methods.opd.algorithm = "grpo"', own)["alfworld-loops/opd-seed0"]
+    assert (*said(scaled, "grpo.scale"), training(scaled).play.env_kwargs["words"]) == ("none", None)
 
 
 def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:

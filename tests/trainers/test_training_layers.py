@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from turngym.agents.play_spec import VerlAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import SettingsError
 from turngym.core.resolve import Layer
-from turngym.core.settings import to_toml
+from turngym.core.settings import to_toml, toml_of
 from turngym.core.spec import to_table
 from turngym.envs.panels import PanelError
 from turngym.scripts import train
@@ -55,7 +54,7 @@ def test_every_value_says_who_gave_it(tmp_path: Path) -> None:
     assert found.spec.evaluation is not None
     assert (found.spec.play.env.invalid_cost, found.spec.evaluation.game.env.invalid_cost) == (0.01, 0.0)
     # what is shown is read back to the same settings, whoever gave them
-    assert train_config("opd", tomllib.loads(to_toml(found.spec, came)), "file") == found.spec
+    assert train_config("opd", toml_of(to_toml(found.spec, came)), "file") == found.spec
     # the version that a name without one stands for
     assert found.spec.evaluation.panel == "alfworld-quickstart-v1"
 
@@ -79,6 +78,7 @@ def test_evaluations_need_a_panel(tmp_path: Path) -> None:
 
 def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run(tmp_path: Path) -> None:
     given: dict[str, Any] = {**HOUSE, "preset": "verl-agent", "max_new_tokens": 77, "eval_samples": 5, "max_turns": 9}
+    given["env_kwargs"] = {"words": None, "engine": "none"}
     run = config(tmp_path, **given)
     shop = further_env(f"{SHOP},panel=webshop-quickstart,env.profile=embedded-small").played(run)
     assert (shop.play.env.id, shop.play.env.tool_name, shop.play.env.max_turns) == (SHOP, "webshop_step", 9)
@@ -95,7 +95,8 @@ def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run
     assert plain.evaluation is not None
     assert plain.evaluation.eval_samples == 4
     # the settings of the run are read again as they were written
-    again = train_config("opd", tomllib.loads(to_toml(to_table(run))), "file")
+    again = train_config("opd", toml_of(to_toml(run)), "file")
+    assert again == run
     assert further_env(SHOP).played(again).chat == further_env(SHOP).played(run).chat
 
 
