@@ -18,7 +18,7 @@ from turngym.envs.panels import PanelError
 from turngym.scripts import train
 from turngym.trainers import run, training_layers
 from turngym.trainers.several_envs import further_env
-from turngym.trainers.train_config import TrainConfig, resolve_training, train_config
+from turngym.trainers.train_config import TrainConfig, beyond, resolve_training, train_config
 
 SHOP = "turngym/WebShop-v0"
 HOUSE = {"env": "turngym/ALFWorld-v0", "panel": "alfworld-quickstart"}
@@ -57,6 +57,31 @@ def test_every_value_says_who_gave_it(tmp_path: Path) -> None:
     assert train_config("opd", toml_of(to_toml(found.spec, came)), "file") == found.spec
     # the version that a name without one stands for
     assert found.spec.evaluation.panel == "alfworld-quickstart-v1"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "late"),
+    [
+        ("opd", {"optimizer": {"lr_warmup": 100}}, []),
+        ("opd", {"optimizer": {"lr_warmup": 101}}, ["optimizer.lr-warmup"]),
+        ("turnopd", {"steps": 2, "checkpoint_every": 5}, []),  # as by default, or on purpose
+        ("turnopd", {"steps": 9, "turnopd.depth.warmup": 10, "lr_warmup": 10}, ["warmup", "optimizer.lr-warmup"]),
+        ("turnopd", {"turnopd": {"depth": {"probe_interval": 101}}}, ["turnopd.depth.probe-interval"]),
+        ("loopstop", {"loopstop.probe_interval": 101}, ["loopstop.probe-interval"]),
+        ("tcod", {"tcod.schedule.eta": 101}, ["tcod.schedule.eta"]),
+        ("rlsd", {"rlsd.fade": 101}, ["rlsd.fade"]),
+        ("luffy", {"luffy.prefix": {"strategy": "linear", "steps": 101}}, ["luffy.prefix.steps"]),
+        ("grpo", {"kl_coef": 0.1, "reference_every": 101}, ["reference-every"]),
+    ],
+)
+def test_steps_that_a_run_does_not_have_are_said(
+    algorithm: str, given: dict[str, Any], late: list[str], tmp_path: Path
+) -> None:
+    settings = {name: value for name, value in asked(tmp_path).items() if name != "teacher" or "opd" in algorithm}
+    said = beyond(train_config(algorithm, {**settings, **given}, "test"))
+    assert bool(said) == bool(late)
+    assert said.count(" is ") == len(late)
+    assert all(f"{name} is " in said for name in late)
 
 
 def test_arguments_of_every_environment_may_stand_among_its_own(tmp_path: Path) -> None:
