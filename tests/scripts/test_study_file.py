@@ -468,6 +468,11 @@ def test_no_two_cells_share_a_folder(tmp_path: Path) -> None:
     )
     with pytest.raises(SettingsError, match="two cells would be alfworld-loops/start-a-seed0"):
         cells(tmp_path, text)
+    # nor where letters are not told apart by their case
+    with pytest.raises(SettingsError, match="two cells would be alfworld-loops/opd-seed0 and alfworld-loops/OPD-seed0"):
+        cells(tmp_path, SHORT + "[methods.OPD]\nalgorithm = 'opd'\n")
+    with pytest.raises(SettingsError, match="two cells would be "):
+        cells(tmp_path, "[worlds.shop]\nworld = 'webshop'\n[worlds.Shop]\nworld = 'webshop'\n[methods.opd]\n")
 
 
 def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -> None:
