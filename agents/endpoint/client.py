@@ -284,7 +284,9 @@ class EndpointClient:
         except BadReply as error:
             if reply.status < 400:
                 # what has never answered with a completion will not begin to
-                raise RequestFailed(_no_json(reply) or str(error), passing=self.worked, foreign=True) from None
+                raise RequestFailed(
+                    _no_json(reply) or str(error), passing=self.worked, foreign=not self.worked
+                ) from None
             value = None
         error_body = value if reply.status >= 400 else error_in(value)
         if reply.status >= 400 or error_body is not None:
@@ -309,7 +311,7 @@ class EndpointClient:
                 str(error),
                 passing=not error.full and (self.worked or not error.foreign),
                 overflow=error.full,
-                foreign=error.foreign,
+                foreign=error.foreign and not self.worked,
                 usage=error.usage,
             ) from None
         paid = changed(answer.usage, answers=0, unreported=0)

@@ -446,6 +446,16 @@ def test_an_endpoint_that_dies_after_the_first_turn_is_explained(serve: Any, mak
     assert "Is the server running" not in told
 
 
+@pytest.mark.parametrize("raw", [b'{"choices": [], "usage": {"prompt_tokens": 9}}', b"<html>busy</html>"])
+def test_an_address_that_has_answered_is_not_blamed(raw: bytes, serve: Any, make_doors: Any) -> None:
+    """Gateways pass a model's empty turn on as no choice at all (LiteLLM #40477)."""
+    fake, make = serve(fault=lambda number, body: Fault(raw=raw) if number else None), make_doors()
+    (episode,) = rollout([Job(task_id="doors/4", seed=7)], make, agent_for(make, fake.url, request_retries=1))
+    assert (episode.status, len(episode.turns)) == (Status.ERROR_ENGINE, 1)
+    assert "(tried 2 times)" in episode.meta["error"]
+    assert "--base-url" not in episode.meta["error"]
+
+
 NO_TOOLS = Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice'))
 NO_STOP = Fault(400, error("'stop' is not supported with this model", param="stop"))
 TOO_LONG = Fault(400, error("too long", "context_length_exceeded"))
