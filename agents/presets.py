@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -15,9 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from turngym.agents.play_spec import EvalSpec
 from turngym.core.errors import AgentError, TurngymError, did_you_mean
-from turngym.core.nested import NONE, at
+from turngym.core.nested import at
 from turngym.core.plugins import installed_folders
+from turngym.core.settings import toml_of
+from turngym.core.spec import expand
 from turngym.core.tables import Table
 from turngym.core.task import content_hash, plain_id
 
@@ -86,9 +88,7 @@ class Preset:
     def make(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Arguments of `gym.make`, those that are `given` on top."""
         env = {name: value for name, value in self.table["play"]["env"].items() if name != "id"}
-        further = self.table["play"].get("env_kwargs", {})
-        own = {name: None if value == NONE else value for name, value in further.items()}
-        return {**env, **own, **(given or {})}
+        return {**env, **self.table["play"].get("env_kwargs", {}), **(given or {})}
 
     @property
     def sha256(self) -> str:
@@ -124,7 +124,7 @@ def in_file(path: Path) -> list[Preset]:
     if not path.is_file():
         return []
     try:
-        found = [_preset(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["preset"]]
+        found = [_preset(row) for row in toml_of(path.read_text(encoding="utf-8"))["preset"]]
         # which reads all that every preset sets
         for preset in found:
             _row(preset)
@@ -146,7 +146,7 @@ def _preset(row: Mapping[str, Any]) -> Preset:
             for one in differs
         ),
         why=row["why"],
-        table={name: row[name] for name in ("play", "agent")},
+        table=expand(EvalSpec, {name: row[name] for name in ("play", "agent")}, row["name"]),
         training=row.get("training", {}),
     )
 

@@ -124,7 +124,7 @@ class Guarded:
         if refusal is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await refuse(send, 403, refusal)
+            await refuse(send, 403, refusal, receive)
         else:
             # before it is accepted, a WebSocket is an HTTP request: closing it answers 403
             await receive()
@@ -248,11 +248,11 @@ class LimitedProtocol(H11Protocol):
 
 
 class _Refused(Exception):
-    """A body that the application does not see: status and one line."""
+    """A body that the application does not see: status and one line; `whole`: all of it has come."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, *, whole: bool = True) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.whole = status, whole
 
 
 class JsonBodies:
@@ -283,31 +283,31 @@ class JsonBodies:
             return
         try:
             async with asyncio.timeout(self.seconds):
-                body = await self._read(receive)
+                body = await self._read(scope, receive)
             self._check(scope, body)
         except TimeoutError:
             await refuse(send, 408, f"the body did not arrive in {self.seconds:g} s")
         except _Refused as error:
-            await refuse(send, error.status, str(error))
+            await refuse(send, error.status, str(error), None if error.whole else receive)
         except ConnectionError:
             return
         else:
             await self.app(scope, _again(body, receive), send)
 
-    async def _read(self, receive: Receive) -> bytes:
-        body = bytearray()
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        body, more = bytearray(), True
+        # the length that is stated counts before the first byte is asked for
+        length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         while True:
+            if max(length, len(body)) > self.max_body:
+                raise _Refused(413, f"the body is larger than {self.max_body} bytes", whole=not more)
+            if not more:
+                return bytes(body)
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ConnectionError("the client went away")
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > self.max_body:
-                if more:
-                    await _discard(receive)
-                raise _Refused(413, f"the body is larger than {self.max_body} bytes")
-            if not more:
-                return bytes(body)
 
     def _check(self, scope: Scope, body: bytes) -> None:
         if not body:
@@ -341,20 +341,21 @@ class JsonBodies:
         return read
 
 
-async def refuse(send: Send, status: int, text: str) -> None:
-    """Answer with one line of JSON; the connection ends, because not all of the body may have been read."""
+async def refuse(send: Send, status: int, text: str, rest: Receive | None = None) -> None:
+    """Answer with one line of JSON, and end the connection.
+
+    What is left of a body is read from `rest`, as long as `LINGER` allows: a reset would take the answer's place.
+    """
     body = json.dumps({"error": text}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _discard(receive: Receive) -> None:
-    """Read what is left of a body, as long as `LINGER` allows."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
-            while (await receive()).get("more_body", False):
-                pass
+    await send({"type": "http.response.body", "body": body, "more_body": rest is not None})
+    if rest is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (await rest()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body"})
 
 
 CLIENT = "turngym.client"
@@ -371,7 +372,7 @@ class KeyedClients:
         if scope["type"] == "http":
             client = self.keys.client_of(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
             if client is None:
-                await refuse(send, 401, "the key is missing or wrong: send Authorization: Bearer KEY")
+                await refuse(send, 401, "the key is missing or wrong: send Authorization: Bearer KEY", receive)
                 return
             scope = {**scope, CLIENT: client}
         await self.app(scope, receive, send)

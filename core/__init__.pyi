@@ -29,6 +29,7 @@ from .protocols import Position as Position
 from .protocols import Sampling as Sampling
 from .protocols import Scorer as Scorer
 from .rollout_request import RolloutRequest as RolloutRequest
+from .setting import Within as Within
 from .spec import Spec as Spec
 from .task import Task as Task
 from .task import Verdict as Verdict

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 KIND = "kind"
 """The key of a table that says which of several kinds of table it is."""
 NONE = "none"
 """How None is written where there is no null: in TOML and on a command line."""
+
+
+class TomlNone(str):
+    """`NONE` as TOML has it: None in a table of any keys, where the same text in JSON or Python is a text."""
+
+
+def each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with every single value in its tables and lists changed."""
+    if isinstance(value, Mapping):
+        return {name: each(one, change) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [each(one, change) for one in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return change(value)
 
 
 def at(table: Any, path: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +15,7 @@ from turngym.core.clean_keys import recorded_command
 from turngym.core.nested import differing
 from turngym.core.redaction import redacted
 from turngym.core.resolve import ASKED, FOUND, PROVENANCE, Resolved
-from turngym.core.settings import to_toml, write_toml_text
+from turngym.core.settings import to_toml, toml_table, write_toml_text
 from turngym.core.spec import to_table
 
 CONFIG_FILE = "config.toml"
@@ -65,13 +65,14 @@ def write_config(
             is of `FOUND`.
         about: further facts.
     """
-    record, origins = redacted(to_table(spec)), dict[str, str]()
+    table, origins = spec if isinstance(spec, Mapping) else toml_table(to_table(spec), type(spec)), dict[str, str]()
     if found is not None:
-        opened = [*differing(record, redacted(to_table(found.spec)))]
+        opened = [*differing(to_table(spec), to_table(found.spec))]
         origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
-        about |= {} if found.asked is None else {ASKED: found.asked, FOUND: opened}
-    came = redacted(provenance(command, **about))
-    write_toml_text(path, to_toml(record, origins) + "\n" + to_toml({PROVENANCE: came}))
+        if found.asked is not None:
+            about |= {ASKED: toml_table(found.asked, type(found.spec)), FOUND: opened}
+    whole = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
+    write_toml_text(path, to_toml(whole[0], origins) + "\n" + to_toml(whole[1]))
 
 
 def git_commit(folder: Path) -> str | None:

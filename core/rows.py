@@ -176,7 +176,7 @@ _OTHERS = {
     b"\xfd7zXZ\0": "compressed by xz",
     b"BZh": "compressed by bzip2",
     b"\x28\xb5\x2f\xfd": "compressed by zstandard",
-    b"PAR1": "a parquet file, whose name must end in .parquet where one is read",
+    b"PAR1": "a parquet file; questions and pre-training text are read from one whose name ends in .parquet, else",
 }
 """First bytes of files of other kinds."""
 _UNREADABLE = (EOFError, zlib.error, OSError)
@@ -398,7 +398,7 @@ class _Text:
 def show(value: Any, limit: int = 80) -> str:
     """A value in an error: as JSON, on one line, cut after `limit` characters."""
     try:
-        text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+        text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
     except (RecursionError, ValueError):
         text = f"a {type(value).__name__} that is nested too deep"
     return text if len(text) <= limit + 2 and redacted(text) == text else excerpt(text, limit)

@@ -25,6 +25,9 @@ T = TypeVar("T")
 POSITIONAL = "positional"
 Positional = Annotated[T, POSITIONAL]
 """A setting that a command line gives as a word, without its name."""
+WITHIN = "within the run"
+Within = Annotated[T, WITHIN]
+"""A number of training steps that a run should have: a longer one never comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,11 @@ class Setting:
     def positional(self) -> bool:
         """Whether a command line gives it as a word, without its name."""
         return POSITIONAL in getattr(self.type, "__metadata__", ())
+
+    @property
+    def within(self) -> bool:
+        """Whether it is a number of steps that a run should have."""
+        return WITHIN in getattr(self.type, "__metadata__", ())
 
     @property
     def about(self) -> str:

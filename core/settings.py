@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from turngym.core.errors import SettingsError
-from turngym.core.nested import NONE
-from turngym.core.resolve import ASKED, PROVENANCE, Resolved
+from turngym.core.nested import NONE, TomlNone, at, each, put
+from turngym.core.resolve import ASKED, PROVENANCE, Resolved, merged
+from turngym.core.setting import settings_of
 from turngym.core.spec import Spec, to_table
 from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
@@ -25,13 +26,18 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
     """Reads the settings of a TOML file; its provenance only with `provenance`. Raises SettingsError."""
     text = read_text(path, SettingsError, raw=RAW)
     try:
-        table = tomllib.loads(text)
-    # damage, and a number of thousands of digits
+        table = toml_of(text)
     except ValueError as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
     if not provenance:
         table.pop(PROVENANCE, None)
     return table
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """The table that TOML holds. Raises ValueError, for damage and for a number of thousands of digits."""
+    found: dict[str, Any] = each(tomllib.loads(text), lambda one: TomlNone(one) if one == NONE else one)
+    return found
 
 
 def write_toml_text(path: Path, text: str) -> None:
@@ -46,13 +52,31 @@ def write_toml_text(path: Path, text: str) -> None:
 
 def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
     """A value, or its table, as TOML; with `origins` each line says where its value comes from."""
-    return _toml_table(to_table(spec) if isinstance(spec, Spec) else spec, "", origins or {})
+    return _toml_table(toml_table(to_table(spec), type(spec)) if isinstance(spec, Spec) else spec, "", origins or {})
 
 
-def whole_toml(found: Resolved[Any]) -> str:
-    """Whole settings as `--config` reads them back; each line says where its value comes from."""
-    asked = "" if found.asked is None else "\n" + to_toml({PROVENANCE: {ASKED: found.asked}})
-    return to_toml(found.spec, found.origins) + asked
+def toml_table(table: Mapping[str, Any], cls: type[Spec]) -> dict[str, Any]:
+    """A table of the type `cls`, or a part of one, for `to_toml`: in it a table of any keys that holds the text "none"
+    is its JSON."""
+    found = merged([table])
+    for path, setting in settings_of(cls).items():
+        if setting.free and _quoted(NONE) in (text := json.dumps(at(table, path))):
+            put(found, path, text)
+    return found
+
+
+def whole_toml(found: Resolved[Any], but: Sequence[str] = ()) -> str:
+    """Whole settings as `--config` reads them back, without those called `but`; each line says where its value comes
+    from."""
+
+    def written(table: Mapping[str, Any]) -> dict[str, Any]:
+        kept = toml_table(table, type(found.spec))
+        for table_of, _, name in (path.rpartition(".") for path in but):
+            (at(kept, table_of) or {}).pop(name, None)
+        return kept
+
+    asked = "" if found.asked is None else "\n" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
+    return to_toml(written(to_table(found.spec)), found.origins) + asked
 
 
 def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 
 from turngym.core.errors import SettingsError, TurngymError, did_you_mean
-from turngym.core.nested import KIND, NONE, at, differing, put
+from turngym.core.nested import KIND, NONE, TomlNone, at, differing, each, put
 from turngym.core.numbers import FINITE
 from turngym.core.redaction import brief
 from turngym.core.refusal import refusal_of, valid_for
@@ -167,7 +167,7 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
 def _free(value: Any, where: str) -> Any:
     """A table of any keys, which may be written as JSON."""
     if not isinstance(value, str):
-        return dict(value) if isinstance(value, Mapping) else value
+        return each(value, lambda one: None if isinstance(one, TomlNone) else one)
     try:
         # not msgspec's: a path may hold bytes that are no UTF-8
         return json_object(where, value)
@@ -337,7 +337,7 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         origins: who gave each setting; None: all of it comes from `where`.
     """
     try:
-        table = _without_none(cls, _scalar(table))
+        table = _without_none(cls, each(table, _scalar))
         return msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         raise SettingsError(refusal_of(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
@@ -351,11 +351,7 @@ def changed(value: T, **settings: Any) -> T:
 
 
 def _scalar(value: Any) -> Any:
-    """What NumPy's scalars in `value` hold; no number of theirs is one of JSON's."""
-    if isinstance(value, Mapping):
-        return {name: _scalar(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(map(_scalar, value)) if isinstance(value, tuple) else list(map(_scalar, value))
+    """What NumPy's scalar holds; no number of theirs is one of JSON's."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
@@ -374,13 +370,9 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
             found[name] = [None if isinstance(one, str) and one == NONE else one for one in found[name]]
         elif isinstance(value, Mapping):
             tables = tables_in(kind)
-            fitting = [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables)
-            if fitting:
+            # in a table of any keys a text is a text (`_free` has read the nulls of TOML)
+            if fitting := [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables):
                 found[name] = _without_none(fitting[0], value, f"{above}{name}.")
-            else:
-                found[name] = {
-                    key: None if isinstance(item, str) and item == NONE else item for key, item in value.items()
-                }
     return found
 
 
@@ -422,7 +414,7 @@ def plain_name(value: Any) -> Any:
     function or class as its place, another one as that of its class."""
     if getattr(value, "ndim", None) == 0:
         return value.item()
-    if isinstance(value, Path):
+    if isinstance(value, Path | TomlNone):
         return str(value)
     # two functions are not one setting
     named = value if hasattr(value, "__qualname__") else type(value)

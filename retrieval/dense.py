@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from turngym.retrieval.corpus import corpus_sha256
 from turngym.retrieval.faiss_index import (
     add_to_index,
     check_index,
+    default_parameters,
     load_faiss,
     make_index,
     quickest,
@@ -82,7 +84,14 @@ class DenseRetriever:
         set_parameters(self._index, settings)
         self._exact = type(self._index).__name__.startswith("IndexFlat")
         # the clusters that IVF looks into may hold no passage
-        self._compares_all = load_faiss().try_extract_index_ivf(self._index) is None
+        clusters = load_faiss().try_extract_index_ivf(self._index)
+        self._compares_all = clusters is None
+        if clusters is not None and clusters.nprobe == 1 < clusters.nlist and "nprobe" not in settings:
+            warnings.warn(
+                f"the index is searched in 1 of its {clusters.nlist:,} clusters, as faiss does where nobody says more, "
+                "and misses most of what is near; the search setting nprobe says in how many",
+                stacklevel=2,
+            )
         if self._exact and 0 < self._index.ntotal * self._index.d <= CHECKED_NUMBERS:
             stored = stored_vectors(self._index)
             # both are NaN where one number is; unlike np.isfinite of all, they take no memory
@@ -114,7 +123,8 @@ class DenseRetriever:
         train_index(index, vectors)
         add_to_index(index, vectors)
         named = f"dense:{factory}:{encoder.fingerprint}:corpus={corpus_sha256(passages)[:16]}"
-        return cls(index, passages, encoder, fingerprint=named, parameters=parameters)
+        settings = {**default_parameters(factory), **(parameters or {})}
+        return cls(index, passages, encoder, fingerprint=named, parameters=settings)
 
     @property
     def fingerprint(self) -> str:

@@ -245,6 +245,8 @@ STYLES = {
     "plain": EncoderStyle(pooling="mean"),
 }
 """Prefixes that the families' model cards name; `plain` adds nothing."""
+_NAMED = {"e5": r"e5-(small|base|large)(?!.*instruct)", "bge": r"bge-(small|base|large)-en", "dpr": "dpr"}
+"""Names of models of a style. Others of these families want instructions, other prefixes or the last token's state."""
 
 
 class HuggingFaceEncoder:
@@ -353,14 +355,14 @@ class HuggingFaceEncoder:
 
 
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
-    """The style of that name; for None, the one whose family is in the model's name. Raises RetrievalError."""
+    """The style of that name; for None, the one that the model's name tells. Raises RetrievalError."""
     if isinstance(style, EncoderStyle):
         return style
     if style is None and model == MINILM:
         style = "plain"
     if style is None:
         name = model.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
-        known = [key for key in STYLES if key in name]
+        known = [key for key, pattern in _NAMED.items() if re.search(pattern, name)]
         if len(known) != 1:
             raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
         return STYLES[known[0]]

@@ -125,6 +125,15 @@ RANGES = {"nprobe": (1, 2**20), "ef": (1, 2**20), "k_factor": (1, 2**10)}
 """Least and largest value of search settings by how their names begin. Memory grows with the last two."""
 
 
+def default_parameters(factory: str) -> dict[str, float]:
+    """Search settings for a factory string. faiss' own, such as one probed cluster of thousands, find too little."""
+    if found := re.search(r"IVF(\d+)", factory):
+        return {"nprobe": float(max(32, int(found.group(1)) // 32))}
+    if "HNSW" in factory:
+        return {"efSearch": 64.0}
+    return {}
+
+
 def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
     """Sets search parameters by faiss' names (`nprobe`, `efSearch`, `k_factor_rf`), through wrappers too.
 

@@ -46,8 +46,8 @@ from turngym.retrieval.encoders import (
     find_style,
     is_built_in,
 )
-from turngym.retrieval.faiss_index import make_index, set_parameters, try_index
-from turngym.retrieval.index_vectors import add_vectors, default_parameters, write_vectors
+from turngym.retrieval.faiss_index import default_parameters, make_index, set_parameters, try_index
+from turngym.retrieval.index_vectors import add_vectors, write_vectors
 
 MANIFEST = "manifest.json"
 PASSAGES, LUCENE, FAISS, ENCODER = "passages", "lucene", "faiss.index", "encoder"
@@ -322,7 +322,7 @@ class _Build:
                 try_index(plan.factory, encoder.dim, plan.parameters, len(store))
                 write_vectors(store, encoder, work / VECTORS, plan.shard_rows, self.report)
                 add_vectors(work / VECTORS, work / FAISS, plan.factory, encoder.dim, len(store), self.report)
-                parameters = {**default_parameters(plan.factory, len(store)), **plan.parameters}
+                parameters = {**default_parameters(plan.factory), **plan.parameters}
                 faiss = FaissRecord(factory=plan.factory, parameters=parameters)
                 manifest = dataclasses.replace(manifest, encoder=record, faiss=faiss)
             if wants_words:

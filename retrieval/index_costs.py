@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from turngym.core.errors import RetrievalError
 from turngym.core.tables import Table
+from turngym.retrieval.faiss_index import default_parameters
 from turngym.retrieval.index import show_bytes
-from turngym.retrieval.index_vectors import default_parameters, training_rows
+from turngym.retrieval.index_vectors import training_rows
 
 # These slopes were measured on this machine. Times are CPU time; passages have 100 words. Encoders at 10,000 passages;
 # BM25, Flat and SQ8 at 1,000,000; IVF's two parts from 100,000 and 1,000,000 (x 384 dimensions). Two processes asked at
@@ -83,7 +84,7 @@ def choices(passages: int, dim: int) -> list[IndexCosts]:
     codes, vectors = 1.0 * passages * dim, 4.0 * passages * dim
     clusters = clusters_for(passages)
     ivf = f"IVF{clusters},SQ8"
-    probed = min(1.0, default_parameters(ivf, passages)["nprobe"] / clusters)
+    probed = min(1.0, default_parameters(ivf)["nprobe"] / clusters)
     trained = min(passages, training_rows(ivf))
     lists = 4.0 * clusters * dim + 8.0 * passages
     return [

@@ -260,15 +260,6 @@ def training_rows(factory: str) -> int:
     return max(65_536, 48 * int(found.group(1)) if found else 0)
 
 
-def default_parameters(factory: str, rows: int) -> dict[str, float]:
-    """Search settings for a factory string. faiss' own, such as one probed cluster of thousands, find too little."""
-    if found := re.search(r"IVF(\d+)", factory):
-        return {"nprobe": float(max(32, int(found.group(1)) // 32))}
-    if "HNSW" in factory:
-        return {"efSearch": 64.0}
-    return {}
-
-
 def sample(shards: Sequence[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:
     """Draws `rows` vectors evenly without replacement, the same ones for the same sizes."""
     sizes = [len(shard) for shard in shards]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -48,11 +48,16 @@ class LinearShape:
         values = self.value_heads * self.value_dim
         return 5 * width + self.channels + 2 * values + 2 * self.value_heads
 
-    def state_bytes(self, dtype: str) -> int:
-        """Bytes of one episode's states, whatever its length: the convolution's last inputs in `dtype`, the rest
-        float32."""
-        rule = 4 * self.value_heads * self.key_dim * self.value_dim
-        return self.layers * (rule + BYTES[dtype] * self.channels * self.kernel)
+
+class CacheNumbers(NamedTuple):
+    """How many numbers a cache holds."""
+
+    token: int
+    """Of every token: keys and values, or what they are made of."""
+    episode: int = 0
+    """Of an episode, whatever its length: the last inputs of convolutions."""
+    rule: int = 0
+    """Likewise, but always in float32: what linear attention or a state space keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,8 @@ class ModelShape:
     beside: int = 0
     """Parameters that these sizes leave out: experts that a token is not sent to, biases; below 0 without norms or
     gates that they count."""
+    counted: CacheNumbers | None = None
+    """What the cache was found to hold; None: what these sizes say."""
 
     @property
     def attention_layers(self) -> int:
@@ -128,15 +135,25 @@ class ModelShape:
         between = 0 if self.linear is None else self.linear.layers * (self.linear.adapted_widths(self.width) + mlp)
         return rank * (self.attention_layers * attention + between)
 
+    @property
+    def cache(self) -> CacheNumbers:
+        """What the engine's cache holds."""
+        if self.counted is not None:
+            return self.counted
+        token, one = 2 * self.attention_layers * self.kv_width, self.linear
+        if one is None:
+            return CacheNumbers(token)
+        rule = one.value_heads * one.key_dim * one.value_dim
+        return CacheNumbers(token, one.layers * one.channels * one.kernel, one.layers * rule)
+
     def kv_bytes(self, dtype: str = "bfloat16") -> int:
-        """Bytes of one token's keys and values, all layers that attend."""
-        return 2 * BYTES[dtype] * self.attention_layers * self.kv_width
+        """Bytes of one token in the cache, all layers."""
+        return BYTES[dtype] * self.cache.token
 
     def episode_bytes(self, length: int, dtype: str) -> int:
-        """Bytes of the engine's cache for one episode of `length` tokens: keys and values; states twice (live and
-        saved)."""
-        states = 0 if self.linear is None else 2 * self.linear.state_bytes(dtype)
-        return self.kv_bytes(dtype) * length + states
+        """Bytes of the engine's cache for one episode of `length` tokens; states are in it twice (live and saved)."""
+        _, episode, rule = self.cache
+        return self.kv_bytes(dtype) * length + 2 * (BYTES[dtype] * episode + 4 * rule)
 
     def forward_flops(self, tokens: float, context: float, predicted: float) -> float:
         """Operations of a forward pass over `tokens`, each attending to `context` others on average.
@@ -221,22 +238,26 @@ def shape_of(config: Any) -> ModelShape:
     missing or not one, and for a configuration of no causal model.
     """
     try:
-        stored, tied = _built(config)
+        stored, tied, counted = _built(config)
         config = config.get_text_config()
-        heads = int(config.num_attention_heads)
+        # none where no layer attends (Mamba)
+        heads = int(getattr(config, "num_attention_heads", None) or 0)
         shape = ModelShape(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=heads,
             # absent or None where every query head has keys of its own
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=(getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0,
             mlp=_active_width(config),
             vocab=config.vocab_size,
             tied=tied,
             linear=_linear_of(config),
         )
-        return replace(shape, beside=stored - shape.parameters)
+        if not shape.mlp:
+            # as wide as what the layers hold besides makes it
+            shape = replace(shape, mlp=(stored - shape.parameters) // (3 * shape.layers * shape.width))
+        return replace(shape, beside=stored - shape.parameters, counted=None if counted == shape.cache else counted)
     # families have names of their own, and transformers refuses a size that differs from layer to layer (Gemma 4)
     except Exception as error:
         said = f"{type(config).__name__} does not say its sizes as decoders usually do: {load_problem(error)}"
@@ -249,9 +270,10 @@ CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 
 
 def _active_width(config: Any) -> int:
-    """Width of the feed-forward layers that a token goes through: of those of its experts, all together."""
+    """Width of the feed-forward layers that a token goes through: of those of its experts, all together; 0 where the
+    configuration does not say it."""
     if not (_first(config, EXPERTS) or 0) > 1:
-        return int(config.intermediate_size)
+        return int(_first(config, ("intermediate_size",)) or 0)
     one = _first(config, ("moe_intermediate_size", "intermediate_size"))
     shared = _first(config, ("shared_expert_intermediate_size",)) or one * (_first(config, ("n_shared_experts",)) or 0)
     return int((_first(config, CHOSEN) or 1) * one + shared)
@@ -261,25 +283,43 @@ def _first(config: Any, names: Sequence[str]) -> Any:
     return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
 
 
-def _built(config: Any) -> tuple[int, bool]:
-    """Parameters of the language model of a configuration, its head included, and whether head and embedding are one
-    matrix: of the model itself, built without memory. Configurations of models that also read images say the latter in
-    one place or the other."""
+def _built(config: Any) -> tuple[int, bool, CacheNumbers]:
+    """Parameters of the language model of a configuration, its head included, whether head and embedding are one
+    matrix, and what its cache holds: of the model itself, built without memory. Configurations of models that also read
+    images say the second in one place or the other, and what is kept of the past each family says in its own words."""
     import torch
 
     with torch.device("meta"):
-        model = auto_class(config).from_config(config)
+        # not in float32, which tells apart what is always kept so
+        model = auto_class(config).from_config(config, dtype=torch.bfloat16)
+        decoder = model.get_decoder()
+        found = decoder(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
     head = model.get_output_embeddings()
-    parameters = {*model.get_decoder().parameters(), *head.parameters()}
-    return sum(one.numel() for one in parameters), head.weight is model.get_input_embeddings().weight
+    parameters = {*decoder.parameters(), *head.parameters()}
+    tied = head.weight is model.get_input_embeddings().weight
+    return sum(one.numel() for one in parameters), tied, _held(found.get("past_key_values", found.get("cache_params")))
+
+
+def _held(cache: Any) -> CacheNumbers:
+    """What transformers' cache holds after one token."""
+    import torch
+
+    layers = [vars(layer) for layer in cache.layers]
+    keys = [one for layer in layers for name in ("keys", "values") if (one := layer.get(name)) is not None]
+    states = [
+        one for layer in layers for name in ("conv_states", "recurrent_states") for one in layer.get(name, {}).values()
+    ]
+    always = [one for one in states if one is not None and one.dtype == torch.float32]
+    others = [one for one in states if one is not None and one.dtype != torch.float32]
+    return CacheNumbers(*(sum(one.numel() for one in part) for part in (keys, others, always)))
 
 
 def _linear_of(config: Any) -> LinearShape | None:
-    kinds = list(getattr(config, "layer_types", None) or ())
-    if "linear_attention" not in kinds:
+    # other families call their state spaces so, too (Jamba)
+    if not hasattr(config, "linear_num_key_heads"):
         return None
     return LinearShape(
-        layers=kinds.count("linear_attention"),
+        layers=list(config.layer_types).count("linear_attention"),
         key_heads=config.linear_num_key_heads,
         value_heads=config.linear_num_value_heads,
         key_dim=config.linear_key_head_dim,

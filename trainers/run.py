@@ -78,7 +78,7 @@ from turngym.trainers.teacher import (
     teachers_length,
 )
 from turngym.trainers.token_losses import bounded
-from turngym.trainers.train_config import DEFAULT, TrainConfig, resolve_training
+from turngym.trainers.train_config import DEFAULT, TrainConfig, beyond, resolve_training
 from turngym.trainers.train_loop import RunResult, Trainer, check_groups
 
 
@@ -153,9 +153,9 @@ def run_training(
         trainer = on_all_ranks(ranks, lambda: build_trainer(config, opened))
         trainer.locked = True
         size = sum(part.numel() for part in trainer.model.parameters())
-        said = unsuited_lr(config.optimizer.lr, size, adapters=config.lora is not None)
-        if said and not ranks.rank:
-            print(said, file=sys.stderr)
+        for said in (unsuited_lr(config.optimizer.lr, size, adapters=config.lora is not None), beyond(config)):
+            if said and not ranks.rank:
+                print(said, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, found, command, trainer.players)
         if not progress:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from turngym.core.errors import SettingsError
 from turngym.core.nested import KIND
 from turngym.core.numbers import FINITE, BelowOne, Count, Million, NotNegative, Number, Portion, Positive, Seed, Share
-from turngym.core.setting import fields_of
+from turngym.core.setting import Within, fields_of
 from turngym.core.spec import Spec, Unread, needing, to_table
 from turngym.core.task import MAX_TURNS
 
@@ -28,7 +28,7 @@ class OptimizerConfig(Spec):
     parameters; tiny models need 1e-4 to 1e-3, and with adapters ten times as much."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after warm-up. Linear and cosine fall to zero at the last step."""
-    lr_warmup: Number = 0
+    lr_warmup: Within[Number] = 0
     """Steps over which the rate rises to `lr`. It rises linearly."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
@@ -212,7 +212,7 @@ class LoopConfig(Spec):
 class Renewed(Spec):
     """A reference of the KL that is renewed: the student of some steps before, in place of the initial policy."""
 
-    reference_every: Count
+    reference_every: Within[Count]
     """Steps after which the reference is renewed. The reference of the KL is then the student as it is. It is the
     teacher, too, of opd-hints without one."""
     reference_rate: Portion = 1.0

@@ -33,7 +33,7 @@ from turngym.core.nested import KIND, at
 from turngym.core.numbers import Count, NotNegative, Number, Signed
 from turngym.core.resolve import Layer, Resolved, asked_in, merged, read_back, resolve
 from turngym.core.setting import Setting, find, named, settings_of, short_name
-from turngym.core.spec import Spec, Unread, expand, needing
+from turngym.core.spec import Spec, Unread, expand, needing, to_table
 from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.algorithm_spec import BUILT_IN, PLAYS, find_algorithm
 from turngym.trainers.learning_rate import usual_lr
@@ -454,6 +454,18 @@ def _setting(algorithm: str, name: str) -> Setting | None:
     if found is not None and elsewhere is not None and found.path != elsewhere.path and elsewhere.path not in own:
         return None
     return found
+
+
+def beyond(config: TrainConfig) -> str:
+    """A warning about settings of `config` that someone has chosen and whose steps the run does not have; "" for
+    none."""
+    table, cls, steps = to_table(config), type(config), config.run.steps
+    late = [
+        f"--{option_name(cls, path).replace('_', '-')} is {value}"
+        for path, setting in settings_of(cls).items()
+        if setting.within and (value := at(table, path)) not in (None, setting.default) and value > steps
+    ]
+    return f"{' and '.join(late)}: the run ends before that, after step {steps}" if late else ""
 
 
 def train_config(algorithm: str, table: Mapping[str, Any], where: str) -> TrainConfig:

@@ -70,7 +70,7 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
             AnswerCall(
                 id=call.id if call.id not in taken else own_id(place),
                 name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
-                arguments=_arguments(function.arguments),
+                arguments=_arguments(function.arguments, reading),
                 more={**more, **({"function": inner} if inner else {})},
             )
         )
@@ -88,11 +88,15 @@ def own_id(place: int, episode: int = 0) -> str:
     return f"c{episode % 10_000:04}{place % 10_000:04}"
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(given: Any, reading: Reading) -> Any:
     """`given` without half surrogate pairs. Its text may escape them (`\\\\ud83d`), and servers that parse a
     conversation refuse them there."""
     if not isinstance(given, str):
         return excerpt(given, 200) if deeper(given, DEEPEST) else given
+    # the channel reads such a call, so that the model must not be told that its arguments were none
+    if isinstance(inner := json_of(given), str) and isinstance(json_of(inner), dict):
+        reading.note(Noticed.TWICE)
+        given = inner
     if not HALF.search(given):
         return given
     read = json_of(given)

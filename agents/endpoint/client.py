@@ -52,6 +52,7 @@ from turngym.core.http_client import (
     TooLate,
 )
 from turngym.core.http_connection import connections
+from turngym.core.progress import clock
 from turngym.core.redaction import excerpt, redacted
 from turngym.core.spec import changed
 
@@ -79,15 +80,22 @@ class RateGate:
 
     opens: float = 0.0
     """When requests may be sent again, by `time.monotonic`."""
+    why: str = ""
+    """What the server said last."""
 
-    def close(self, seconds: float) -> None:
+    @property
+    def left(self) -> float:
+        """Seconds until then."""
+        return self.opens - time.monotonic()
+
+    def close(self, seconds: float, why: str) -> None:
         """Hold all requests for `seconds`."""
-        self.opens = max(self.opens, time.monotonic() + seconds)
+        self.opens, self.why = max(self.opens, time.monotonic() + seconds), why
 
     async def passed(self, spread: float, end: float) -> bool:
         """Wait until requests may be sent, and `spread` seconds more if that took time; False if `end` comes first."""
         waited = False
-        while (left := self.opens - time.monotonic()) > 0:
+        while (left := self.left) > 0:
             if time.monotonic() + left >= end:
                 return False
             waited = True
@@ -120,6 +128,7 @@ class RequestRefused(EndpointError):
 
 BASE_URL = "OPENAI_BASE_URL"
 HOSTED = "https://api.openai.com/v1"
+REPEAT = "with --out (rollout: --append, too) only the episodes that have not ended are played"
 COLD_TRIES = 3
 """Attempts before a server that has never answered is given up."""
 
@@ -211,7 +220,7 @@ class EndpointClient:
         lost = Usage()
         while True:
             if not await self.gate.passed(0.5 * rng.random(), end):
-                raise self._late(where, sent, f"a rate limit that lasts longer; {last}")
+                raise self._too_long(where, self.gate.left, self.gate.why)
             sent += 1
             try:
                 answer = await self._once(body, end - time.monotonic())
@@ -229,11 +238,13 @@ class EndpointClient:
                     raise
                 after = failed.after or 0.0
                 if failed.limited:
-                    self.gate.close(after)
+                    self.gate.close(after, last)
                 # at least our own pause, even if the server always allows an immediate retry
                 pause = max(next(waits), after)
                 if time.monotonic() + pause >= end:
-                    raise self._late(where, sent, last) from None
+                    raise (
+                        self._too_long(where, after, last) if pause == after else self._late(where, sent, last)
+                    ) from None
                 await asyncio.sleep(pause)
 
     def _say(self, text: str) -> None:
@@ -273,7 +284,9 @@ class EndpointClient:
         except BadReply as error:
             if reply.status < 400:
                 # what has never answered with a completion will not begin to
-                raise RequestFailed(_no_json(reply) or str(error), passing=self.worked, foreign=True) from None
+                raise RequestFailed(
+                    _no_json(reply) or str(error), passing=self.worked, foreign=not self.worked
+                ) from None
             value = None
         error_body = value if reply.status >= 400 else error_in(value)
         if reply.status >= 400 or error_body is not None:
@@ -298,7 +311,7 @@ class EndpointClient:
                 str(error),
                 passing=not error.full and (self.worked or not error.foreign),
                 overflow=error.full,
-                foreign=error.foreign,
+                foreign=error.foreign and not self.worked,
                 usage=error.usage,
             ) from None
         paid = changed(answer.usage, answers=0, unreported=0)
@@ -324,6 +337,12 @@ class EndpointClient:
         url = redacted(self.address.base_url)
         return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({tries}; last: {last})")
 
+    def _too_long(self, where: str, wait: float, last: str) -> EndpointTimeout:
+        """A server that asks to wait longer than the request has."""
+        url, option = redacted(self.address.base_url), " (--request-deadline)" if self.advise else ""
+        said = f"{where}: {url} asks to wait {clock(wait)}, and a response has {self.deadline:g} s{option}; {last}"
+        return EndpointTimeout(f"{said.rstrip('.')}. Repeat the command then: {REPEAT}" if self.advise else said)
+
     async def given_up(self, failed: RequestFailed, where: str) -> EndpointError:
         """The error of a request that failed for good, with what may help."""
         reason = redacted(failed.reason).rstrip(".")
@@ -335,7 +354,7 @@ class EndpointClient:
             help_text = (
                 "It answered before, so it has stopped or is restarting; most often it ran out of memory with many "
                 "long prompts at a time, which its own log says. Start it again, and repeat the command with fewer "
-                "--slots: with --out (rollout: --append, too) only the episodes that have not ended are played"
+                f"--slots: {REPEAT}"
             )
         if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
             help_text = await self._models()

@@ -65,6 +65,7 @@ class Noticed:
     )
     NO_NAME = Notice("call without a name", "it is malformed; the server's parser may have lost the name")
     NAME = Notice("tool's name with more around it", "the tool counts; the server's parser has left that there")
+    TWICE = Notice("arguments written as JSON twice", "they are read; once is what goes back with the conversation")
     UNASKED = Notice("call though no tool was offered", "it is malformed; the server took a text for a call")
     ONLY_THOUGHT = Notice(
         "reasoning and nothing else",

@@ -46,7 +46,7 @@ class RequestFailed(Exception):
     filtered: bool = False
     """Whether the service's filter refuses the prompt, which is its answer to it."""
     foreign: bool = False
-    """Whether it is an answer with status 200 that is no completion of any kind."""
+    """Whether it is an answer with status 200 that is no completion of any kind, and there was never another."""
     usage: Usage = field(default_factory=Usage)
     """What was paid for an answer that could not be used."""
     cause: Cause | None = None

@@ -71,8 +71,8 @@ class Cell(RunJob):
 
     @property
     def toml(self) -> str:
-        """The settings as `--config` reads them."""
-        return whole_toml(Resolved(spec=self.settings, origins=self.origins, asked=self.asked))
+        """The settings as `--config` reads them, but for the run's folder."""
+        return whole_toml(Resolved(spec=self.spec, origins=self.origins, asked=self.asked), but=("models.out",))
 
     @property
     def record(self) -> Path:
@@ -112,11 +112,15 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
     seeds = sorted({seed for _, own in every for seed in own})
     cells = [_with_seed(cell, seed) for seed in seeds for cell, own in every if seed in own]
     found = [*starts.values(), *cells]
-    folders = set[str]()
+    folders = dict[str, str]()
     for cell in found:
-        if cell.name in folders:
-            raise SettingsError(f"{study.where}: two cells would be {cell.name}; valid: another name for one of them")
-        folders.add(cell.name)
+        # the file systems of Windows and macOS do not tell letters apart by their case
+        if (name := cell.name.casefold()) in folders:
+            both = " and ".join(dict.fromkeys([folders[name], cell.name]))
+            raise SettingsError(
+                f"{study.where}: two cells would be {both}, in one folder; valid: another name for one of them"
+            )
+        folders[name] = cell.name
     return found
 
 

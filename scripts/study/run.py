@@ -14,7 +14,6 @@ Examples:
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,8 +27,9 @@ from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError, first_few
 from turngym.core.nested import differing, flat
 from turngym.core.numbers import Threads
+from turngym.core.resolve import PROVENANCE
 from turngym.core.setting import Positional
-from turngym.core.settings import read_toml, to_toml, write_toml_text
+from turngym.core.settings import read_toml, toml_of, write_toml_text
 from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
@@ -215,10 +215,8 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
     for cell in cells:
         if not cell.settings_file.is_file() or not cell.folder.exists():
             continue
-        was, now = (
-            with_paths(table, last_names)
-            for table in (read_toml(cell.settings_file), tomllib.loads(to_toml(cell.settings)))
-        )
+        asked = {name: table for name, table in toml_of(cell.toml).items() if name != PROVENANCE}
+        was, now = (with_paths(table, last_names) for table in (read_toml(cell.settings_file), asked))
         for name, (old, new) in differing(was, now).items():
             if not counts(name):
                 continue

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -34,7 +33,7 @@ from turngym.core.nested import flat
 from turngym.core.numbers import Count, Seed
 from turngym.core.redaction import brief
 from turngym.core.resolve import Layer, merged
-from turngym.core.settings import read_toml
+from turngym.core.settings import read_toml, toml_of
 from turngym.core.spec import Spec, read
 from turngym.core.user_files import user_path
 from turngym.scripts.jobs import shown
@@ -222,8 +221,7 @@ def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
     tables = [read_toml(path)]
     for change in changes:
         try:
-            tables.append(tomllib.loads(change))
-        # a number of thousands of digits is a ValueError of Python's own
+            tables.append(toml_of(change))
         except ValueError as error:
             said = f"--set {brief(change, 80)} is not TOML ({error}); valid: --set 'train.steps = 12'"
             raise TurngymError(said) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import signal
 import threading
 import time
@@ -327,11 +328,17 @@ def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:
     with pytest.raises(AgentError, match=r"status 429: pay first$"):
         rollout(jobs(), make, agent_for(make, spent.url))
     assert len(spent.requests) == 8
-    slow = serve(fault=lambda n, body: Fault(status=429, headers={"Retry-After": "100"}) if n else None)
+    daily = Fault(status=429, error=error("200 a day"), headers={"Retry-After": "86400"})
+    slow = serve(fault=lambda n, body: daily if n else None)
     start = time.monotonic()
-    found = rollout(jobs(2, 1), make, agent_for(make, slow.url, request_deadline=60.0), slots=1)
-    assert [e.status for e in found] == [Status.COMPLETED, Status.ERROR_TIMEOUT]
+    found = rollout(jobs(2, 2), make, agent_for(make, slow.url, request_deadline=60.0), slots=1)
+    assert [e.status for e in found] == [Status.COMPLETED] + [Status.ERROR_TIMEOUT] * 3
     assert time.monotonic() - start < 30  # it is known at once that the deadline comes first
+    # the request that met it, and those that need not be sent
+    assert len(slow.requests) == 2
+    for episode in found[1:]:
+        said = r"asks to wait (1 day, 0:00:00|23:59:\d\d), and a response has 60 s .*; status 429: 200 a day\."
+        assert re.search(said, episode.meta["error"])
 
 
 def test_a_deadline_is_for_the_whole_answer(serve: Any, make_doors: Any) -> None:
@@ -437,6 +444,16 @@ def test_an_endpoint_that_dies_after_the_first_turn_is_explained(serve: Any, mak
     assert "out of memory" in told
     assert "fewer --slots: with --out (rollout: --append, too) only the episodes that have not ended are played" in told
     assert "Is the server running" not in told
+
+
+@pytest.mark.parametrize("raw", [b'{"choices": [], "usage": {"prompt_tokens": 9}}', b"<html>busy</html>"])
+def test_an_address_that_has_answered_is_not_blamed(raw: bytes, serve: Any, make_doors: Any) -> None:
+    """Gateways pass a model's empty turn on as no choice at all (LiteLLM #40477)."""
+    fake, make = serve(fault=lambda number, body: Fault(raw=raw) if number else None), make_doors()
+    (episode,) = rollout([Job(task_id="doors/4", seed=7)], make, agent_for(make, fake.url, request_retries=1))
+    assert (episode.status, len(episode.turns)) == (Status.ERROR_ENGINE, 1)
+    assert "(tried 2 times)" in episode.meta["error"]
+    assert "--base-url" not in episode.meta["error"]
 
 
 NO_TOOLS = Fault(400, error('"auto" tool choice requires --enable-auto-tool-choice'))

@@ -215,14 +215,14 @@ def test_waits_that_servers_ask_for(headers: dict[str, str], seconds: float | No
 
 def test_a_gate_is_closed_for_the_longest_wait() -> None:
     gate = RateGate()
-    gate.close(0.2)
-    gate.close(0.05)
+    gate.close(0.2, "")
+    gate.close(0.05, "")
     start = time.monotonic()
     assert asyncio.run(gate.passed(0.05, start + 60))
     assert time.monotonic() - start >= 0.25
     assert asyncio.run(gate.passed(60.0, start + 60))
     # known at once, without a wait: the deadline comes before the gate opens
-    gate.close(90.0)
+    gate.close(90.0, "")
     assert not asyncio.run(gate.passed(0.0, time.monotonic() + 60))
     assert time.monotonic() - start < 30
 

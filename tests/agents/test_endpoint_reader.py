@@ -172,6 +172,15 @@ def test_what_a_parser_leaves_around_a_name_is_no_other_tool(name: str) -> None:
     assert transcript.messages[0]["tool_calls"][0]["function"]["name"] == "door"
 
 
+def test_arguments_that_are_encoded_twice_go_back_as_they_were_played() -> None:
+    made = [call() | {"function": {"name": "door", "arguments": json.dumps(ARGUMENTS)}}]
+    found = read_answer(body({"content": None, "tool_calls": made}), ASKED)
+    assert (played(found), found.noticed) == ("open door 1", (Noticed.TWICE,))
+    transcript = Transcript()
+    transcript.answer(found, "")
+    assert json.loads(transcript.messages[0]["tool_calls"][0]["function"]["arguments"]) == json.loads(ARGUMENTS)
+
+
 @pytest.mark.parametrize("name", ["window", "doors", "door_2", "door.door2"])
 def test_another_tool_is_another_tool(name: str) -> None:
     asked = Expected(tools=("door", "door2"))

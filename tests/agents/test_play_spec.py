@@ -190,6 +190,8 @@ WORDS = {
         "7",
     ),
     "none": ("--max-turns", "none", "--sampling", "published:64", "--noise", "0.25", "--workers", "2"),
+    "any keys": ("--env-kwargs", '{"a": null, "b": "none", "c": {"d": [null, "none"]}}'),
+    "null": ("--env-kwargs", '{"a": null, "c": {"d": [null]}}'),
     "examples": ("--agent", "pkg.mod:make", "--examples", "skills:alfworld", "--memory", "window:2", "--data", "x"),
 }
 
@@ -201,8 +203,7 @@ def test_what_is_printed_is_read_again_to_the_byte(kind: str, tmp_path: Path) ->
     file.write_text(to_toml(found.spec, found.origins))
     again = of_words("--config", str(file))
     assert again.spec == found.spec
-    assert to_toml(again.spec) == to_toml(found.spec)
-    assert to_toml(to_table(again.spec)).encode() == to_toml(tomllib.loads(file.read_text())).encode()
+    assert to_toml(again.spec).encode() == to_toml(tomllib.loads(file.read_text())).encode()
 
 
 def test_the_file_of_an_evaluation_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

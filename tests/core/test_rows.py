@@ -105,7 +105,7 @@ def test_quotation_marks_of_a_tsv_belong_to_its_texts(tmp_path: Path) -> None:
         ("a.csv", b"a,b\r1,2\r", "line 1: not a row of the table: a carriage return alone"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], "cannot be read further"),
         ("a.jsonl.xz", lzma.compress(b"{}"), "is compressed by xz; valid: JSON or a table as text"),
-        ("a.json", b"PAR1 and more", "a parquet file, whose name must end in .parquet"),
+        ("a.json", b"PAR1 and more", "a parquet file; questions and pre-training text"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pickle
 import tomllib
@@ -22,7 +23,7 @@ from turngym.core.nested import KIND, put
 from turngym.core.numbers import Count, NotNegative, Positive
 from turngym.core.resolve import Layer, Resolved, asked_in, checked, read_back, resolve
 from turngym.core.setting import Positional, find, settings_of, short_name
-from turngym.core.settings import to_toml, whole_toml
+from turngym.core.settings import to_toml, toml_of, whole_toml
 from turngym.core.spec import Spec, Unread, changed, diff, expand, needing, read, read_word, to_table
 from turngym.core.task import content_hash
 
@@ -118,7 +119,10 @@ def test_what_people_write_becomes_whole_paths() -> None:
     assert made({"judge": Model(folder="x", votes=2)}).judge == Model(folder="x", votes=2)
     assert made({"second": "x"}).second == Extra(folder="x")
     assert made({"second": "x"}, {"second": "none"}).second is None
-    assert made({"more": '{"a": 1}'}).more == {"a": 1}
+    assert made({"more": '{"a": null, "b": "none"}'}).more == {"a": None, "b": "none"}
+    assert made({"more": {"a": None, "b": "none"}}).more == {"a": None, "b": "none"}
+    written = toml_of('more = {a = "none", b = ["none"], c = {d = "none"}}')
+    assert made(written).more == {"a": None, "b": [None], "c": {"d": None}}
     for name, value, said in (
         ("judge", "modle:x", r"t: judge: 'modle:x' is not known; valid: rules, model, url\. Did you mean"),
         ("judge", "rules:x", "rules takes no value"),
@@ -257,9 +261,7 @@ judges = st.one_of(
     st.builds(Model, folder=texts, votes=st.integers(1, 99)),
     st.builds(Url, address=texts, deadline=st.floats(1e-300, 1e300)),
 )
-plain = st.one_of(
-    st.booleans(), st.integers(-(2**62), 2**62), texts.filter(lambda text: text != "none"), st.floats(-1e9, 1e9)
-)
+plain = st.one_of(st.none(), st.just("none"), st.booleans(), st.integers(-(2**62), 2**62), texts, st.floats(-1e9, 1e9))
 runs = st.builds(
     Run,
     env=st.builds(
@@ -273,7 +275,9 @@ runs = st.builds(
     names=st.lists(texts, max_size=3).map(tuple),
     loud=st.booleans(),
     how=st.sampled_from(["fast", "slow"]),
-    more=st.dictionaries(texts, plain | st.lists(plain, max_size=2), max_size=3),
+    more=st.dictionaries(
+        texts, plain | st.lists(plain, max_size=2) | st.dictionaries(texts, plain, max_size=2), max_size=3
+    ),
 )
 
 
@@ -424,9 +428,10 @@ def test_what_nothing_reads_is_refused_where_it_is_asked_for_and_else_left_out()
 
 
 @given(runs)
-def test_toml_gives_the_same_value_back(value: Run) -> None:
+def test_toml_and_json_give_the_same_value_back(value: Run) -> None:
+    assert read(Run, json.loads(json.dumps(to_table(value))), "f") == value
     text = to_toml(value, {"env.id": "who", "judge.kind": "a # b"})
-    again = read(Run, tomllib.loads(text), "f")
+    again = read(Run, expand(Run, toml_of(text), "f"), "f")
     assert again == value
     assert to_toml(again).encode() == to_toml(value).encode()
     assert content_hash(to_table(again)) == content_hash(to_table(value))
@@ -444,7 +449,7 @@ def test_a_record_read_back_is_what_was_asked_for_and_what_follows_no_longer() -
 
     first = resolved({"env": {"id": "a"}})
     assert first.asked == {"env": {"id": "a"}}
-    record = tomllib.loads(whole_toml(first))
+    record = toml_of(whole_toml(first))
     assert read_back(record, again) == first.asked
     # another version was not loud, and opening found out which one it is
     record["loud"], record["env"]["id"] = False, "a:found"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,23 @@ def test_one_probed_cluster_gives_fewer_not_wrong_hits() -> None:
     assert 1 <= len(hits) < 4
     assert hits[0].passage.id == "p3"
     assert retriever.fingerprint.endswith(":nprobe=1")
+
+
+def test_one_probed_cluster_is_chosen_or_said() -> None:
+    """faiss searches one cluster where nobody says more, and a file keeps that."""
+    texts = passages("x", "y", "xy", "-x")
+    (hits,) = DenseRetriever.from_passages(texts, TABLE, factory="IVF2,Flat").search(["-x"], 4)
+    assert len(hits) == 4
+    index = faiss.index_factory(2, "IVF2,Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(ROWS)
+    index.add(ROWS)
+    with pytest.warns(UserWarning, match="in 1 of its 2 clusters"):
+        DenseRetriever(index, texts, TABLE, fingerprint="")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DenseRetriever(index, texts, TABLE, fingerprint="", parameters={"nprobe": 1})
+        index.nprobe = 2
+        DenseRetriever(index, texts, TABLE, fingerprint="")
 
 
 def test_empty_things() -> None:

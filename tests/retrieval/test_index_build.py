@@ -22,7 +22,7 @@ from turngym.core.manifest import write_manifest
 from turngym.retrieval import index_vectors as vectors_file
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import CorpusError, PassageStore
-from turngym.retrieval.faiss_index import load_faiss, make_index, read_index, train_index
+from turngym.retrieval.faiss_index import default_parameters, load_faiss, make_index, read_index, train_index
 from turngym.retrieval.index import (
     BuildPlan,
     IndexFolderError,
@@ -32,7 +32,7 @@ from turngym.retrieval.index import (
     read_manifest,
     show_bytes,
 )
-from turngym.retrieval.index_vectors import add_vectors, default_parameters, sample, streams_ivf
+from turngym.retrieval.index_vectors import add_vectors, sample, streams_ivf
 from turngym.retrieval.open_retriever import open_retriever
 
 WORDS = ["river", "castle", "film", "singer", "bridge", "battle", "school", "painter", "island", "album"]
@@ -340,10 +340,10 @@ def test_sample_is_even_and_repeatable() -> None:
 
 
 def test_default_settings() -> None:
-    assert default_parameters("IVF4096,SQ8", 10**6) == {"nprobe": 128.0}
-    assert default_parameters("OPQ16,IVF64,PQ16", 10**4) == {"nprobe": 32.0}
-    assert default_parameters("HNSW32", 10) == {"efSearch": 64.0}
-    assert default_parameters("Flat", 10) == {}
+    assert default_parameters("IVF4096,SQ8") == {"nprobe": 128.0}
+    assert default_parameters("OPQ16,IVF64,PQ16") == {"nprobe": 32.0}
+    assert default_parameters("HNSW32") == {"efSearch": 64.0}
+    assert default_parameters("Flat") == {}
 
 
 def damaged(built: Path, tmp_path: Path) -> Path:

@@ -33,7 +33,7 @@ def shown(capsys: pytest.CaptureFixture[str], verb: str, *words: str) -> EvalSpe
     assert main([verb, *words, "--print"]) == 0
     path = Path("shown.toml")
     path.write_text(capsys.readouterr().out)
-    return read(EvalSpec, read_toml(path), "shown")
+    return read(EvalSpec, expand(EvalSpec, read_toml(path), "shown"), "shown")
 
 
 def actions(trace: Path) -> list[list[str]]:

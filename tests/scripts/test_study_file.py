@@ -192,6 +192,10 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart-v1"]
     changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
     assert said(changed["shop/turnopd-seed4"], "optimizer.lr") == [9.0]
+    # a text of a table of any keys is a value of the setting that it turns out to be
+    own = 'train = {"grpo.scale" = "none", env_kwargs.words = "none"}'
+    scaled = cells(tmp_path, SHORT, 'methods.opd.algorithm = "grpo"', own)["alfworld-loops/opd-seed0"]
+    assert (*said(scaled, "grpo.scale"), training(scaled).play.env_kwargs["words"]) == ("none", None)
 
 
 def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
@@ -464,6 +468,11 @@ def test_no_two_cells_share_a_folder(tmp_path: Path) -> None:
     )
     with pytest.raises(SettingsError, match="two cells would be alfworld-loops/start-a-seed0"):
         cells(tmp_path, text)
+    # nor where letters are not told apart by their case
+    with pytest.raises(SettingsError, match="two cells would be alfworld-loops/opd-seed0 and alfworld-loops/OPD-seed0"):
+        cells(tmp_path, SHORT + "[methods.OPD]\nalgorithm = 'opd'\n")
+    with pytest.raises(SettingsError, match="two cells would be "):
+        cells(tmp_path, "[worlds.shop]\nworld = 'webshop'\n[worlds.Shop]\nworld = 'webshop'\n[methods.opd]\n")
 
 
 def test_a_place_without_a_teacher_is_refused_for_who_distills(tmp_path: Path) -> None:

@@ -15,9 +15,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    JambaConfig,
+    Lfm2Config,
+    Mamba2Config,
+    MambaConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -58,6 +64,7 @@ HYBRID = replace(
     SMALL, layers=4, linear=LinearShape(layers=2, key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4)
 )
 SMOLLM2 = ModelShape(layers=30, width=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, tied=True)
+STATES: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 50, "state_size": 8}
 OTHER = replace(SMALL, width=96, heads=6, kv_heads=3, head_dim=16, mlp=112)
 
 
@@ -83,6 +90,19 @@ def test_sizes_that_differ_from_layer_to_layer_are_named() -> None:
     """transformers raises an error of its own there, which was a traceback of `turngym plan`."""
     with pytest.raises(ModelError, match=r"Gemma4TextConfig .*head_dim"):
         shape_of(Gemma4TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]))
+
+
+@pytest.mark.parametrize("config", [MambaConfig(**STATES), Mamba2Config(**STATES, num_heads=8, head_dim=16)])
+def test_a_model_without_attention_keeps_states_alone(config: Any) -> None:
+    shape = shape_of(config)
+    with torch.device("meta"):
+        stored = sum(one.numel() for one in AutoModelForCausalLM.from_config(config).parameters())
+    assert (shape.parameters, shape.kv_bytes()) == (stored, 0)
+    assert shape.episode_bytes(9, "bfloat16") == shape.episode_bytes(9000, "bfloat16") > 0
+    # each of its weights is read for each token
+    assert shape.forward_flops(1.0, 9000.0, 0.0) == pytest.approx(
+        2 * (shape.parameters - shape.embedding_parameters), rel=0.2
+    )
 
 
 def test_experts_are_stored_whole_and_computed_in_part() -> None:
@@ -317,11 +337,24 @@ def test_precision_sets_the_rate() -> None:
     assert slow.teacher_s == pytest.approx(fast.teacher_s * 148 / 44)
 
 
+SIZES: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 50}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+OTHERS = {
+    "convolutions keep no keys": Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"]),
+    "latents in place of keys": DeepseekV3Config(**SIZES | {"num_key_value_heads": 4}, **LATENT),
+    "state spaces between": JambaConfig(**SIZES, attn_layer_offset=1, attn_layer_period=2, num_experts=2),
+}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [SMALL, HYBRID])
-def test_the_engines_cache_is_counted_exactly(shape: ModelShape, dtype: str) -> None:
-    """Three sessions in a cache of 64 positions: what the engine holds is the formula's, to the byte."""
-    model = random_model(shape, dtype=torch.float32)
+@pytest.mark.parametrize(
+    "config", [config_of(SMALL), config_of(HYBRID), *OTHERS.values()], ids=lambda one: one.model_type
+)
+def test_the_engines_cache_is_counted_exactly(config: Any, dtype: str) -> None:
+    """Three sessions in a cache of 64 positions: what the engine holds is what `plan` counts, to the byte."""
+    shape, model = shape_of(config), AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     engine = LocalEngine(model, dtype=dtype, max_length=64, max_batch=3, cache="ragged")
     asked = [
         GenerateRequest(

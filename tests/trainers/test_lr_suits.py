@@ -92,8 +92,11 @@ def test_a_run_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     words = ("--steps", "1", "--eval-every", "0")
     train.main(command(tmp_path, tmp_path / "low", "grpo", *words, "--grpo.n", "2"))
     assert capsys.readouterr().err.count("--optimizer.lr is 1e-06: too small") == 1
-    train.main(command(tmp_path, tmp_path / "right", "grpo", *words, "--grpo.n", "2", "--optimizer.lr", "1e-3"))
+    words = (*words, "--grpo.n", "2", "--optimizer.lr", "1e-3")
+    train.main(command(tmp_path, tmp_path / "right", "grpo", *words))
     assert "--optimizer.lr" not in capsys.readouterr().err
+    train.main(command(tmp_path, tmp_path / "late", "grpo", *words, "--optimizer.lr-warmup", "9"))
+    assert capsys.readouterr().err.count("--optimizer.lr-warmup is 9: the run ends before that, after step 1") == 1
 
 
 @pytest.mark.parametrize(

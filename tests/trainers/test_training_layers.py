@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from turngym.agents.play_spec import VerlAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.core.errors import SettingsError
 from turngym.core.resolve import Layer
-from turngym.core.settings import to_toml, whole_toml
-from turngym.core.spec import to_table
+from turngym.core.settings import to_toml, toml_of, whole_toml
 from turngym.envs.panels import PanelError
 from turngym.scripts import train
 from turngym.trainers import run, training_layers
 from turngym.trainers.several_envs import further_env
-from turngym.trainers.train_config import TrainConfig, resolve_training, train_config
+from turngym.trainers.train_config import TrainConfig, beyond, resolve_training, train_config
 
 SHOP = "turngym/WebShop-v0"
 HOUSE = {"env": "turngym/ALFWorld-v0", "panel": "alfworld-quickstart"}
@@ -55,9 +53,34 @@ def test_every_value_says_who_gave_it(tmp_path: Path) -> None:
     assert found.spec.evaluation is not None
     assert (found.spec.play.env.invalid_cost, found.spec.evaluation.game.env.invalid_cost) == (0.01, 0.0)
     # what is shown is read back to the same settings, whoever gave them
-    assert train_config("opd", tomllib.loads(to_toml(found.spec, came)), "file") == found.spec
+    assert train_config("opd", toml_of(to_toml(found.spec, came)), "file") == found.spec
     # the version that a name without one stands for
     assert found.spec.evaluation.panel == "alfworld-quickstart-v1"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "late"),
+    [
+        ("opd", {"optimizer": {"lr_warmup": 100}}, []),
+        ("opd", {"optimizer": {"lr_warmup": 101}}, ["optimizer.lr-warmup"]),
+        ("turnopd", {"steps": 2, "checkpoint_every": 5}, []),  # as by default, or on purpose
+        ("turnopd", {"steps": 9, "turnopd.depth.warmup": 10, "lr_warmup": 10}, ["warmup", "optimizer.lr-warmup"]),
+        ("turnopd", {"turnopd": {"depth": {"probe_interval": 101}}}, ["turnopd.depth.probe-interval"]),
+        ("loopstop", {"loopstop.probe_interval": 101}, ["loopstop.probe-interval"]),
+        ("tcod", {"tcod.schedule.eta": 101}, ["tcod.schedule.eta"]),
+        ("rlsd", {"rlsd.fade": 101}, ["rlsd.fade"]),
+        ("luffy", {"luffy.prefix": {"strategy": "linear", "steps": 101}}, ["luffy.prefix.steps"]),
+        ("grpo", {"kl_coef": 0.1, "reference_every": 101}, ["reference-every"]),
+    ],
+)
+def test_steps_that_a_run_does_not_have_are_said(
+    algorithm: str, given: dict[str, Any], late: list[str], tmp_path: Path
+) -> None:
+    settings = {name: value for name, value in asked(tmp_path).items() if name != "teacher" or "opd" in algorithm}
+    said = beyond(train_config(algorithm, {**settings, **given}, "test"))
+    assert bool(said) == bool(late)
+    assert said.count(" is ") == len(late)
+    assert all(f"{name} is " in said for name in late)
 
 
 def test_arguments_of_every_environment_may_stand_among_its_own(tmp_path: Path) -> None:
@@ -79,6 +102,7 @@ def test_evaluations_need_a_panel(tmp_path: Path) -> None:
 
 def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run(tmp_path: Path) -> None:
     given: dict[str, Any] = {**HOUSE, "preset": "verl-agent", "max_new_tokens": 77, "eval_samples": 5, "max_turns": 9}
+    given["env_kwargs"] = {"words": None, "engine": "none"}
     run = config(tmp_path, **given)
     shop = further_env(f"{SHOP},panel=webshop-quickstart,env.profile=embedded-small").played(run)
     assert (shop.play.env.id, shop.play.env.tool_name, shop.play.env.max_turns) == (SHOP, "webshop_step", 9)
@@ -95,7 +119,8 @@ def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run
     assert plain.evaluation is not None
     assert plain.evaluation.eval_samples == 4
     # the settings of the run are read again as they were written
-    again = train_config("opd", tomllib.loads(to_toml(to_table(run))), "file")
+    again = train_config("opd", toml_of(to_toml(run)), "file")
+    assert again == run
     assert further_env(SHOP).played(again).chat == further_env(SHOP).played(run).chat
 
 
@@ -114,7 +139,7 @@ def test_what_is_put_on_top_of_a_record_decides_what_follows(tmp_path: Path) -> 
     ChatSettings(max_new_tokens=33).save(other)
     given = {**asked(tmp_path, **HOUSE), "eval_limit": 3, "memory": "react"}
     first = resolve_training("opd", [Layer(name="command line", table=given, asked=True)])
-    record = tomllib.loads(whole_toml(first))
+    record = toml_of(whole_toml(first))
 
     def on_top(algorithm: str = "opd", **more: Any) -> TrainConfig:
         return resolve_training(algorithm, [layer(record), layer(more)]).spec

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Share, Signed
+from turngym.core.setting import Within
 from turngym.core.spec import Spec, Unread, needing
 from turngym.trainers.algorithm import Algorithm, FixedDepth, TokenLosses, Tokens
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
@@ -177,7 +178,7 @@ class PrefixSchedule(Spec):
     """Smallest ratio."""
     high: Share = 1.0
     """Largest ratio. 1.0 is the whole demonstration."""
-    steps: Count = 100
+    steps: Within[Count] = 100
     """Steps over which linear strategies run (S)."""
     unit: Literal["turns", "tokens"] = "turns"
     """What a ratio is a share of. The demonstration's turns, or the tokens of its responses (the paper's code); then a

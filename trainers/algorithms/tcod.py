@@ -11,6 +11,7 @@ from typing import Literal
 
 from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count
+from turngym.core.setting import Within
 from turngym.core.spec import Spec, Unread, changed, needing
 from turngym.trainers.algorithm import Algorithm, DepthPlan, DepthState
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
@@ -33,7 +34,7 @@ class DepthSchedule(Spec):
 
     k_start: Count = 1
     """Turns in the first step."""
-    eta: Count | None = None
+    eta: Within[Count | None] = None
     """Steps per additional turn. By default TCOD's: 6 in ALFWorld and unknown environments, 4 in WebShop and Search."""
     k_max: Count | None = None
     """Greatest depth, turns. By default TCOD's: 30 in ALFWorld and unknown environments, 15 in WebShop and Search."""

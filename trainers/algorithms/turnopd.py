@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from turngym.core.episode import Episode
 from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count, NotNegative, Number, Portion, Share
+from turngym.core.setting import Within
 from turngym.core.spec import Spec, Unread, changed, needing
 from turngym.trainers.algorithm import Algorithm, DepthController, DepthPlan, DepthState, FixedDepth, Weight
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
@@ -41,9 +42,9 @@ class DepthConfig(Spec):
     """Least depth, turns."""
     h_max: Count = 50
     """Greatest depth, turns. It is the depth of probes, and where the controller starts."""
-    warmup: Number = 3
+    warmup: Within[Number] = 3
     """Steps at the start that are all probes."""
-    probe_interval: Count = 8
+    probe_interval: Within[Count] = 8
     """Steps between probes. After warm-up every step that is a multiple of this is one."""
     rho: Share = 0.7
     """Share of the smoothed depth kept at a probe; the measured depth gets the rest."""

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import BelowOne, Count, Episode, Portion, Spec, loop_end
+from turngym.core import BelowOne, Count, Episode, Portion, Spec, Within, loop_end
 from turngym.trainers import (
     WEIGHTS,
     Algorithm,
@@ -34,7 +34,7 @@ from turngym.trainers import (
 class LoopStopConfig(Spec):
     """On-policy distillation that leaves loops."""
 
-    probe_interval: Count = 8
+    probe_interval: Within[Count] = 8
     """Steps between probes. While episodes leave their loops, some go on in every step that is a multiple of this."""
     probe_share: Portion = 0.25
     """Share of a probe's episodes that go on."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.core import Number, Share
+from turngym.core import Number, Share, Within
 from turngym.trainers import LOG_RATIO_LIMIT, Algorithm, BuildContext, PrivilegedLogprobs, RolloutBatch
 from turngym.trainers.contrib.privileged_group import (
     PrivilegedAdvantage,
@@ -56,7 +56,7 @@ class RlsdConfig(PrivilegedGroupConfig):
     """Share of the advantage that is directed (lambda)."""
     eps: Share = 0.2
     """Most that a token's factor differs from 1."""
-    fade: Number = 100
+    fade: Within[Number] = 100
     """Steps after which `lam` is 0. It falls linearly; 0: it stays."""
 
 
