@@ -92,7 +92,7 @@ def without(key: str) -> dict[str, Any]:
         (item(customization_options={"Color": ["red"]}), "customization_options"),
         (item(pricing="from 3 to 4"), "pricing is 'from 3 to 4'"),
         (item(pricing=12.5), "pricing is 12.5"),
-        *((item(pricing=text), f"pricing is '{text}'") for text in ("nan", "$inf", "x")),
+        *((item(pricing=text), f"pricing is '{text}'") for text in ("nan", "x")),
         (item(pricing=0), "pricing is 0; valid"),
         (item(customization_options={"Color": {}}), "customization_options"),
         (item(customization_options={"\ud800": [{"value": "red"}]}), "surrogates"),
