@@ -197,10 +197,6 @@ class DepthController(Protocol):
         `episodes[batch.source_E[e]]` is the batch's episode e.
 
         Args:
-            state: before the step.
-            plan: what was played at the step.
-            batch: what was trained on.
-            episodes: what `batch` was packed from.
             kl_N: the raw KL [N] to the teacher, nats.
         """
 

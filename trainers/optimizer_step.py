@@ -93,15 +93,8 @@ def update(
 
     Args:
         model: the student; its parameters change in place.
-        optimizer: AdamW over them.
-        batch: the batch, with N supervised tokens.
-        targets: what the target function says about each token.
         weight_N: how much each token counts [N]; the sum is 1.
-        token_loss: loss per token.
-        forward: how the model is run: temperature, microbatches, precision.
-        lr: learning rate of this step.
         max_grad_norm: the gradient's norm is clipped to this; 0: not at all.
-        terms: losses beside the batch's.
         step: training step, 1-based, for `terms`.
     """
     optimizer.zero_grad(set_to_none=True)

@@ -109,7 +109,6 @@ def play(
     """The state after one action; None if it changes nothing. As in the original, searches work on every page.
 
     Args:
-        quirks: which oddities of the original hold.
         parsed: verb and argument; None: no action was found.
         clickables: label on the page, in lower case -> what a click on it means.
         session: part of the page's address, in which Next and Prev look for the kind of page (`Quirks.url_routing`).
