@@ -16,8 +16,6 @@ from servers import Answer, JsonServer
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.gguf_model import check_lengths
-from turngym.agents.playing.timed_calls import attempt
-from turngym.core.episode import Status
 from turngym.core.http_client import BadReply, HttpClient
 from turngym.core.redaction import HeaderKeys
 from turngym.trainers.adapters.openenv import MakesRoom
@@ -75,22 +73,6 @@ def test_what_a_model_answers_keeps_its_words(url: str) -> None:
         return reply.body.decode()
 
     assert json.loads(asyncio.run(ask()))["content"] == ["EMPTY"]
-
-
-class Panic(BaseException):
-    """What a library in Rust raises."""
-
-
-@pytest.mark.parametrize(
-    "error", [asyncio.CancelledError("x"), GeneratorExit(), Panic("rust"), SystemExit(3), KeyError(1)]
-)
-def test_whatever_an_environment_raises_is_the_status_of_an_episode(error: BaseException) -> None:
-    def step() -> None:
-        raise error
-
-    found = attempt(step)
-    assert type(error).__name__ in found.failure
-    assert found.status is Status.ERROR_ENV
 
 
 def test_a_small_result_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
