@@ -195,9 +195,6 @@ class DepthController(Protocol):
     ) -> DepthState:
         """The state after a step; `kl_N` [N] is the raw KL to the teacher in nats, 0 where the algorithm has none.
         `episodes[batch.source_E[e]]` is the batch's episode e.
-
-        Args:
-            kl_N: the raw KL [N] to the teacher, nats.
         """
 
 

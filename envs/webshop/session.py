@@ -268,9 +268,7 @@ def page_of(
     """The page that `state` shows.
 
     Args:
-        shop: where the products of the page are looked up.
         session: the session's id, which is part of the page's address.
-        show_attributes: whether the product's own page has a button Attributes.
         endless_pages: whether Next is there on the last page of results, too (`Quirks.endless_pages`).
     """
     on_page = state.on_page if state.kind == "results" else ()

@@ -17,7 +17,6 @@ import killed_work
 import numpy as np
 import pytest
 from damaged_files import Reading, Target, flip_target, judge
-from killed_work import Done, Started
 
 from turngym.agents.proxy.turn_records import TurnRecorder, read_records
 from turngym.core.errors import TurngymError
@@ -158,60 +157,6 @@ def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("turngym.agents.proxy.turn_records.locked_file", lambda path: nullcontext())
     (tmp_path / "b").mkdir()
     assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "b") == ("both wrote", "")
-
-
-@pytest.mark.parametrize(
-    ("stopped", "done", "wrote", "outcome"),
-    [
-        (True, Done(2, "t.jsonl is in use by process 7 on here"), False, "turned away"),
-        (True, Done(2, "t.jsonl is in use by process 7 on here"), True, "touched"),
-        (True, Done(0, ""), True, "both wrote"),
-        (True, Done(1, "Traceback (most recent call last): is in use by process 7"), False, "traceback"),
-        (False, Done(0, ""), True, "had ended"),
-    ],
-)
-def test_outcomes_of_a_second_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, done: Done, wrote: bool, outcome: str
-) -> None:
-    seen: list[list[str]] = []
-
-    class Fake:
-        def __init__(self, argv: list[str]) -> None:
-            seen.append(argv)
-
-        def over(self) -> bool:
-            return True
-
-        def stop(self) -> bool:
-            return stopped
-
-        def end(self, seconds: float) -> Done:
-            if wrote:
-                (tmp_path / "more").write_text("x")
-            return done
-
-        def kill(self) -> None:
-            seen.append(["killed"])
-
-    monkeypatch.setattr(killed_work, "Started", Fake)
-    found, note = killed_work.SECOND_STARTS["trace"](tmp_path)
-    assert found == outcome
-    assert ("more" in note) == (outcome == "touched")
-    assert seen[-1] == ["killed"]
-    assert [argv[-1] for argv in seen[1:-1]] == ["--append"] * stopped
-
-
-@pytest.mark.long
-def test_a_process_is_stopped_and_killed(tmp_path: Path) -> None:
-    """And what it writes to standard error is told."""
-    process = Started(["serve", "webshop", "--profile", "embedded-small", "--port", "0", "--out", str(tmp_path / "o")])
-    assert process.stop()
-    process.kill()
-    assert process.over()
-    assert not process.stop()
-    done = Started(["panel", "show", "nothing-like-it"]).end(120)
-    assert done.returncode == 2
-    assert "nothing-like-it" in done.stderr
 
 
 @pytest.mark.long
