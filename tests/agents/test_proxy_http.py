@@ -87,6 +87,15 @@ def test_http_that_is_no_request(serve: Callable[..., Served]) -> None:
     assert "does not have the Responses API; send messages to POST /v1/chat/completions" in said["message"]
 
 
+def test_a_body_that_is_no_object(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for path in ("/chat/completions", "/sessions/done"):
+        answer = served.http.post(path, content=b"[]", headers=JSON)
+        assert answer.status_code == 400
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert "the body is a list" in answer.json()["error"]["message"]
+
+
 def test_a_page_elsewhere_makes_no_turn(serve: Callable[..., Served]) -> None:
     served = serve()
     answer = served.post({"X-Session-Id": "a", "Origin": "https://elsewhere.example"}, messages=[user("hello")])
