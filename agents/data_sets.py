@@ -141,7 +141,6 @@ def get(
     Args:
         out: another folder; None: where everything looks for it.
         mirror: an address below which the files lie under their names; None: the published addresses.
-        sha256: file name to the hash that it must have; None: no hash is checked.
 
     Raises DataError, in one line: what failed, and what to do.
     """

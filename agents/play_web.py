@@ -107,11 +107,7 @@ PAGE_WAIT = 1.0
 
 
 class Games(Visitors[BrowserGame]):
-    """All games, and the agents that they share. Settings are those of `turngym serve play`.
-
-    Args:
-        record: gets every game that had a turn.
-    """
+    """All games, and the agents that they share. Settings are those of `turngym serve play`."""
 
     def __init__(
         self,

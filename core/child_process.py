@@ -45,7 +45,6 @@ class ChildProcess:
 
     Args:
         target: a function that can be pickled; gets the child's end of the pipe, then `args`.
-        args: further arguments of `target`, pickled.
         threads: how many threads torch, faiss, tokenizers and the others compute with in the child.
         ignored: numbers of signals that the child never hears.
         patience: seconds without a byte after which a send, or the rest of an answer, is given up with an OSError.

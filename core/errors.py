@@ -66,9 +66,6 @@ def checked_int(
     Raises `error` otherwise, also for None: where None is allowed, the caller takes it out before.
 
     Args:
-        name: of the setting, for the error's text.
-        value: what the caller of the caller gave.
-        least: smallest valid value.
         none: what None means, for the error's text, such as "no limit"; empty where None is not allowed.
     """
     otherwise = f", or None for {none}" if none else ""
@@ -165,7 +162,6 @@ def nearest(query: str, candidates: Iterable[str], n: int = 1, cutoff: float = 0
 
     Args:
         query: what was written; case is ignored, and so is what follows its first 200 characters.
-        n: most candidates returned.
         cutoff: least similarity by difflib's ratio, 0 to 1 (equal but for case).
     """
     query = query[:_MAX_CHARS].casefold()
@@ -233,7 +229,6 @@ def did_you_mean(query: str, candidates: Iterable[str], n: int = 3, cutoff: floa
     Candidates that `known_as` finds replace those that are only spelled alike.
 
     Args:
-        n: most candidates named.
         cutoff: least similarity in spelling, as for `nearest`; not asked of what `known_as` finds.
     """
     pool = list(candidates)

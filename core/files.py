@@ -154,7 +154,6 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
     A file that is there with the same content stays, too. Raises `error`, and moves nothing, if one has other content.
 
     Args:
-        names: paths of the files within `source`.
         source: folder on the same disk; what is not moved stays in it.
         folder: where the files belong; it is made if needed.
     """

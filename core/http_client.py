@@ -179,8 +179,6 @@ class HttpClient:
         are too long or cannot be read. Raises NotReached without a connection, TooLate after `seconds`.
 
         Args:
-            method: `GET` or `POST`.
-            url: the whole address, path included.
             body: bytes of JSON, or a value that becomes JSON; None: no body.
             seconds: for everything, from looking up the name to the last byte of the answer.
             limit: most bytes of the answer, uncompressed.

@@ -56,11 +56,11 @@ def checked_number(
     raise error(f"{what} is {brief(value, 80)}; it must be {valid}")
 
 
-def checked_flag(what: str, value: object, *, error: Refusal = EnvBackendError) -> bool:
-    """`value`, a bool. Raises `error` for any other type, although Python would take it for true or false."""
+def checked_flag(what: str, value: object) -> bool:
+    """`value`, a bool. Raises EnvBackendError for any other type, although Python would take it for true or false."""
     found = _plain(value)
     if not isinstance(found, bool):
-        raise error(f"{what} is {brief(value, 80)}; it must be True or False")
+        raise EnvBackendError(f"{what} is {brief(value, 80)}; it must be True or False")
     return found
 
 

@@ -50,8 +50,6 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     `reading` than `strict`, `info["reading"]` says by which reading the action was found, None before the first turn.
 
     Args:
-        env: a TextEnv, or a wrapper around one.
-        on_invalid: what happens after an invalid action; see above.
         channel: how responses are written, or the name of the channel; None: they are bare actions.
         max_turns: turns of the agent after which the episode is truncated; None: no limit.
         penalty: reward of an invalid action with `penalize`; the other policies ignore it.

@@ -128,7 +128,6 @@ def panel_of_env(
     Args:
         name: of the panel: lower-case letters, digits, hyphens.
         env_id: Gymnasium id; `my_package:namespace/Name-v0` for an environment that `my_package` registers.
-        version: of the panel, from 1.
         make_kwargs: arguments of `gym.make` that belong to the panel, for example `{"split": "eval"}`; None: none.
         task_ids: ids of its tasks, in the panel's order; None: all that the environment lists.
         private: further arguments that are not written into the panel, for example the folder of the data.

@@ -80,7 +80,6 @@ def make_env(
         on_invalid: what happens after an invalid action; None: the class's own policy, by default `reject`.
         tool_name: name of the tool that agents see; None: the class's own.
         tool_argument: name of the tool's argument that agents see; None: the class's own.
-        options: arguments of the class.
     """
     given = {name: value for name, value in locals().items() if name not in ("env_class", "options")}
     loaded = _load(env_class) if isinstance(env_class, str) else env_class

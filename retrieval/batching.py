@@ -63,7 +63,6 @@ class MicroBatcher:
                 it at once.
             max_batch: most queries of one call of `search`.
             window: most seconds that a batch waits for more queries; only if the last one served several clients.
-            workers: threads that call `search`.
             max_waiting: most queries that wait; queries that would exceed it are refused together.
             on_batch: is called with the number of queries before each call of `search`.
             clock: seconds, never stepping back.

@@ -49,7 +49,6 @@ class LuceneIndex:
         killed continues where its files end.
 
         Args:
-            docs: (id, text) pairs in the order of their rows.
             folder: a new or an empty one, or one with an index, which is replaced; None: the index stays in memory.
             k1: how much repeats of a term count, 0 (not at all) to 100.
             b: how much long documents are discounted, 0 to 1.

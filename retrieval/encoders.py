@@ -270,7 +270,6 @@ class HuggingFaceEncoder:
             model: a folder, a hub name, or `minilm`.
             style: a name of `STYLES`, a style of your own, or None to choose by the model's name.
             passage_model: the model for passages, if queries and passages have one each (dpr).
-            device: where it runs, as torch names it.
             batch_tokens: most tokens of one forward pass, padding included; by default 4,096 on a CPU (16,384 took a
                 fifth longer with MiniLM) and 16,384 elsewhere.
 

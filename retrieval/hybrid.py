@@ -33,7 +33,6 @@ class HybridRetriever:
         """Fuses `parts`, which must serve the same corpus: passages with the same id are the same.
 
         Args:
-            parts: any number of them, one at least.
             constant: added to every rank; the larger it is, the less a first rank counts above a later one.
             depth: hits that each part is asked for, or k if that is more.
             weights: one for each part, above 0; by default all are 1.
@@ -177,9 +176,7 @@ class CrossEncoderReranker:
 
         Args:
             model: folder or hub name of a sequence classifier.
-            device: where it computes, as torch names it.
             max_length: most tokens of query and passage together; the rest is cut.
-            batch: most pairs that are scored at once.
         """
         # an encoder without a classification head would give random scores
         self._tokenizer, loaded = load_model(model, "reranker", "AutoModelForSequenceClassification")

@@ -251,8 +251,6 @@ def inverse_norms(k1: float, b: float, tokens: int, documents: int) -> np.ndarra
     """float32 `[256]`: `inverse` of the score for each length byte; the average length is `tokens / documents`.
 
     Args:
-        k1: `Settings.k1`.
-        b: `Settings.b`.
         documents: number of documents with at least one term.
     """
     one, k, share = np.float32(1), np.float32(k1), np.float32(b)

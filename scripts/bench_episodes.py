@@ -51,8 +51,6 @@ def made_up_turns(
     The caller fills in `answers` before it asks for the next turn.
 
     Args:
-        rng: draws all ids and lengths.
-        turns: turns of every episode.
         histories: ids before the first turn, one array for each episode.
         vocab: ids are drawn from 0 to `vocab` - 1.
         observation: fewest and most ids of an observation.

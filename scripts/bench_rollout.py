@@ -80,7 +80,6 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
     """Greedy continuation by transformers, int64 [B, W + longest]; the first `limits[i]` new ids of row i count.
 
     Args:
-        model: a causal model of transformers.
         ids: whole histories, int64 [B, W], padded on the left and between turns.
         mask: 1 for ids, 0 for padding, int64 [B, W].
         limits: new ids that are wanted of each row.

@@ -175,10 +175,7 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
     Raises TurngymError where `turngym[train]` is missing or `out` holds another run.
 
     Args:
-        world: the tasks, the tokenizer's texts and the chat settings; also the recipes that a model can grow from.
-        recipe: sizes, episodes, updates, and what the model grows from.
         out: folder of the run; the model is written to `model` in it.
-        resume: whether an interrupted run in `out` goes on.
     """
     finished = out / "model"
     if resume and finished.is_dir():

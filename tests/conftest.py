@@ -36,7 +36,6 @@ NIGHTLY = frozenset(
         *("bench/test_bench_retrieval.py", "gpu/test_quarter_hour.py", "tools/test_measure_priors.py"),
         *("agents/test_executor_ray.py", "trainers/test_fleet_of_all.py", "trainers/test_log_sinks.py"),
         *("trainers/test_full_disk.py", "agents/test_alive.py", "bench/test_bench_trl.py"),
-        *("tools/test_update_speed.py", "tools/test_loops_by_state.py"),
         "outside/test_scienceworld.py",
     }
 )

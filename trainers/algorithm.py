@@ -195,13 +195,6 @@ class DepthController(Protocol):
     ) -> DepthState:
         """The state after a step; `kl_N` [N] is the raw KL to the teacher in nats, 0 where the algorithm has none.
         `episodes[batch.source_E[e]]` is the batch's episode e.
-
-        Args:
-            state: before the step.
-            plan: what was played at the step.
-            batch: what was trained on.
-            episodes: what `batch` was packed from.
-            kl_N: the raw KL [N] to the teacher, nats.
         """
 
 

@@ -65,12 +65,8 @@ class ValueCritic:
 
     Args:
         policy: the student. Kind `model` copies it as the critic's trunk, the other kind reads its hidden states.
-        config: kind of critic, learning rate, gradient norm, and clip of its loss.
         micro_tokens: tokens of a pass at most, padding included; a longer row has a pass of its own.
-        autocast: whether the trunk computes in bfloat16.
         gradient_checkpointing: whether layers are recomputed in the backward pass, for kind `model` alone.
-        seed: of the head's random weights.
-        ranks: the processes of the run.
     """
 
     def __init__(

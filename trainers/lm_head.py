@@ -271,9 +271,7 @@ def project(
         head: a callable, a weight [V, d], or (weight, bias).
         label_N: ids [N] that were chosen.
         topk_ids_NK: further ids [N, K] at each position; None for none.
-        temperature: divides the logits.
         chunk: rows of logits that exist at a time.
-        entropy: whether to return the entropy of each distribution.
         entropy_gradient: whether it carries a gradient.
         vocab: cuts the logits to their first ids; None: all count.
         into_grad: whether the backward pass adds to the head's `grad` in place.

@@ -92,7 +92,6 @@ class LmLoss:
         config: the files, how many documents a step reads and where they are cut, the mean, and lambda.
         encode: from a text to its ids.
         micro_tokens: tokens of a pass at most, padding included; a longer document has a pass of its own.
-        autocast: whether the model computes in bfloat16.
     """
 
     name = "lpt"

@@ -45,13 +45,8 @@ def tiny_qwen3(
     Args:
         vocab_size: V, rows of the tied embeddings.
         width: of the hidden states; a multiple of `heads`.
-        layers: number of decoder layers.
         heads: number of query heads; a multiple of `kv_heads`.
         kv_heads: number of heads of keys and values; None: as many as `heads`.
-        max_length: positions that the model knows.
-        eos_id: id that ends a response, for the model's settings.
-        pad_id: id that pads rows, for the model's settings.
-        seed: of the weights.
     """
     from transformers import Qwen3ForCausalLM
 
@@ -197,8 +192,6 @@ def hidden_states(
     `positions_BL` holds each token's position in its own row; that wants `rows_apart` around it.
 
     Args:
-        model: a causal language model.
-        ids_BL: ids [B, L] of B rows.
         positions_BL: position of each id in its row; None: 0 to L - 1.
         line: which tokens of a line belong together; None: each line is a row.
 

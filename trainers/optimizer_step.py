@@ -88,21 +88,13 @@ def update(
     """One step of the optimizer on the whole batch.
 
     loss = sum_i weight_i * token_loss_i, with `weight_N` fixed before the split into micro-batches, so that their
-    number and order change nothing but rounding. Each of `terms` adds its own gradient for training step `step`.
+    number and order change nothing but rounding. Each of `terms` adds its own gradient for step `step`, 1-based.
     A learning rate of 0 only measures: the loss has no backward pass, and no activations are kept for one.
 
     Args:
         model: the student; its parameters change in place.
-        optimizer: AdamW over them.
-        batch: the batch, with N supervised tokens.
-        targets: what the target function says about each token.
         weight_N: how much each token counts [N]; the sum is 1.
-        token_loss: loss per token.
-        forward: how the model is run: temperature, microbatches, precision.
-        lr: learning rate of this step.
         max_grad_norm: the gradient's norm is clipped to this; 0: not at all.
-        terms: losses beside the batch's.
-        step: training step, 1-based, for `terms`.
     """
     optimizer.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(lr != 0):

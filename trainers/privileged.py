@@ -64,10 +64,8 @@ def privileged_logprobs(
     Source: [sdar]; docs/algorithms.md#told.
 
     Args:
-        batch: whose labels are scored.
         episodes: what `batch` was packed from; their turns hold the prompts with the text.
         scorers: the student and the models that may read the text.
-        privileged: which of them reads it.
     """
     turns = privileged_turns(batch, episodes)
     student_N = label_logprobs(scorers.student, batch, "student")

@@ -97,7 +97,6 @@ def train(
         algorithm: a name (`turnopd`), `package.module:NAME`, or an entry point of `turngym.algorithms`; by default the
             one that `config` names, else turnopd.
         config: a TOML file, or its content: settings that `settings` override. A run's own `config.toml` repeats it.
-        progress: show a bar.
         settings: what `turngym train ALGORITHM --help` lists, under the same names with underscores: `student` and
             `out` must be given, `resume=True` goes on. A group (`optimizer`, the algorithm's own) is a dict or an
             object of its class. Where several processes train (`torchrun`), each of them calls this.

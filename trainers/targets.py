@@ -144,8 +144,6 @@ def combined_advantage(
     Args:
         reward_N: the reward's advantage [N].
         log_ratio_N: log q - log p [N] at the sampled id, nats, q the teacher.
-        w_reward: weight of the first.
-        w_teacher: weight of the second.
     """
     return (w_reward * reward_N + w_teacher * log_ratio_N).astype(np.float32)
 

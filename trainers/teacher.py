@@ -150,7 +150,6 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
     Args:
         longest: most ids that every teacher can read (`teachers_length`).
         settings: the student's; those that are saved with it stay.
-        model: the student.
     """
     known, wanted = position_limit(model.config), settings.max_context
     if known is not None and wanted is not None and wanted > known:

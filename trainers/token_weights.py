@@ -76,8 +76,6 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
     Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#blended-weights.
 
     Args:
-        step: the training step, 1-based.
-        total: steps of the run.
         start: share of training at which alpha leaves 0.
         end: share of training at which alpha reaches 1.
     """

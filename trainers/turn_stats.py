@@ -25,7 +25,6 @@ def turn_row(
     K_t = sum_{i in t} l_i / n_tok(t). Source: [turnopd]; docs/algorithms.md#turn-statistics (what the paper plots).
 
     Args:
-        batch: whose tokens are pooled by turn.
         columns: numbers per token [N] by name, as the forward pass measured them.
         weight_N: how much each token counts [N]; the sum is 1.
         full_depth: whether the depth cap is the full depth of the run.

@@ -359,9 +359,7 @@ def play_again(
     episodes, up to the rounding of another machine.
 
     Args:
-        agent: a name as on the command line.
-        panel: as for `check_result`.
-        env_kwargs: as for `check_result`.
+        panel, env_kwargs: as for `check_result`.
         settings: those of `evaluate` that the file does not say, such as the device.
     """
     given, play, spec = env_kwargs or {}, result.spec.play, result.spec

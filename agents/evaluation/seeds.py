@@ -104,12 +104,10 @@ def crossed_half(
     return math.sqrt(apart + t_tasks**2 * max(between_tasks - (chance - known), known))
 
 
-def over_seeds(
-    runs: Sequence[TaskMeans], *, low: float = 0.0, high: float = 1.0, clusters: Clusters | None = None
-) -> Interval:
+def over_seeds(runs: Sequence[TaskMeans], *, clusters: Clusters | None = None) -> Interval:
     """95 % interval of the mean over S seeds and n tasks, both of which could have been others.
 
-    Every seed plays all tasks, so both are crossed: m +- `crossed_half` with f = S - 1, cut to [low, high], and at
+    Every seed plays all tasks, so both are crossed: m +- `crossed_half` with f = S - 1, cut to [0, 1], and at
     least the interval over tasks that a single evaluation has (`clustered`, of the means over seeds), which alone holds
     near the ends of the scale. With one seed nothing is known of seeds: the interval is that over tasks, and holds for
     this run only.
@@ -118,19 +116,17 @@ def over_seeds(
 
     Args:
         runs: one for each seed, task -> mean over its samples.
-        low: least value that a mean can have.
-        high: greatest value.
         clusters: task -> cluster; None: tasks are independent.
     """
     check_same_tasks(runs)
     tasks = sorted(runs[0])
     groups = None if clusters is None else [clusters[task] for task in tasks]
     values = _matrix(runs, tasks)
-    over = clustered(_means(values), low=low, high=high, clusters=groups)
+    over = clustered(_means(values), clusters=groups)
     if len(runs) == 1 or len(tasks) == 1:
         return over
     half = _half_of(values, groups)
-    ends = max(low, min(over.low, over.mean - half)), min(high, max(over.high, over.mean + half))
+    ends = max(0.0, min(over.low, over.mean - half)), min(1.0, max(over.high, over.mean + half))
     return Interval(mean=over.mean, low=ends[0], high=ends[1], tasks=over.tasks)
 
 
@@ -155,8 +151,8 @@ def crossed_difference(before: Sequence[TaskMeans], after: Sequence[TaskMeans]) 
     return _half_of_two(first, second, *_over_tasks(mean_N, None, TAIL_PROBABILITY), TAIL_PROBABILITY, True)[0]
 
 
-def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None, tail: float = TAIL_PROBABILITY) -> float:
-    parts = VarianceParts.of(values)
+def _half_of(values: NDArray[np.float64], groups: Sequence[Hashable] | None) -> float:
+    parts, tail = VarianceParts.of(values), TAIL_PROBABILITY
     over, quantile = _over_tasks(_means(values), groups, tail)
     return crossed_half(parts.between_seeds, len(values) - 1, parts.chance, over, quantile, len(values), tail)
 

@@ -86,8 +86,8 @@ def squares(values: Iterable[float]) -> float:
 # --- Means of one evaluation: Gaffke's bounds
 
 
-def upper_bound(values: Sequence[float], tail: float = TAIL_PROBABILITY) -> float:
-    """Gaffke's upper bound of the mean: it lies below the mean with probability at most `tail`.
+def upper_bound(values: Sequence[float]) -> float:
+    """Gaffke's upper bound of the mean: it lies below the mean with probability at most `TAIL_PROBABILITY`.
 
     `values` are independent and within [0, 1]; nothing else is assumed of their distribution. With one more value
     z_{n+1} = 1 and weights w ~ Dirichlet(1, ..., 1), the bound is the 1 - tail quantile of sum_i w_i z_i. It never
@@ -100,7 +100,7 @@ def upper_bound(values: Sequence[float], tail: float = TAIL_PROBABILITY) -> floa
     low, high = float(places[0]), 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if chance_above(places, counts, middle) > tail:
+        if chance_above(places, counts, middle) > TAIL_PROBABILITY:
             low = middle
         else:
             high = middle
@@ -139,58 +139,40 @@ def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[
     return np.array(places), np.array([found[place] for place in places], np.float64)
 
 
-def mean_bounds(
-    values: Sequence[float], low: float, high: float, tail: float = TAIL_PROBABILITY
-) -> tuple[float, float]:
-    """Both ends of the 95 % interval of the mean of `values`, which lie within [low, high]: `tail` on either side."""
-    width = high - low
-    above = upper_bound([(value - low) / width for value in values], tail)
-    below = upper_bound([(high - value) / width for value in values], tail)
-    return high - width * below, low + width * above
+def mean_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Both ends of the 95 % interval of the mean of `values`, which lie within [0, 1]."""
+    return 1.0 - upper_bound([1.0 - value for value in values]), upper_bound(values)
 
 
-def clustered(
-    means: Sequence[float],
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    clusters: Sequence[Hashable] | None = None,
-    tail: float = TAIL_PROBABILITY,
-) -> Interval:
+def clustered(means: Sequence[float], *, clusters: Sequence[Hashable] | None = None) -> Interval:
     """95 % interval of the mean of per-task means. Tasks are independent; samples of one task are not.
 
-    The means lie within [low, high], and nothing else is assumed of them: these are Gaffke bounds (`mean_bounds`) with
+    The means lie within [0, 1], and nothing else is assumed of them: these are Gaffke bounds (`mean_bounds`) with
     2.5 % on either side, which never fall when a mean rises. If every mean is at an end of the scale, they are Clopper
-    and Pearson's over tasks: for n tasks that all failed, [0, 1 - 0.025^(1/n)]. A single task gives [low, high].
+    and Pearson's over tasks: for n tasks that all failed, [0, 1 - 0.025^(1/n)]. A single task gives [0, 1].
 
     With `clusters`, one for each task (its scene, its world, its product), the interval holds for new clusters: it also
     reaches as far as `cluster_error`; where all tasks are at one end of the scale, as far as Clopper and Pearson's over
-    clusters. A single cluster gives [low, high].
+    clusters. A single cluster gives [0, 1].
 
     Raises ScoreError without tasks.
-
-    Args:
-        means: [n], one for each task.
-        low: least value that a mean can have.
-        high: greatest value.
-        clusters: [n], the cluster of each task; None: tasks are independent.
     """
     count = len(means)
     if not count:
         raise ScoreError("there are no scored episodes to average")
     mean = fmean(means)
-    below, above = (low, high) if count == 1 else mean_bounds(means, low, high, tail)
+    below, above = (0.0, 1.0) if count == 1 else mean_bounds(means)
     if clusters is not None:
         sizes = Counter(clusters)
         if len(sizes) == 1:
-            below, above = low, high
+            below, above = 0.0, 1.0
         elif len(sizes) < count:
-            half = cluster_error(means, clusters, tail)
-            below, above = max(low, min(below, mean - half)), min(high, max(above, mean + half))
-            if len(set(means)) == 1 and means[0] in (low, high):
+            half = cluster_error(means, clusters)
+            below, above = max(0.0, min(below, mean - half)), min(1.0, max(above, mean + half))
+            if len(set(means)) == 1 and means[0] in (0.0, 1.0):
                 number = count**2 / sum(size**2 for size in sizes.values())
-                reach = (high - low) * (1 - tail ** (1 / number))
-                below, above = (low, max(above, low + reach)) if means[0] == low else (min(below, high - reach), high)
+                reach = 1 - TAIL_PROBABILITY ** (1 / number)
+                below, above = (0.0, max(above, reach)) if means[0] == 0.0 else (min(below, 1.0 - reach), 1.0)
     return Interval(mean=mean, low=below, high=above, tasks=count)
 
 
@@ -307,11 +289,11 @@ def t_quantile(p: float, degrees: float) -> float:
     return math.sqrt(degrees) * math.tan(angle)
 
 
-def _rule(step: float = 0.1, reach: float = 3.2) -> list[tuple[float, float]]:
+def _rule() -> list[tuple[float, float]]:
     """Places in (0, 1) and weights of an integral over [0, 1]: the trapezoidal rule in u, x = 1 / (1 + exp(-pi sinh u))
     (tanh-sinh), which converges exponentially, also where the integrand has no derivative at an end."""
-    found = []
-    for number in range(-round(reach / step), round(reach / step) + 1):
+    found, step = [], 0.1
+    for number in range(-32, 33):
         place = 1 / (1 + math.exp(-math.pi * math.sinh(number * step)))
         found.append((place, step * math.pi * math.cosh(number * step) * place * (1 - place)))
     return found

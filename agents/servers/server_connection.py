@@ -454,8 +454,6 @@ class WeightGroup(Protocol):
         """Blocks until all members have joined. Raises SyncError where they do not.
 
         Args:
-            address: of this machine, as the servers reach it.
-            port: a free one of this machine.
             world: number of members: this process, and all processes of all servers that hold weights.
             name: of the group; SGLang's servers may be in several.
             timeout: seconds for a member to join, and for each broadcast.

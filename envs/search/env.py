@@ -46,7 +46,6 @@ class SearchEnv(TextEnv):
             folder, or the URL of a retrieval server. A setting, not part of the task.
         rerank: orders the best 20 passages of every search again: `hf:FOLDER` of a cross-encoder, `coverage`, or a
             `Reranker`. A setting like the retriever.
-        topk: passages per search.
         max_searches: searches after which only an answer is possible; None: no limit.
         search_turns: turns in which a search is possible, whatever the agent does in them; in later ones only an answer
             is. None: all of them. `gym.make` takes one less than its `max_turns`, so that the last turn, Search-R1's

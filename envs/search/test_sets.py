@@ -39,7 +39,6 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
 
     Args:
         files: Search-R1's `test.parquet`, or a file for each set, as FlashRAG has them (`nq/test.jsonl`, `nq.jsonl`).
-        out: folder for the panels and question files.
 
     Raises:
         TaskError: a set has not the official number of questions, repeats an id, or there is none of these sets; or

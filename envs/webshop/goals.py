@@ -122,7 +122,6 @@ class Goals(LazySequence[Goal]):
             entries: all instructions of the catalog, in product order.
             prices: price of each product in dollars, float64 [N].
             rng: the generator from which the prices were drawn, as it is after that; it is advanced.
-            kind: whether instructions are `human` or `synthetic`.
             product: from a product's row to the product.
             order: what `shuffled` gives for the number of goals; None: it is computed.
         """

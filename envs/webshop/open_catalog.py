@@ -166,8 +166,7 @@ def build_folder(
     Args:
         folder: what `MappedCatalog` will read; a complete one that another process wrote meanwhile stays.
         products: gives the products in their order; it gets an empty folder that it may use until the last of them.
-        kind: whether their instructions are `human` or `synthetic`.
-        progress: called with (what, products done); None: nothing is reported.
+        progress: called with (what, products done).
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # beside the folder: a rename must not cross file systems

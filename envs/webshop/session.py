@@ -109,7 +109,6 @@ def play(
     """The state after one action; None if it changes nothing. As in the original, searches work on every page.
 
     Args:
-        quirks: which oddities of the original hold.
         parsed: verb and argument; None: no action was found.
         clickables: label on the page, in lower case -> what a click on it means.
         session: part of the page's address, in which Next and Prev look for the kind of page (`Quirks.url_routing`).
@@ -269,9 +268,7 @@ def page_of(
     """The page that `state` shows.
 
     Args:
-        shop: where the products of the page are looked up.
         session: the session's id, which is part of the page's address.
-        show_attributes: whether the product's own page has a button Attributes.
         endless_pages: whether Next is there on the last page of results, too (`Quirks.endless_pages`).
     """
     on_page = state.on_page if state.kind == "results" else ()

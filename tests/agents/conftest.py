@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers_of import bytes_alone
 from transformers import PreTrainedTokenizerFast
 
 from turngym.core.errors import EnvBackendError
@@ -133,11 +133,7 @@ class NoisyPolicy:
 
 def byte_tokenizer(template: str | None = CHATML, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
     """One token per byte plus the ChatML tokens: lossless, and its ids are easy to read back."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokenizer = bytes_alone(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, clean_up_tokenization_spaces=False)
     fast.chat_template = template
     return fast

@@ -46,19 +46,6 @@ class Full:
         return getattr(self.file, name)
 
 
-@pytest.mark.parametrize("room", [0, 1, 7, 19])
-def test_a_line_that_fails_is_not_in_the_file(room: int, tmp_path: Path) -> None:
-    lines = LineFile(tmp_path / "a")
-    assert lines.append(b"first line of twenty\n") == 0
-    whole = lines.file
-    lines.file = Full(whole, room)
-    with pytest.raises(OSError, match="No space left"):
-        lines.append(b"second line of twenty\n")
-    lines.file = whole
-    assert lines.append(b"third\n") == 21
-    assert (tmp_path / "a").read_bytes() == b"first line of twenty\nthird\n"
-
-
 def test_records_of_a_disk_that_was_full_for_a_moment(tmp_path: Path) -> None:
     recorder, told = TurnRecorder(tmp_path), []
     for number in range(8):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
 import lzma
 import struct
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Answer, JsonServer
 
 from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.gguf_model import check_lengths
-from turngym.agents.playing.timed_calls import attempt
-from turngym.core.episode import Status
 from turngym.core.http_client import BadReply, HttpClient
 from turngym.core.redaction import HeaderKeys
 from turngym.trainers.adapters.openenv import MakesRoom
@@ -26,29 +23,19 @@ from turngym.trainers.adapters.openenv import MakesRoom
 KEY = "sk-SECRETSECRETSECRETSECRETSECRET0123456789"
 
 
-class Echo(http.server.BaseHTTPRequestHandler):
+def echo(path: str, body: Any, headers: Mapping[str, str]) -> Answer:
     """Repeats the key behind as many letters as the path says, in a body or in the address of a redirect."""
-
-    def log_message(self, *args: Any) -> None: ...
-
-    def do_POST(self) -> None:
-        _, kind, count = self.path.split("/")
-        text = "x" * int(count) + self.headers["Authorization"].removeprefix("Bearer ")
-        body = json.dumps({"error": text, "content": [text]}).encode() if kind != "plain" else text.encode()
-        self.send_response(302 if kind == "redirect" else 200)
-        if kind == "redirect":
-            self.send_header("Location", f"http://127.0.0.1/{text}")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    _, kind, count = path.split("/")
+    text = "x" * int(count) + headers["Authorization"].removeprefix("Bearer ")
+    said = text.encode() if kind == "plain" else {"error": text, "content": [text]}
+    return Answer(said, 302, {"Location": f"http://127.0.0.1/{text}"}) if kind == "redirect" else Answer(said)
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    server = JsonServer(echo)
+    yield server.url
+    server.stop()
 
 
 @pytest.mark.parametrize("kind", ["json", "plain", "redirect"])
@@ -86,22 +73,6 @@ def test_what_a_model_answers_keeps_its_words(url: str) -> None:
         return reply.body.decode()
 
     assert json.loads(asyncio.run(ask()))["content"] == ["EMPTY"]
-
-
-class Panic(BaseException):
-    """What a library in Rust raises."""
-
-
-@pytest.mark.parametrize(
-    "error", [asyncio.CancelledError("x"), GeneratorExit(), Panic("rust"), SystemExit(3), KeyError(1)]
-)
-def test_whatever_an_environment_raises_is_the_status_of_an_episode(error: BaseException) -> None:
-    def step() -> None:
-        raise error
-
-    found = attempt(step)
-    assert type(error).__name__ in found.failure
-    assert found.status is Status.ERROR_ENV
 
 
 def test_a_small_result_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:

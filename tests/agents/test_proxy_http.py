@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import proxy_tools as tools
 import pytest
-from malformed import MALFORMED
 from proxy_http import Served
 
 from turngym.agents.proxy.app import create_app
@@ -22,7 +21,6 @@ from turngym.core.errors import TurngymError
 from turngym.scripts.serve_proxy import proxy_front
 
 user, until = tools.user, tools.until
-KEY = "sécret"
 JSON = {"Content-Type": "application/json"}
 PLAIN = httpx.Client(verify=False, timeout=20)  # without certificates, which take a client most of its time to load
 
@@ -89,15 +87,13 @@ def test_http_that_is_no_request(serve: Callable[..., Served]) -> None:
     assert "does not have the Responses API; send messages to POST /v1/chat/completions" in said["message"]
 
 
-def test_bodies_that_are_no_json(serve: Callable[..., Served]) -> None:
+def test_a_body_that_is_no_object(serve: Callable[..., Served]) -> None:
     served = serve()
-    for body in MALFORMED.values():
-        for path in ("/chat/completions", "/sessions/done"):
-            answer = served.http.post(path, content=body, headers=JSON)
-            assert answer.status_code == 400
-            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-            assert "\n" not in answer.json()["error"]["message"]
-    assert served.health()["turns"] == {"main": 0, "side": 0}
+    for path in ("/chat/completions", "/sessions/done"):
+        answer = served.http.post(path, content=b"[]", headers=JSON)
+        assert answer.status_code == 400
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert "the body is a list" in answer.json()["error"]["message"]
 
 
 def test_a_page_elsewhere_makes_no_turn(serve: Callable[..., Served]) -> None:
@@ -107,16 +103,6 @@ def test_a_page_elsewhere_makes_no_turn(serve: Callable[..., Served]) -> None:
     assert served.health()["turns"] == {"main": 0, "side": 0}
     own = served.server.url.removesuffix("/v1")
     assert served.post({"X-Session-Id": "a", "Origin": own}, messages=[user("hello")]).status_code == 200
-
-
-def test_a_wrong_key(serve: Callable[..., Served]) -> None:
-    served = serve(key=KEY)
-    for given in ("", "Bearer", "Bearer wrong", "Basic sécret", "Bearer sécret2", "sécret"):
-        answer = PLAIN.get(served.server.url + "/models", headers={"Authorization": given.encode()})
-        assert answer.status_code == 401
-        assert answer.json()["error"]["code"] == "invalid_api_key"
-    assert served.http.get("/models").status_code == 200
-    assert served.health()["status"] == "ok"
 
 
 def test_back_pressure(serve: Callable[..., Served]) -> None:

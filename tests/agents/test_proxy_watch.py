@@ -129,7 +129,8 @@ def test_routes_and_the_key(make_bench: Any) -> None:
         bench.service, keys=ClientKeys({"": "k"}), more_health=lambda: {"training": {"step": 3}}
     ).test_client()
     assert client.get("/watch").data == PAGE.read_bytes()
-    assert client.get("/metrics").status_code == 401
+    refused = client.get("/metrics")
+    assert (refused.status_code, refused.json["error"]["code"]) == (401, "invalid_api_key")
     found = client.get("/metrics", headers={"Authorization": "Bearer k"})
     assert found.content_type == "text/plain; version=0.0.4"
     assert "turngym_training_step 3\n" in found.data.decode()

@@ -189,14 +189,6 @@ def test_ids_that_are_not_scored_are_not_drawn(server: Any, opened: Any, process
         np.testing.assert_allclose(logp, among[one], rtol=1e-5)
 
 
-def test_a_full_context_is_no_request(server: Any, opened: Any) -> None:
-    policy = ServerPolicy(opened(server), vocabulary=VOCABULARY)
-    full, last = policy.generate([ask(*[5] * 64), ask(*[5] * 63, most=9, session="b", stream=(2,))])
-    assert (len(full.ids), full.finish) == (0, "length")
-    assert len(last.ids) == 1
-    assert [body["sampling_params"]["max_tokens"] for body in asked(server)] == [1]
-
-
 def test_the_deadline_aborts_and_keeps_what_was_drawn(server: Any, opened: Any) -> None:
     server.token_seconds = 0.05
     policy = ServerPolicy(opened(server, deadline=0.4), vocabulary=VOCABULARY)

@@ -236,28 +236,11 @@ def difference(wanted: Any, found: Any) -> str:
 
 def train_argv(out: Path) -> list[str]:
     world = load_world("alfworld")
-    argv = [
-        "train",
-        "opd",
-        "--student",
-        str(world.checkpoint("student")),
-        "--teacher",
-        str(world.checkpoint("teacher")),
-    ]
-    argv += [
-        "--out",
-        str(out),
-        "--steps",
-        str(STEPS),
-        "--episodes",
-        "4",
-        "--checkpoint-every",
-        "1",
-        "--eval-every",
-        "0",
-    ]
-    argv += ["--env-kwargs", '{"config": "small"}', "--max-turns", "8", "--optimizer.lr", "1e-3", "--threads", "1"]
-    return [*argv, "--no-tensorboard"]
+    argv = ["train", "opd", "--out", str(out), "--steps", str(STEPS), "--env-kwargs", '{"config": "small"}']
+    for role in ("student", "teacher"):
+        argv += [f"--{role}", str(world.checkpoint(role))]
+    argv += ["--episodes", "4", "--checkpoint-every", "1", "--eval-every", "0", "--max-turns", "8"]
+    return [*argv, "--optimizer.lr", "1e-3", "--threads", "1", "--no-tensorboard"]
 
 
 def server_argv(out: Path, port: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -18,8 +17,6 @@ import killed_work
 import numpy as np
 import pytest
 from damaged_files import Reading, Target, flip_target, judge
-from hostile_server import HEAD, MISCHIEF, Hostile, Send, hostile_server
-from killed_work import Done, Started
 
 from turngym.agents.proxy.turn_records import TurnRecorder, read_records
 from turngym.core.errors import TurngymError
@@ -153,92 +150,6 @@ def test_a_proxy_that_learns_is_killed_and_keeps_its_promises(tmp_path: Path) ->
     assert "not in the records: {" in said(without=told)
 
 
-@pytest.mark.parametrize(
-    ("open_sessions", "to_judge", "ready", "settled"),
-    [(0, 0, 7, True), (0, 0, 8, False), (1, 0, 0, False), (0, 1, 0, False)],
-)
-def test_when_a_proxy_has_settled(open_sessions: int, to_judge: int, ready: int, settled: bool) -> None:
-    training = {"to_judge": to_judge, "sessions_to_judge": 0, "ready_turns": ready}
-    body = json.dumps({"sessions": {"open": open_sessions}, "training": training}).encode()
-
-    def answer(hostile: Hostile, send: Send) -> None:
-        send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MISCHIEF, "settles", answer)
-        with hostile_server("settles") as server:
-            port = int(server.url.rpartition(":")[2])
-            assert killed_soak.has_settled(port) == settled
-    assert not killed_soak.has_settled(port)  # nobody is there
-
-
-def test_what_a_soak_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calm: dict[str, Any] = {"training": [[[1, 0.5]], "abc"], "client": [["a", [True, ["look"]]]], "server": []}
-    ill = Done(2, "no checkpoint")
-    all_well = dict.fromkeys(("training", "client", "server"), Done(0, ""))
-    ended = iter([all_well, all_well, {**all_well, "training": ill}])
-    found = iter([calm, {**calm, "training": [[[1, 0.5]], "abd"]}, {**calm, "training": [], "server": ["line 3"]}])
-    asked: list[tuple[int, float]] = []
-
-    def run_round(argv: dict[str, list[str]], kills: int, pause: float, rng: np.random.Generator) -> object:
-        Path(argv["training"][argv["training"].index("--out") + 1]).mkdir(parents=True)
-        asked.append((kills, pause))
-        return next(ended), 60.0
-
-    monkeypatch.setattr(killed_soak, "run_round", run_round)
-    monkeypatch.setattr(killed_soak, "outcome", lambda place: next(found))
-    (tally,) = killed_soak.soak(tmp_path, 10, seed=0)
-    assert asked == [(0, 0.0), (8, 7.5), (2, 7.5)]
-    expected = {"killed": 10, "differs": 1, "client equal": 2, "records whole": 2, "cannot go on": 1, "damaged": 1}
-    assert (tally.outcomes, tally.failures) == (expected, 3)
-    assert "round 1, training" in tally.notes[0]
-    assert "no checkpoint" in tally.notes[1]
-
-
-@pytest.mark.parametrize(("status", "kept"), [(0, 0), (143, 0), (-15, 0), (1, 1), (-9, -9)])
-def test_a_server_may_be_asked_to_end_while_it_starts(status: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Process:
-        def __init__(self, words: list[str]) -> None:
-            self.words = words
-
-        def over(self) -> bool:
-            return self.words != ["serve"]
-
-        def end(self) -> Done:
-            return Done(0, "")
-
-        def terminate(self, seconds: float) -> Done:
-            return Done(status, "stopped")
-
-    monkeypatch.setattr(killed_soak, "Started", Process)
-    argv = {"training": ["train"], "client": ["eval"], "server": ["serve"]}
-    ended, _ = killed_soak.run_round(argv, 0, 0.0, np.random.default_rng(0))
-    assert ended["server"] == Done(kept, "stopped")
-
-
-def test_what_a_soak_of_a_learning_proxy_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = iter([[], ["lost", "twice"], []])
-
-    def learning_round(place: Path, kills: int, pause: float, rng: np.random.Generator) -> object:
-        place.mkdir(parents=True)
-        return next(broken), 40.0 if pause == 0.0 else 0.0
-
-    monkeypatch.setattr(killed_soak, "learning_round", learning_round)
-    (tally,) = killed_soak.learning_soak(tmp_path, 9, seed=0)
-    assert (tally.outcomes, tally.failures) == ({"killed": 9, "held": 2, "broken": 1}, 1)
-    assert tally.notes == ["kill -9 while a proxy learns: broken: round 1: lost; twice"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_run_goes_on_or_begins_anew(tmp_path: Path) -> None:
-    argv = ["train", "opd", "--out", str(tmp_path / "run")]
-    (tmp_path / "run").mkdir()
-    assert killed_soak.again(argv) == argv
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "run" / "checkpoints" / "step_000001").mkdir(parents=True)
-    assert killed_soak.again(argv) == [*argv, "--resume"]
-
-
 @pytest.mark.long
 def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
@@ -246,60 +157,6 @@ def test_a_second_writer_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("turngym.agents.proxy.turn_records.locked_file", lambda path: nullcontext())
     (tmp_path / "b").mkdir()
     assert killed_work.SECOND_STARTS["proxy records"](tmp_path / "b") == ("both wrote", "")
-
-
-@pytest.mark.parametrize(
-    ("stopped", "done", "wrote", "outcome"),
-    [
-        (True, Done(2, "t.jsonl is in use by process 7 on here"), False, "turned away"),
-        (True, Done(2, "t.jsonl is in use by process 7 on here"), True, "touched"),
-        (True, Done(0, ""), True, "both wrote"),
-        (True, Done(1, "Traceback (most recent call last): is in use by process 7"), False, "traceback"),
-        (False, Done(0, ""), True, "had ended"),
-    ],
-)
-def test_outcomes_of_a_second_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, done: Done, wrote: bool, outcome: str
-) -> None:
-    seen: list[list[str]] = []
-
-    class Fake:
-        def __init__(self, argv: list[str]) -> None:
-            seen.append(argv)
-
-        def over(self) -> bool:
-            return True
-
-        def stop(self) -> bool:
-            return stopped
-
-        def end(self, seconds: float) -> Done:
-            if wrote:
-                (tmp_path / "more").write_text("x")
-            return done
-
-        def kill(self) -> None:
-            seen.append(["killed"])
-
-    monkeypatch.setattr(killed_work, "Started", Fake)
-    found, note = killed_work.SECOND_STARTS["trace"](tmp_path)
-    assert found == outcome
-    assert ("more" in note) == (outcome == "touched")
-    assert seen[-1] == ["killed"]
-    assert [argv[-1] for argv in seen[1:-1]] == ["--append"] * stopped
-
-
-@pytest.mark.long
-def test_a_process_is_stopped_and_killed(tmp_path: Path) -> None:
-    """And what it writes to standard error is told."""
-    process = Started(["serve", "webshop", "--profile", "embedded-small", "--port", "0", "--out", str(tmp_path / "o")])
-    assert process.stop()
-    process.kill()
-    assert process.over()
-    assert not process.stop()
-    done = Started(["panel", "show", "nothing-like-it"]).end(120)
-    assert done.returncode == 2
-    assert "nothing-like-it" in done.stderr
 
 
 @pytest.mark.long

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import threading
 import time
 import traceback
 import tracemalloc
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 import pytest
 from hostile_server import CALLS, HEAD, MISCHIEF, bomb, hostile_server
+from servers import Answer, JsonServer
 from sglang_fake import VOCABULARY, draw_of, score_of
 
 from turngym.agents.servers.sglang_dialect import SglangDialect
@@ -106,23 +105,14 @@ def test_an_answer_of_scores_may_be_as_long_as_what_was_asked_for() -> None:
 def test_what_an_answer_sets_is_sent_with_no_other_request() -> None:
     asked: list[str | None] = []
 
-    class Baker(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.headers.get("Cookie"))
-            self.send_response(200)
-            self.send_header("Set-Cookie", "id=1; Path=/; Max-Age=9999")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def bake(path: str, body: Any, headers: Any) -> Answer:
+        asked.append(headers.get("Cookie"))
+        return Answer(headers={"Set-Cookie": "id=1; Path=/; Max-Age=9999"})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    loop, http = LoopThread("test"), HttpClient()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Baker) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for _ in range(2):
-            loop.run(http.send("GET", f"http://127.0.0.1:{server.server_port}/", seconds=20.0, limit=100))
-        server.shutdown()
+    loop, http, server = LoopThread("test"), HttpClient(), JsonServer(bake)
+    for _ in range(2):
+        loop.run(http.send("GET", server.url, seconds=20.0, limit=100))
+    server.stop()
     loop.run(http.close())
     loop.close()
     assert asked == [None, None]

@@ -145,13 +145,6 @@ def test_numpy_scalars_and_lone_surrogates_are_written() -> None:
     assert (back.seed, back.success, back.episode_return, back.turns[0].response) == (4, True, 0.5, "\ud800")
 
 
-def test_each_episode_is_on_disk_at_once(tmp_path: Path) -> None:
-    writer = TraceWriter(tmp_path / "t.jsonl")
-    writer.write(episode(sample=7))
-    assert [item.sample for item in read_trace(tmp_path / "t.jsonl")[0]] == [7]
-    writer.close()
-
-
 def test_a_torn_line_is_reported_and_later_episodes_survive(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     lines = [episode_to_json(episode(sample=sample)) for sample in range(3)]

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bench_proxy
 import faults
 import pytest
 import words as word_counts
@@ -412,9 +411,8 @@ def test_every_verb_explains_itself_and_options_in_the_text_exist(
         said = capsys.readouterr().out
         assert (status, "usage" in said) == (0, True), words
         text += said
-    for program in (faults, bench_proxy):
-        with contextlib.suppress(SystemExit):
-            program.main(["--help"])
+    with contextlib.suppress(SystemExit):
+        faults.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*\w", text + capsys.readouterr().out)) | OF_OTHERS
     known |= {f"--{name.replace('_', '-')}" for name in settings}
     known |= {name.replace("--no-", "--") for name in known} | {name.replace("--", "--no-", 1) for name in known}

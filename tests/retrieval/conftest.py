@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from servers import Answer, JsonServer
 
 from turngym.retrieval.core import Hit, Passage, Retriever
 
@@ -52,53 +52,24 @@ Reply = tuple[int, str, bytes]
 """Status, content type, body."""
 
 
-class CannedServer:
+class CannedServer(JsonServer):
     """Answers each POST with what `answer(path, body)` returns and records what was asked; GETs are 404 unless told."""
 
-    def __init__(self, answer: Callable[[str, bytes], Reply]) -> None:
-        self.asked: list[tuple[str, bytes]] = []
+    def __init__(self, answer: Callable[[str, Any], Reply]) -> None:
+        self.asked: list[tuple[str, Any]] = []
         self.pages: dict[str, Reply] = {}
         self.headers: dict[str, str] = {}
-        canned = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        def reply(path: str, body: Any, headers: Any) -> Answer:
+            if body is None:
+                status, kind, said = self.pages.get(path, (404, "application/json", b'{"detail":"Not Found"}'))
+            else:
+                self.asked.append((path, body))
+                status, kind, said = answer(path, body)
+            return Answer(said, status, {"Content-Type": kind, **self.headers})
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                canned.asked.append((self.path, body))
-                self.reply(answer(self.path, body))
-
-            def do_GET(self) -> None:
-                missing = (404, "application/json", b'{"detail":"Not Found"}')
-                self.reply(canned.pages.get(self.path, missing))
-
-            def reply(self, reply: Reply) -> None:
-                status, kind, body = reply
-                self.send_response(status)
-                for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **canned.headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *args: Any) -> None:
-                """A client that has given up is what some tests are about."""
-
-        self._server = Quiet(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/retrieve"
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(reply)
+        self.url += "/retrieve"
 
 
 @pytest.fixture
@@ -107,11 +78,11 @@ def echo() -> EchoRetriever:
 
 
 @pytest.fixture
-def canned() -> Iterator[Callable[[Callable[[str, bytes], Reply]], CannedServer]]:
+def canned() -> Iterator[Callable[[Callable[[str, Any], Reply]], CannedServer]]:
     """Start servers that answer POSTs by a function."""
     servers: list[CannedServer] = []
 
-    def start(answer: Callable[[str, bytes], Reply]) -> CannedServer:
+    def start(answer: Callable[[str, Any], Reply]) -> CannedServer:
         servers.append(CannedServer(answer))
         return servers[-1]
 

@@ -22,14 +22,13 @@ from turngym.retrieval.corpus import CorpusError
 from turngym.retrieval.http_format import FINGERPRINT_HEADER, WireError, normalize, read_reply
 from turngym.retrieval.http_retriever import Breaker, HttpRetriever
 
-Canned = Callable[[Callable[[str, bytes], Any]], Any]
+Canned = Callable[[Callable[[str, Any], Any]], Any]
 JSON = "application/json"
 HTML = (500, "text/html", b"<html><body><h1>Internal Server Error</h1></body></html>")
 
 
-def good(path: str, body: bytes) -> Any:
+def good(path: str, asked: Any) -> Any:
     """Two documents per query, ours or the original's: the forms are the same."""
-    asked = json.loads(body)
     rows = [
         [{"document": {"id": f"{q}-{n}", "contents": f'"T {q}"\ntext {n}'}, "score": 2.0 - n} for n in range(2)]
         for q in asked["queries"]
@@ -74,8 +73,7 @@ class OriginalServer:
     def __init__(self, rows: list[int], scores: list[float]) -> None:
         self.rows, self.scores = rows, scores
 
-    def __call__(self, path: str, body: bytes) -> Any:
-        request = json.loads(body)
+    def __call__(self, path: str, request: Any) -> Any:
         k = request["topk"] or 3
         results = [[self.documents[row] for row in self.rows[:k]] for _ in request["queries"]]
         scores = [self.scores[:k] for _ in request["queries"]]
@@ -97,7 +95,7 @@ def test_our_client_and_an_original_server(canned: Canned, client: Any) -> None:
         assert shown(retriever.search(queries, 3)) == [
             [("2", "Title 2", "Text 2.", 0.9), ("0", "Title 0", "Text 0.", 0.8), ("1", "Title 1", "Text 1.", 0.7)]
         ] * len(queries)
-    assert server.asked[0] == ("/retrieve", b'{"queries": ["a"], "topk": 3, "return_scores": true}')
+    assert server.asked[0] == ("/retrieve", {"queries": ["a"], "topk": 3, "return_scores": True})
     assert retriever.fingerprint == f"url:{server.url}"
 
 
@@ -152,56 +150,13 @@ def test_a_score_may_only_be_missing_everywhere(place: int, change: str) -> None
         read_reply(json.dumps(reply).encode(), 2, 3)
 
 
-def every_value(field: str, value: Any) -> dict[str, Any]:
-    """A good reply in which one field has another value."""
-    document: dict[str, Any] = {"id": "1", "contents": '"T"\nx'}
-    entry: dict[str, Any] = {"document": document, "score": 1.0}
-    row: list[Any] = [entry]
-    reply: dict[str, Any] = {"result": [row]}
-    holder = {"id": document, "contents": document, "title": document, "text": document}
-    if field in ("title", "text"):
-        document.pop("contents")
-        document["text"] = "x"
-    if field in holder:
-        holder[field][field] = value
-    elif field == "row":
-        reply["result"] = [value]
-    elif field == "entry":
-        row[0] = value
-    elif field == "result":
-        reply["result"] = value
-    else:
-        entry[field] = value
-    return reply
-
-
-KINDS: list[Any] = [
-    *(None, True, False, 0, 1, -1.5, 10**400, math.nan, math.inf, "", " ", "x", "1", "\ud800", "a\0b", "x" * 5000),
-    *([], [None], ["x"], [[]], [{}], {}, {"id": {}}, {"document": []}, {"contents": 1}),
-]
-
-
-@pytest.mark.parametrize("field", ["result", "row", "entry", "document", "score", "id", "contents", "title", "text"])
-def test_every_kind_of_value_in_a_reply_is_read_or_refused(field: str) -> None:
-    for value in KINDS:
-        body = json.dumps(every_value(field, value)).encode()
-        try:
-            (hits,) = read_reply(body, 1, 3)
-        except (WireError, CorpusError):
-            continue
-        for hit in hits:
-            assert math.isfinite(hit.score)
-            assert hit.passage.id.encode()
-            assert hit.passage.contents.encode()
-
-
 def test_a_reply_of_very_many_values_is_refused_before_they_are_made() -> None:
     with pytest.raises(WireError, match="more than 2,000,000 values"):
         read_reply(b'{"result": [[' + b"[]," * 3_000_000 + b"[]]]}", 1, 3)
 
 
 def test_a_server_that_ignores_topk_is_cut() -> None:
-    assert len(read_reply(good("", b'{"queries": ["a"]}')[2], 1, 1)[0]) == 1
+    assert len(read_reply(good("", {"queries": ["a"]})[2], 1, 1)[0]) == 1
 
 
 ENTRY = '{"document":{"id":"1","contents":"\\"T\\"\\nx"},"score":%s}'
@@ -252,7 +207,7 @@ def test_a_busy_server_says_how_long(status: int) -> None:
     def answer(path: str, body: Any, headers: Any) -> Answer:
         if waits:
             return Answer({}, status, {"Retry-After": waits.pop()})
-        return Answer(good(path, json.dumps(body).encode())[2])
+        return Answer(good(path, body)[2])
 
     server = JsonServer(answer)
     retriever = HttpRetriever(server.url, sleep=slept.append, deadline=20.0)
@@ -352,7 +307,7 @@ def test_answers_are_remembered_and_large_requests_split(canned: Canned, client:
     retriever = client(server.url, chunk=2)
     found = retriever.search(["a", "b", " a ", "c"], 2)
     assert [hits[0].passage.id for hits in found] == ["a-0", "b-0", "a-0", "c-0"]
-    assert [json.loads(body)["queries"] for _, body in server.asked] == [["a", "b"], ["c"]]
+    assert [body["queries"] for _, body in server.asked] == [["a", "b"], ["c"]]
     found[0].clear()
     assert len(retriever.search(["a"], 2)[0]) == 2
     assert len(server.asked) == 2

@@ -79,6 +79,9 @@ def test_gzip_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
         ({"id": "a\0b", "contents": "a"}, ["line 2", "NUL"]),
         ("{'id': 1}", ["line 2", "not JSON", "{'id': 1}"]),
         ('{"id": 1, "contents": "\\ud800x"}', ["line 2", "\\ud800", "character 0"]),
+        ('{"id": "\\ud800", "contents": "a"}', ["line 2", "the id has half a surrogate pair"]),
+        ({"id": "x9", "title": 3, "text": "a"}, ["line 2", "title of row 'x9' is 3"]),
+        ({"id": "x9", "title": "a", "text": []}, ["line 2", "text of row 'x9' is []"]),
         ("[" * 100_000, ["line 2", "not JSON"]),
     ],
 )

@@ -435,13 +435,6 @@ def test_whichever_byte_of_the_passages_flips_one_passage_is_refused_and_verify_
     assert opened > 10
 
 
-def test_a_changed_digit_in_the_manifest_is_refused(built: Path, tmp_path: Path) -> None:
-    path = damaged(built, tmp_path) / "manifest.json"
-    path.write_text(path.read_text().replace('"passages": ', '"passages": 1'))
-    with pytest.raises(IndexFolderError, match="its checksum differs"):
-        read_manifest(path.parent)
-
-
 def test_names_of_retrievers(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match=r"did you mean bm25:c\.jsonl"):
         open_retriever("bm52:c.jsonl")

@@ -90,19 +90,8 @@ def test_a_model_is_trained_and_played(mac: dict[str, str], tmp_path: Path) -> N
     from turngym.agents import load_world
 
     student, teacher = (str(load_world("alfworld").checkpoint(role)) for role in ("student", "teacher"))
-    words = [
-        "--env",
-        "turngym/ALFWorld-v0",
-        "--split",
-        "generated",
-        "--max-turns",
-        "3",
-        "--steps",
-        "1",
-        "--threads",
-        "1",
-    ]
-    words += ["--episodes", "2", "--max-new-tokens", "8", "--eval-every", "0", "--out", "run"]
+    words = ["--env", "turngym/ALFWorld-v0", "--split", "generated", "--max-turns", "3", "--steps", "1"]
+    words += ["--threads", "1", "--episodes", "2", "--max-new-tokens", "8", "--eval-every", "0", "--out", "run"]
     run(mac, tmp_path, "-m", "turngym", "train", "opd", "--student", student, "--teacher", teacher, *words)
     played = ["--agent", f"model:{tmp_path}/run/checkpoints/step_000001/model", "--limit", "2", "--samples", "1"]
     played += ["--max-turns", "2", "--panel", "alfworld-quickstart", "--threads", "1"]

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers_of import bytes_alone
 from transformers import PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).parent / "families"
@@ -38,13 +38,9 @@ ENDS = ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "<|end_of_tex
 def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes with the family's markers as special tokens and its chat template."""
     template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
     markers = sorted(set(MARKER.findall(template)))
     end = next((end for end in ENDS if end in markers), "</s>")
-    tokenizer.add_special_tokens(["<s>", end, *markers])
+    tokenizer = bytes_alone(["<s>", end, *markers])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token=end)
     fast.chat_template = template
     return fast

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -50,6 +50,16 @@ def byte_level(pattern: str | None = GPT2, *, prefix: bool = False, **more: Any)
     split = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
     found.pre_tokenizer = pre_tokenizers.Sequence([*split, level])
     found.decoder = decoders.ByteLevel()
+    return found
+
+
+def bytes_alone(specials: Sequence[str | AddedToken], letters: int = 1) -> Tokenizer:
+    """One token per byte, lossless, and then `specials`; with `letters` -1 the bytes backwards."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[::letters]
+    found = Tokenizer(_bpe(alphabet, []))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.decoder = decoders.ByteLevel()
+    found.add_special_tokens([*specials])
     return found
 
 

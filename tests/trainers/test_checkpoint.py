@@ -106,22 +106,12 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
     assert snapshot(tmp_path / "run") == before
 
 
-def test_another_model_and_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_another_model_is_refused(tmp_path: Path) -> None:
     made = toy.trainer(tmp_path / "run", steps=1)
     made.train()
     wide = toy.tiny_qwen3(toy.VOCAB, width=48, layers=2, heads=4)
     with pytest.raises(CheckpointError, match="does not fit this model"):
         replace(made, model=wide).train(resume=True)
-    newest = list_checkpoints(tmp_path / "run")[-1]
-    weights = newest / "model" / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:1000])
-    with pytest.raises(CheckpointError, match="damaged"):
-        toy.trainer(tmp_path / "run", steps=1).train(resume=True)
-    weights.write_bytes(whole)
-    (newest / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"state\.json"):
-        toy.trainer(tmp_path / "run", steps=1).train(resume=True)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

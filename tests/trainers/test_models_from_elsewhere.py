@@ -17,8 +17,8 @@ import transformers
 from engine_requests import request, tiny
 from sglang_model import ModelServer
 from tiny_runs import break_off, command, save_tiny
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import AddedToken
+from tokenizers_of import bytes_alone
 
 from turngym.agents.local_engine.engine import LocalEngine, pack_engine, unpack_engine
 from turngym.agents.models import load_model, load_tokenizer
@@ -241,11 +241,7 @@ CONTROLS = ("<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
 
 def chat_tokenizer(controls: Sequence[str], letters: int = 1) -> Any:
     """The bytes as letters, backwards with -1, and then the control tokens in this order."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[::letters]
-    made = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
+    made = bytes_alone([AddedToken(text, special=True, normalized=False) for text in controls], letters)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|pad|>")
     tokenizer.chat_template = (
         "{%- for m in messages -%}{{- '<|assistant|>' if m.role == 'assistant' else '<|user|>' -}}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import loo
 import numpy as np
-import outside
 import pytest
 import torch
 from late import late
@@ -37,12 +37,12 @@ QUIET: dict[str, Any] = {"tensorboard": False, "eval_every": 0, "progress": Fals
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with an algorithm, installed with an entry point: `my_loo:LOO`, also called `loo`."""
-    shutil.copy(Path(__file__).with_name("outside.py"), tmp_path / "my_loo.py")
+    """The example's algorithm as a package, installed with an entry point: `my_loo:ALGORITHM`, also called `loo`."""
+    shutil.copy(loo.__file__, tmp_path / "my_loo.py")
     info = tmp_path / "my_loo-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-loo\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turngym.algorithms]\nloo = my_loo:LOO\n")
+    (info / "entry_points.txt").write_text("[turngym.algorithms]\nloo = my_loo:ALGORITHM\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_is_refused_in_a_line() -> None:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize("name", late(("loo", "my_loo:LOO"), "loo"))
+@pytest.mark.parametrize("name", late(("loo", "my_loo:ALGORITHM"), "loo"))
 def test_an_algorithm_of_another_package(
     name: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,8 +123,8 @@ def test_an_algorithm_of_another_package(
     with pytest.raises(SystemExit):
         verb.parse([name, "--help"])
     text = capsys.readouterr().out
-    assert "--loo.clip 5" in text
-    assert "Most that an importance ratio counts" in text
+    assert "--loo.cap 2" in text
+    assert "Largest importance weight" in text
     with pytest.raises(TurngymError, match=r"It belongs to grpo\."):
         verb.parse([name, "--student", "s", "--out", "o", "--grpo.n", "3"])
     out = tmp_path / "run"
@@ -133,11 +133,10 @@ def test_an_algorithm_of_another_package(
     words += ["--optimizer.minibatches", "2", "--env-kwargs", '{"on_invalid": "noop"}']
     assert verb.main([name, *words, "--out", str(out)]) == 0
     rows = untimed(out)
-    assert [row["token/one"] for row in rows] == [1.0, 1.0]
-    assert all(0.0 < row["token/place"] < 3.0 for row in rows)  # the batch's episodes are numbered 0 to 3
-    assert all(row["reward/mean"] == pytest.approx(row["turns_mean"]) for row in rows)
+    assert [row["token/baseline"] for row in rows] == pytest.approx([row["reward/mean"] for row in rows])
+    assert all(0.0 <= row["token/capped"] <= 1.0 for row in rows)
     assert all(known_metric(column) for row in rows for column in row)
-    assert at(read_toml(out / "config.toml"), "method.loo") == {"n": 2, "clip": 5.0}
+    assert at(read_toml(out / "config.toml"), "method.loo") == {"n": 2, "cap": 2.0}
     verb.main(["--config", str(out / "config.toml"), "--out", str(tmp_path / "again")])
     assert untimed(tmp_path / "again") == rows
 
@@ -146,9 +145,9 @@ def test_an_algorithm_of_another_package(
 def test_names_that_stand_for_no_algorithm() -> None:
     for name, text in (
         ("lo", r"unknown algorithm 'lo'.*loo.*Did you mean"),
-        ("my_loo:LO", r"my_loo has no 'LO'.*Did you mean 'LOO'"),
+        ("my_loo:ALGORITHMS", r"my_loo has no 'ALGORITHMS'.*Did you mean 'ALGORITHM'"),
         ("my_loo:build", "is function; valid: an AlgorithmSpec"),
-        ("no_such_package:LOO", "cannot import 'no_such_package'"),
+        ("no_such_package:ALGORITHM", "cannot import 'no_such_package'"),
     ):
         with pytest.raises(TurngymError, match=text):
             find_algorithm(name)
@@ -157,15 +156,15 @@ def test_names_that_stand_for_no_algorithm() -> None:
 def of_mine(**changes: Any) -> AlgorithmSpec:
     """The other package's algorithm with other parts: those of the spec, or of what it builds."""
     own = {name: changes.pop(name) for name in [*changes] if name in AlgorithmSpec.__dataclass_fields__}
-    build = own.pop("build", lambda config, context: replace(outside.build(config, context), **changes))
-    return replace(outside.LOO, build=build, **own)
+    build = own.pop("build", lambda config, context: replace(loo.build(config, context), **{"group": 4} | changes))
+    return replace(loo.ALGORITHM, build=build, **own)
 
 
 def of_advantage(make: Callable[[int], Any]) -> AlgorithmSpec:
     """The other package's algorithm with the advantages that `make` makes of the number of tokens."""
 
     def target_fn(batch: Any, episodes: Any, scorers: Any) -> Targets:
-        return Targets(advantage_N=make(batch.tokens), extra={"place": np.zeros(batch.tokens, np.float32)})
+        return Targets(advantage_N=make(batch.tokens), extra={"baseline": np.zeros(batch.tokens, np.float32)})
 
     return of_mine(target_fn=target_fn)
 
@@ -175,7 +174,7 @@ def of_log(log: Any) -> AlgorithmSpec:
 
     def target_fn(batch: Any, episodes: Any, scorers: Any) -> Targets:
         zeros = np.zeros(batch.tokens, np.float32)
-        return Targets(advantage_N=zeros, extra={"place": zeros}, log=log)
+        return Targets(advantage_N=zeros, extra={"baseline": zeros}, log=log)
 
     return of_mine(target_fn=target_fn)
 
@@ -216,7 +215,7 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
     ("spec", "said"),
     some_quickly(
         [
-            (of_mine(uses=["teacher"]), r"'outside:MINE': its uses are \['teacher'\]; valid: a frozenset of teacher"),
+            (of_mine(uses=["teacher"]), r"'loo:MINE': its uses are \['teacher'\]; valid: a frozenset of teacher"),
             (of_mine(config=int), "its config is .*int.*; valid: a Spec"),
             (of_mine(build=lambda config, context: None), "loo: its build returned NoneType; valid: an Algorithm"),
             (of_mine(build=broken), "loo: its build failed: ZeroDivisionError: division by zero"),
@@ -261,19 +260,19 @@ def some_quickly(rows: list[tuple[AlgorithmSpec, str]]) -> list[Any]:
 def test_a_part_that_does_not_fit_is_named(
     spec: AlgorithmSpec, said: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "MINE", spec, raising=False)
-    monkeypatch.setitem(sys.modules, "outside", outside)
+    monkeypatch.setattr(loo, "MINE", spec, raising=False)
+    monkeypatch.setitem(sys.modules, "loo", loo)
     with pytest.raises(TurngymError, match=said):
-        train("outside:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
+        train("loo:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
 
 
 def test_a_loss_may_measure_one_form_of_the_divergence_alone(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = of_loss(lambda logp: TokenLosses(loss_n=-logp, diagnostics={"kl_bin": logp.detach()}))
-    monkeypatch.setattr(outside, "MINE", spec, raising=False)
-    monkeypatch.setitem(sys.modules, "outside", outside)
-    train("outside:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
+    monkeypatch.setattr(loo, "MINE", spec, raising=False)
+    monkeypatch.setitem(sys.modules, "loo", loo)
+    train("loo:MINE", student=models / "student", out=tmp_path / "run", **(SMALL_RUN | QUIET))
     (row, *_) = untimed(tmp_path / "run")
     assert row["kl_bin"] < 0
     assert row["kl_raw"] is None
@@ -306,11 +305,11 @@ def test_a_row_that_could_not_be_read_is_not_written(value: Any, read: Any, tmp_
 def test_a_run_whose_updates_are_all_dropped_says_so(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(outside, "MINE", of_advantage(lambda n: np.full(n, np.nan, np.float32)), raising=False)
-    monkeypatch.setitem(sys.modules, "outside", outside)
+    monkeypatch.setattr(loo, "MINE", of_advantage(lambda n: np.full(n, np.nan, np.float32)), raising=False)
+    monkeypatch.setitem(sys.modules, "loo", loo)
     words = ["--student", str(models / "student"), "--episodes", "4", "--max-turns", "3", "--steps", "1"]
     words += ["--eval-every", "0", "--no-tensorboard", "--device", "cpu", "--threads", "1"]
-    assert verb.main(["outside:MINE", *words, "--out", str(tmp_path / "run")]) == 0
+    assert verb.main(["loo:MINE", *words, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr()
     assert "1 steps in" in said.out
     assert "none of which made an update" in said.out

@@ -50,16 +50,8 @@ def test_a_run_is_not_resumed_with_another_scoring(
     words = [*command(tmp_path, tmp_path / "run", "grpo"), "--env", "turngym/WebShop-v0", "--data", str(data)]
     words = [word for place, word in enumerate(words) if "--teacher" not in words[max(0, place - 1) : place + 1]]
     words += ["--env-kwargs", '{"profile": "full-synthetic"}', "--split", "train", "--grpo.n", "2"]
-    words += [
-        "--panel",
-        str(write_panel(panel, tmp_path)),
-        "--eval-limit",
-        "2",
-        "--eval-samples",
-        "1",
-        "--workers",
-        "0",
-    ]
+    words += ["--panel", str(write_panel(panel, tmp_path)), "--eval-limit", "2", "--eval-samples", "1"]
+    words += ["--workers", "0"]
     assert main(["train", *words[1:], "--steps", "1"]) == 0
     # a line of the terminal is as wide as it is
     said = " ".join(capsys.readouterr().err.split())

@@ -150,13 +150,6 @@ def prompt_row(task: Task, system: str, observation: str, *, index: int, seed: i
     """One row: `prompt` is what the policy reads first; `task_id`, `seed` and `agent_name` are for our agent loop.
 
     The reward comes from the environment; `ground_truth` names the task for those who look it up.
-
-    Args:
-        task: what our agent loop is to play.
-        system: system message of the student; empty for none.
-        observation: what the environment shows first.
-        index: number of the row in its data set.
-        seed: of the episode.
     """
     said = [("system", system)] if system else []
     return {

@@ -131,7 +131,6 @@ def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: 
 
     Args:
         sample: slime's, changed in place and returned.
-        episode: what was played for it.
         weight_versions: of the server, one for each response.
         aborted: whether slime broke the generation off; the sample then has no reward yet.
     """

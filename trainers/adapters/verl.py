@@ -100,8 +100,6 @@ def server_params(base: dict[str, Any], request: GenerateRequest, room: int, eng
     """verl's sampling parameters for one turn: at most `room` tokens, and where a response ends.
 
     Args:
-        base: sampling parameters as verl gives them.
-        request: our request for the turn.
         room: tokens left in the response, over all turns.
         engine: sglang, vllm, or another server, which gets no stop texts.
     """

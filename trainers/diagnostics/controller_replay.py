@@ -65,7 +65,6 @@ class ControllerReplay:
     were measured; `hbar_B` is Hbar at the last step of each bin.
 
     Args:
-        config: settings of the controller.
         bins: last steps of bins; None: none.
         name: what differs in the settings from the run's own.
     """

@@ -60,11 +60,7 @@ class Training:
     """One trainer on one proxy's sessions. What an earlier process left unused is taken in when it is made.
 
     Args:
-        service: the proxy, which hands over sessions that have ended.
-        serving: what answers, and gets the new weights.
         judge: None for an algorithm that asks none.
-        algorithm: what is learned.
-        config: the options of the proxy.
         step: last step that an earlier process finished; 0 for a new run.
         resume: whether training continues from a checkpoint in the run's folder.
     """

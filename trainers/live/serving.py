@@ -97,10 +97,7 @@ def open_engine(
 
     Args:
         config: names what answers and how weights get there.
-        model: the student that learns.
-        tokenizer: the student's.
         max_length: context limit in ids; None: the model's own.
-        batch: most requests that are generated together.
         vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
     """
     kind = _kind(config, model)

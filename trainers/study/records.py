@@ -140,10 +140,6 @@ def record_of_run(
     evaluation is missing.
 
     Args:
-        folder: of the run.
-        settings: as in a `Record`.
-        game: as in a `Record`.
-        trained: whether it is a training run.
         strict: False for a report of any run: an evaluation without a trace is one task, `WHOLE`, and sums by turn,
             which take memory, are left out.
         named: what a record is called by: world, method, group, about, seed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -93,6 +92,7 @@ def without(key: str) -> dict[str, Any]:
         (item(customization_options={"Color": ["red"]}), "customization_options"),
         (item(pricing="from 3 to 4"), "pricing is 'from 3 to 4'"),
         (item(pricing=12.5), "pricing is 12.5"),
+        *((item(pricing=text), f"pricing is '{text}'") for text in ("nan", "x")),
         (item(pricing=0), "pricing is 0; valid"),
         (item(customization_options={"Color": {}}), "customization_options"),
         (item(customization_options={"\ud800": [{"value": "red"}]}), "surrogates"),
@@ -146,39 +146,10 @@ def test_prices(text: str | None, prices: tuple[float, ...], shown: str) -> None
     assert price_text(prices) == shown
 
 
-DEEP: Any = []
-for _ in range(100_000):
-    DEEP = [DEEP]
-VALUES: list[Any] = [
-    *(None, True, False, 0, -1.5, 10**30, math.nan, math.inf, "", " ", "x", "$5", "\ud800", "a\0b", "nan", "x" * 3000),
-    *([], [None], [""], ["x"], ["x", 3], ["\ud800"], [["x"]], [{}], [{"value": "x"}], [{"value": 3}], DEEP),
-    *({}, {"a": 1}, {"size": []}, {"size": [{"value": "s"}]}, {"size": "red"}, {"size": {}}),
-]
-HUMAN = {"instruction": "buy it", "instruction_attributes": ["solid oak"], "instruction_options": ["white"]}
-
-
-@pytest.mark.parametrize(
-    ("file", "field"),
-    [
-        *(("items", field) for field in item()),
-        *(("attributes", field) for field in INS["B000000001"]),
-        *(("people", field) for field in HUMAN),
-    ],
-)
-def test_every_kind_of_value_in_every_field_is_a_product_or_refused(file: str, field: str) -> None:
-    for value in VALUES:
-        record, extra, human = item(), dict(INS["B000000001"]), dict(HUMAN)
-        {"items": record, "attributes": extra, "people": human}[file][field] = value
-        people = {"B000000001": [human]} if file == "people" else None
-        try:
-            products = load([record], {"B000000001": extra}, people)
-        except ShopDataError as error:
-            text = str(error)
-        else:
-            text = "".join(encode_product(product).decode() for product in products)
-            assert all(math.isfinite(price) for product in products for price in product.prices)
-        assert "\n" not in text
-        text.encode()
+@pytest.mark.parametrize("people", ["a text", ["a text"], [{"instruction": 3, "instruction_attributes": ["oak"]}]])
+def test_damaged_instructions_of_people_are_named(people: Any) -> None:
+    with pytest.raises(ShopDataError, match="B000000001"):
+        load([item()], human={"B000000001": people})
 
 
 def test_one_image_and_no_price() -> None:
