@@ -192,3 +192,26 @@ def test_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     single = {hit.passage.id: reranker("xyz", [hit])[0].score for hit in hits}
     assert [hit.score for hit in hits] == pytest.approx([single[hit.passage.id] for hit in hits], abs=1e-5)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_decoder_reranks(tmp_path: Path, padded: bool) -> None:
+    """Its configuration names no padding, which transformers needs to find where a text ends."""
+    import transformers
+    from tokenizers_of import tokenizer_of
+
+    from turngym.retrieval.hybrid import CrossEncoderReranker
+
+    tokenizer = tokenizer_of("byte-level, GPT-2")
+    tokenizer.pad_token = tokenizer.eos_token if padded else None
+    tokenizer.save_pretrained(tmp_path)
+    size = max(tokenizer.get_vocab().values()) + 1
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=8, num_labels=1, initializer_range=0.5, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    reranker = CrossEncoderReranker(str(tmp_path))
+    hits = hits_of("look", "the shelf is empty", "a " * 90)
+    single = {hit.passage.id: reranker("go", [hit])[0].score for hit in hits}
+    assert {hit.passage.id: hit.score for hit in reranker("go", hits)} == pytest.approx(single, abs=1e-5)
