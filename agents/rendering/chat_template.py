@@ -216,7 +216,8 @@ class ChatTemplate:
         self.describes_tool = tool is not None and all(one.name in prompt for one in tool.tools)
         self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
         """Text between an observation and the answer."""
-        self._opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
+        self.opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
+        """Whether the prompt opens a thought, so that an answer begins inside it."""
         self.form: AnswerForm = ContentAnswers()
         """How responses are passed to the template."""
         self.samples = self._sample_answers(tool)
@@ -224,7 +225,7 @@ class ChatTemplate:
         self.prefill = self._probe_prefill(prompt)
         """Text that the generation prompt puts into the assistant's message and the template expects in it later."""
         # a response that begins inside an open thought has to close it
-        self._lead = f"{self.thoughts.after}{self.thoughts.closing}{self.thoughts.gap}" if self._opens_thought else ""
+        self._lead = f"{self.thoughts.after}{self.thoughts.closing}{self.thoughts.gap}" if self.opens_thought else ""
         self.form = self._choose_form()
         self._bare = self.samples[0]
         self._lead = self._probe_lead(prompt)
@@ -279,7 +280,7 @@ class ChatTemplate:
 
     def _choose_form(self) -> AnswerForm:
         """Plain content if the template shows it as it was said, else the structured form that comes closest."""
-        opened = f"{self.thoughts.opening}{self.thoughts.before}" if self._opens_thought else ""
+        opened = f"{self.thoughts.opening}{self.thoughts.before}" if self.opens_thought else ""
         content = ContentAnswers(prefill=self.prefill or opened)
         if self.dialect is None and self.thoughts is THINK:
             return content
@@ -287,7 +288,7 @@ class ChatTemplate:
             StructuredAnswers(
                 dialect=self.dialect,
                 thoughts=self.thoughts,
-                opened=self._opens_thought,
+                opened=self.opens_thought,
                 special=self._special,
                 arguments_as_text=as_text,
             )
@@ -301,7 +302,7 @@ class ChatTemplate:
     def _rank(self, form: AnswerForm) -> int:
         """How well `form` shows an answer with its thought: 2 exactly where it was said, 1 somewhere, 0 not at all."""
         ranks = []
-        thought = "" if self._opens_thought or self.thoughts is THINK else self.thoughts.write("turngymthought")
+        thought = "" if self.opens_thought or self.thoughts is THINK else self.thoughts.write("turngymthought")
         for answer in (self._lead + self.samples[0], thought + self.samples[0]):
             history = self.opening(SYSTEM, USER)
             message = form.answer(answer)
@@ -372,10 +373,10 @@ class ChatTemplate:
         """
         opening, closing = self.thoughts.opening, self.thoughts.closing
         # the response was already written inside a thought
-        if self._opens_thought and closing in text and opening not in text.partition(closing)[0]:
+        if self.opens_thought and closing in text and opening not in text.partition(closing)[0]:
             return text
         if text.startswith(opening):
-            if self._opens_thought:
+            if self.opens_thought:
                 return text.removeprefix(opening).removeprefix(self.thoughts.before)
             before, has_thought, _ = self._lead.partition(opening)
             # what is for answers without a thought does not stand before one, but for the space that it begins with
