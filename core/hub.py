@@ -29,8 +29,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_FILES = 1000
 """Files of a model at most."""
 INDEX = "model.safetensors.index.json"
-CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)")
-"""Names of the configuration's and the tokenizer's files, which lie in the model's folder itself."""
+CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|additional_chat_templates/[\w.-]+\.jinja")
+"""Names of the configuration's and the tokenizer's files."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
 
 

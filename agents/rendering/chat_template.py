@@ -107,6 +107,8 @@ class ChatTemplate:
         """Control tokens that answers are made of: those of thoughts and calls."""
         # caches per instance: one on the methods would be shared and keep every tokenizer alive
         self._decode_cached = lru_cache(CACHE)(self._decode)
+        self._in_parts = False
+        self._in_parts = not self._shows_users()
         # opening() reads the switch, so the trial itself must run with it off
         self._fold_system = False
         try:
@@ -116,6 +118,14 @@ class ChatTemplate:
         self.role = observation_role
         self.dialect, self.thoughts = dialect, thoughts
         self._probe(tool)
+
+    def _shows_users(self) -> bool:
+        """Whether contents may be texts. Templates of some models that also read images take lists of parts alone
+        (LLaVA, SmolVLM), and show nothing of a text."""
+        try:
+            return OBSERVATION in self.render([{"role": "user", "content": OBSERVATION}])
+        except RenderError:
+            return False
 
     def opening(self, system: str, observation: str) -> list[Message]:
         """The messages before the first response. Without support for system messages, both go into a user message."""
@@ -134,6 +144,12 @@ class ChatTemplate:
         """
         described = self._tools if tools is None else tools
         shown = [self._shown(message) for message in messages]
+        if self._in_parts:
+            texts = [message.get("content") for message in shown]
+            shown = [
+                {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
+                for message, text in zip(shown, texts, strict=True)
+            ]
         schemas = None if described is None else self.encoder.shield_all(list(described))
         try:
             if self.source in TRUSTED:
