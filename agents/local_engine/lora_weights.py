@@ -120,9 +120,10 @@ def merge_adapter(model: Any, folder: Path) -> None:
     _check_settings(config, folder)
     try:
         parts = _by_layer(load_file(library_path(folder) / ADAPTER_WEIGHTS))
+        own = {_text_name(name): name for name, _ in model.named_modules()}
+        _fit_vocabulary(model, {own.get(_text_name(name), name): found for name, found in parts.items()})
         shared = shared_weights(model)
         with torch.no_grad():
-            own = {_text_name(name): name for name, _ in model.named_modules()}
             for name, found in parts.items():
                 layer = model.get_submodule(own.get(_text_name(name), name))
                 _merge_layer(layer, found, config, name, shared)
@@ -132,6 +133,16 @@ def merge_adapter(model: Any, folder: Path) -> None:
     if not any("a" in found for found in parts.values()):
         raise ModelError(f"the adapter in {folder} holds no LoRA weights")
     _say_untied(model)
+
+
+def _fit_vocabulary(model: Any, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Give `model` the vocabulary of an adapter that was trained with more tokens, or fewer: its file has embedding and
+    head whole then."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    whole = [parts.get(name, {}).get("own.weight") for name, layer in model.named_modules() if layer in ends]
+    sizes = {None if weight is None else weight.shape[0] for weight in whole}
+    if None not in sizes and len(sizes) == 1 and sizes != {ends[0].weight.shape[0]}:
+        model.resize_token_embeddings(*sizes, mean_resizing=False)
 
 
 def _text_name(name: str) -> str:
