@@ -256,6 +256,13 @@ def base_model(folder: Path) -> Path | None:
     return found
 
 
+def lineage(folder: Path) -> list[Path]:
+    """The folders that a model is made of: `folder`, and before it those below, where it is an adapter. Raises
+    ModelError as `base_model` does."""
+    base = base_model(folder)
+    return [*(() if base is None else lineage(base)), folder]
+
+
 def _base_of(folder: Path) -> Path | None:
     if not (folder / ADAPTER).is_file():
         return None

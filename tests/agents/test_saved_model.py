@@ -15,7 +15,7 @@ from engine_requests import tiny
 from safetensors.torch import load_file, save_file
 
 from turngym.agents.models import load_model, require_plain
-from turngym.agents.saved_model import save_model, write_tensors
+from turngym.agents.saved_model import companions, save_model, write_companions, write_tensors
 from turngym.core.errors import ModelError
 from turngym.retrieval.precision import cast_parameters
 
@@ -203,3 +203,28 @@ def test_an_adapter_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(safetensors.torch, "save_file", lambda found, path: save_file({"a": found["a"]}, path))
     with pytest.raises(ModelError, match="b is in the model alone"):
         write_tensors(tensors, tmp_path / "adapter_model.safetensors", like="like")
+
+
+def test_what_stands_beside_the_weights_is_copied(tmp_path: Path) -> None:
+    """A tokenizer whole and as it was, what prepares images; nothing of how the old weights were stored."""
+    base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
+    for folder, names in (
+        (base, ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json")),
+        (base, ("preprocessor_config.json", "hf_quant_config.json", "model.safetensors.index.json", "turngym.json")),
+        (base, ("additional_chat_templates/tool_use.jinja", "tokenizer.model", "README.md")),
+        (adapter, ("adapter_config.json", "turngym.json", "trainer_state.json")),
+    ):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(folder.name)
+    found = companions(base, adapter)
+    beside = {"preprocessor_config.json", "turngym.json"}
+    spoken = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "tokenizer.model"}
+    assert found.keys() == beside | spoken | {"additional_chat_templates/tool_use.jinja"}
+    assert (found["turngym.json"], found["vocab.json"]) == (b"adapter", b"base")
+    write_companions(found, out)
+    assert companions(out) == found
+    # an adapter with a tokenizer of its own takes none of the base's files: a template of theirs would come first
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (adapter / name).write_text("adapter")
+    assert companions(base, adapter).keys() == beside | {"tokenizer.json", "tokenizer_config.json"}
