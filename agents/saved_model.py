@@ -7,6 +7,7 @@ anew is one that older releases, and servers with them, do not know.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,7 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     model.save_pretrained(str(library_path(folder)), state_dict=dict(weights))
     _as_readable(folder, "config.json")
     _check_config(model.config, folder)
+    _say_as_before(library_path(folder) / "config.json")
     _check_weights(model, weights, folder)
 
 
@@ -129,6 +131,23 @@ def _check_config(config: Any, folder: Path) -> None:
         name = other[0]
         said = f"{name} is {found.get(name)!r} in the file, {own.get(name)!r} in the model"
         raise ModelError(f"{folder}: config.json does not say what the model is: {said}")
+
+
+def _say_as_before(file: Path) -> None:
+    """Write rotary positions and precision of a configuration under their names of transformers 4, too.
+
+    A server with it reads the new names as none, and rotates by the defaults of the family without a word.
+    """
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for part in (config, config.get("text_config") or {}):
+        rope = dict(part.get("rope_parameters") or {})
+        # those of several kinds of layers had names of their families' own
+        if "rope_theta" in rope:
+            plain = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+            part |= {**plain, "rope_scaling": None if rope == {"rope_type": "default"} else rope}
+        if "dtype" in part:
+            part["torch_dtype"] = part["dtype"]
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _settings(found: Any) -> Any:

@@ -123,6 +123,32 @@ def test_what_is_read_back_is_the_model(family: str, dtype: Any, tmp_path: Path)
     assert torch.equal(logits(load_model(tmp_path, dtype=str(dtype)[6:])), logits(model))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "said"),
+    [
+        ("Qwen2", {"rope_theta": 5e5, **YARN}, {"rope_theta": 5e5, "rope_scaling": YARN}),
+        ("Llama", {"rope_theta": 5e5, "rope_type": "default"}, {"rope_theta": 5e5, "rope_scaling": None}),
+        ("GPTNeoX", {"rope_theta": 5e5, "rope_type": "default"}, {"rope_theta": 5e5, "partial_rotary_factor": 0.25}),
+    ],
+)
+def test_a_server_with_an_older_transformers_reads_the_same_positions(
+    family: str, rope: dict[str, Any], said: dict[str, Any], tmp_path: Path
+) -> None:
+    """It knows none of `rope_parameters`, and takes 10,000 where it finds no `rope_theta`."""
+    model = cast_parameters(tiny(family, rope_parameters=rope), torch.bfloat16)
+    save_model(model, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {name: written[name] for name in said} == said
+    assert written["torch_dtype"] == written["dtype"] == "bfloat16"
+    again = load_model(tmp_path, dtype="bfloat16")
+    assert again.config.rope_parameters == model.config.rope_parameters
+    assert torch.equal(logits(again), logits(model))
+    save_model(again, tmp_path)
+
+
 def test_the_index_of_an_older_models_files_goes_with_them(tmp_path: Path) -> None:
     tiny("Llama").save_pretrained(tmp_path, max_shard_size="20KB")
     assert list(tmp_path.glob("*.index.json"))
