@@ -18,7 +18,7 @@ from turngym.agents.models import load_model, require_plain
 from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.core.errors import ModelError
 from turngym.core.files import SUMS_FILE
-from turngym.core.user_files import library_path
+from turngym.core.user_files import json_object, library_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +138,7 @@ def _say_as_before(file: Path) -> None:
 
     A server with it reads the new names as none, and rotates by the defaults of the family without a word.
     """
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = json_object(file, ModelError)
     for part in (config, config.get("text_config") or {}):
         rope = dict(part.get("rope_parameters") or {})
         # those of several kinds of layers had names of their families' own
