@@ -13,7 +13,7 @@ from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, me
 from turngym.agents.model_folder_check import check_model_files, model_files
 from turngym.core.errors import ModelError, SettingsError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
-from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
+from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder, open_tokenizer
 from turngym.core.nested import at
 from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
@@ -73,11 +73,11 @@ def load_tokenizer(folder: str | Path) -> Any:
     path = hub_folder(folder, weights=False)
     if not (path / "tokenizer_config.json").is_file() and (base := base_model(path)):
         return load_tokenizer(base)
-    transformers = need("transformers", "a tokenizer", "train")
+    need("transformers", "a tokenizer", "train")
     if not path.is_dir():
         raise ModelError(f"there is no folder {folder} with a tokenizer")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
+        tokenizer = open_tokenizer(path)
         # not before then does it look at its longest length, which may be anything
         tokenizer("")
         # of models that also read images some keep it with what prepares these

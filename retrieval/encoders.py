@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import missing_weights
-from turngym.core.hub import load_problem, model_folder
+from turngym.core.hub import load_problem, model_folder, open_tokenizer
 from turngym.core.memory_mapped import map_array
 from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import PluginError, find, installed
@@ -403,8 +403,8 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
     except ImportError as error:
         raise RetrievalError(f"the {use} {name!r} needs transformers: pip install 'turngym[train]'") from error
     try:
-        files = str(library_path(model_folder(model_files(name))))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(files, trust_remote_code=False)
+        folder = model_folder(model_files(name))
+        tokenizer, files = open_tokenizer(folder), str(library_path(folder))
         load: Any = getattr(transformers, kind).from_pretrained
         model, loading = load(files, trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError) as error:

@@ -306,6 +306,13 @@ def test_a_text_is_cut_to_what_the_model_reads(tiny_bert: Path, tmp_path: Path, 
     np.testing.assert_allclose(long, cut, atol=1e-6)
 
 
+def test_an_encoder_without_its_tokenizer_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """transformers would read every word as unknown, and every text of a length had one vector."""
+    folder = shutil.copytree(tiny_bert, tmp_path / "alone", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    with pytest.raises(RetrievalError, match="there is no vocabulary"):
+        HuggingFaceEncoder(str(folder), "plain")
+
+
 def test_an_id_that_the_model_does_not_know_is_a_failed_search(tiny_bert: Path, tmp_path: Path) -> None:
     """A token that was added to the tokenizer alone."""
     import transformers
