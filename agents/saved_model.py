@@ -61,6 +61,16 @@ def write_companions(files: Mapping[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer that was made here, under the names that transformers 4 and servers with it know as well."""
+    tokenizer.save_pretrained(str(library_path(folder)))
+    file = folder / "tokenizer_config.json"
+    settings = json_object(file, ModelError)
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens", [])
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
 def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write `config.json` and the weights of `model` to folder `path`, and read them back.
 

@@ -13,9 +13,10 @@ import torch
 import transformers
 from engine_requests import tiny
 from safetensors.torch import load_file, save_file
+from tokenizers_of import tokenizer_of
 
-from turngym.agents.models import load_model, require_plain
-from turngym.agents.saved_model import companions, save_model, write_companions, write_tensors
+from turngym.agents.models import load_model, load_tokenizer, require_plain
+from turngym.agents.saved_model import companions, save_model, save_tokenizer, write_companions, write_tensors
 from turngym.core.errors import ModelError
 from turngym.retrieval.precision import cast_parameters
 
@@ -254,3 +255,15 @@ def test_what_stands_beside_the_weights_is_copied(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (adapter / name).write_text("adapter")
     assert companions(base, adapter).keys() == beside | {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_a_tokenizer_of_ours_is_of_a_class_that_older_servers_know(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("byte-level, GPT-2")
+    save_tokenizer(tokenizer, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "extra_special_tokens" not in settings
+    again = load_tokenizer(tmp_path)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again.all_special_tokens == tokenizer.all_special_tokens
+    assert again.chat_template == tokenizer.chat_template
