@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a LoRA adapter, as peft writes them."""
+OLDER_WEIGHTS = "adapter_model.bin"
+"""The weights as peft wrote them until the end of 2023: a pickle, of which tensors alone are read."""
 PEFT_PREFIX = "base_model.model."
 """What peft's wrapper puts before the name of every weight."""
 SCALES = ("use_rslora", "alpha_pattern")
@@ -119,7 +121,12 @@ def merge_adapter(model: Any, folder: Path) -> None:
     config = adapter_config(folder)
     _check_settings(config, folder)
     try:
-        parts = _by_layer(load_file(library_path(folder) / ADAPTER_WEIGHTS))
+        older = library_path(folder) / OLDER_WEIGHTS
+        if older.is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
+            found = torch.load(older, map_location="cpu", weights_only=True)
+        else:
+            found = load_file(library_path(folder) / ADAPTER_WEIGHTS)
+        parts = _by_layer(found)
         own = {_text_name(name): name for name, _ in model.named_modules()}
         _fit_vocabulary(model, {own.get(_text_name(name), name): found for name, found in parts.items()})
         shared = shared_weights(model)

@@ -407,6 +407,20 @@ def test_merged_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(words) == 2  # never over what is there
 
 
+def test_an_adapter_of_2023_is_a_pickle_of_tensors(tmp_path: Path) -> None:
+    save_model(toy.tiny(1), tmp_path / "base")
+    model = shaken(student(base=str(tmp_path / "base")))
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    expected = load_model(tmp_path / "adapter")(IDS).logits
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    torch.save(load_file(file), file.with_suffix(".bin"))
+    file.unlink()
+    assert torch.equal(load_model(tmp_path / "adapter")(IDS).logits, expected)
+    torch.save(Path("code"), file.with_suffix(".bin"))
+    with pytest.raises(ModelError, match="damaged: Weights only load failed"):
+        load_model(tmp_path / "adapter")
+
+
 def test_adapters_are_averaged_as_the_models_that_they_make(tmp_path: Path) -> None:
     save_model(toy.tiny(1), tmp_path / "base")
     found = []
