@@ -108,7 +108,10 @@ class ChatTemplate:
         # caches per instance: one on the methods would be shared and keep every tokenizer alive
         self._decode_cached = lru_cache(CACHE)(self._decode)
         self._in_parts = False
-        self._in_parts = not self._shows_users()
+        if not self._shows_users():
+            self._in_parts = True
+            # a template may also refuse a conversation without a system message
+            self._in_parts = self._shows_users()
         # opening() reads the switch, so the trial itself must run with it off
         self._fold_system = False
         try:
@@ -120,7 +123,7 @@ class ChatTemplate:
         self._probe(tool)
 
     def _shows_users(self) -> bool:
-        """Whether contents may be texts. Templates of some models that also read images take lists of parts alone
+        """Whether a user's content is shown. Templates of some models that also read images take lists of parts alone
         (LLaVA, SmolVLM), and show nothing of a text."""
         try:
             return OBSERVATION in self.render([{"role": "user", "content": OBSERVATION}])

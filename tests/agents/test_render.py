@@ -193,6 +193,14 @@ def test_a_template_that_takes_parts_is_given_parts(make_tokenizer: Any) -> None
     assert play(renderer, played)[1] == play(ChatRenderer(make_tokenizer()), played)[1]
 
 
+def test_a_template_that_wants_a_system_message_is_given_texts(make_tokenizer: Any) -> None:
+    first = "{%- if messages[0].role != 'system' -%}{{- raise_exception('no system message') -}}{%- endif -%}"
+    plain = make_tokenizer()
+    strict = make_tokenizer(first + plain.chat_template)
+    played = [("o1", "a1"), ("o2", "a2")]
+    assert play(ChatRenderer(strict), played)[1] == play(ChatRenderer(plain), played)[1]
+
+
 def test_what_cannot_be_rendered_is_refused(make_tokenizer: Any) -> None:
     with pytest.raises(RenderError, match="has no chat template"):
         ChatRenderer(make_tokenizer(template=None))
