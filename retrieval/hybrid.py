@@ -171,7 +171,8 @@ class CoverageReranker:
 
 
 class CrossEncoderReranker:
-    """Scores query and passage together with a Hugging Face sequence classifier (its last logit), best first."""
+    """Scores query and passage together with a Hugging Face sequence classifier, best first: by its logit, and with
+    several classes (no, yes) by the log-probability of the last one."""
 
     def __init__(self, model: str, *, device: str = "cpu", max_length: int = 512, batch: int = 32) -> None:
         """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model, or it cannot score.
@@ -208,6 +209,7 @@ class CrossEncoderReranker:
                     part, padding=self._batch > 1, truncation=True, max_length=self._max_length, return_tensors="pt"
                 )
             with torch.inference_mode(), failures_of(f"the reranker {self._name!r}", self._model, RetrieverUnavailable):
-                scores += self._model(**coded.to(self._device)).logits[:, -1].float().tolist()
+                logits = self._model(**coded.to(self._device)).logits.float()
+                scores += (logits if logits.shape[1] == 1 else logits.log_softmax(1))[:, -1].tolist()
         scored = [Hit(passage=hit.passage, score=score) for hit, score in zip(hits, scores, strict=True)]
         return sorted(scored, key=lambda hit: -hit.score)
