@@ -13,13 +13,14 @@ from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, me
 from turngym.agents.model_folder_check import check_model_files, model_files
 from turngym.core.errors import ModelError, SettingsError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
-from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder, open_tokenizer
+from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
 from turngym.core.nested import at
 from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.redaction import brief
 from turngym.core.settings import read_toml
 from turngym.core.user_files import json_object, library_path, user_path
+from turngym.retrieval.open_tokenizer import open_tokenizer
 from turngym.retrieval.precision import cast_parameters
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -21,7 +21,7 @@ from typing import Any
 
 from turngym.core.errors import RetrievalError
 from turngym.core.redaction import brief, excerpt, redacted
-from turngym.core.user_files import json_object, library_path, user_path
+from turngym.core.user_files import json_object, user_path
 
 HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
 OFFLINE = ("TURNGYM_OFFLINE", "HF_HUB_OFFLINE")
@@ -172,17 +172,6 @@ def _remember(hub: Any, repo: str, revision: str, commit: str) -> None:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-def open_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder. Raises what transformers raises, and ValueError where there are no words in it:
-    transformers makes an empty tokenizer of some families (Qwen, BERT) in a folder without its files."""
-    import transformers
-
-    found = transformers.AutoTokenizer.from_pretrained(library_path(folder), trust_remote_code=False)
-    if not found.get_vocab().keys() - set(map(str, found.added_tokens_decoder.values())):
-        raise ValueError("there is no vocabulary; valid: a folder with tokenizer.json and tokenizer_config.json")
-    return found
 
 
 def _first_line(error: BaseException) -> str:

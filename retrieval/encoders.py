@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import missing_weights
-from turngym.core.hub import load_problem, model_folder, open_tokenizer
+from turngym.core.hub import load_problem, model_folder
 from turngym.core.memory_mapped import map_array
 from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import PluginError, find, installed
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_object, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage, RetrieverUnavailable
+from turngym.retrieval.open_tokenizer import open_tokenizer
 from turngym.retrieval.precision import cast_parameters
 from turngym.retrieval.word_cache import of_words
 
