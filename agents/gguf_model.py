@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.models import require_memory
-from turngym.agents.saved_model import save_model
+from turngym.agents.saved_model import save_model, save_tokenizer
 from turngym.core.errors import AgentError
 from turngym.core.files import new_folder, write_sums
 from turngym.core.redaction import excerpt
-from turngym.core.user_files import library_path
 
 CONFIGS = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
 """The families that are read: `general.architecture` and the configuration of transformers."""
@@ -159,7 +158,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
     # written beside its place, so that a folder of this name is always whole
     with new_folder(folder) as unfinished:
         save_model(model, unfinished)
-        tokenizer.save_pretrained(library_path(unfinished))
+        save_tokenizer(tokenizer, unfinished)
         write_sums(unfinished)
     return folder
 

@@ -18,11 +18,18 @@ SMALL_JSON = 1 << 24
 INDEX = "*.index.json"
 GENERATION = "generation_config.json"
 """Names further ids that end an answer; transformers goes on without one that cannot be read."""
+TEMPLATES = "additional_chat_templates"
+"""The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
+
+
+def model_files(folder: Path) -> list[Path]:
+    """What lies in a model's folder and may be read, in a fixed order."""
+    return [*sorted(folder.iterdir()), *sorted((folder / TEMPLATES).glob("*"))]
 
 
 def check_model_files(folder: Path) -> None:
     """Raises ModelError for a folder in which something is no file, or no model's file."""
-    for path in sorted(folder.iterdir()):
+    for path in model_files(folder):
         try:
             mode = path.stat().st_mode
         except OSError:

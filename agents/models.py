@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
-from turngym.agents.model_folder_check import check_model_files
+from turngym.agents.model_folder_check import check_model_files, model_files
 from turngym.core.errors import ModelError, SettingsError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
@@ -19,7 +19,8 @@ from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
 from turngym.core.redaction import brief
 from turngym.core.settings import read_toml
-from turngym.core.user_files import library_path, user_path
+from turngym.core.user_files import json_object, library_path, user_path
+from turngym.retrieval.open_tokenizer import open_tokenizer
 from turngym.retrieval.precision import cast_parameters
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -38,6 +39,7 @@ The third: on Hopper and Blackwell GPUs torch with cuDNN above 9.15 prefers cuDN
 plan for every new length. While tokens are sampled, every token has a new length (docs/research/benchmarks.md, "On a
 GPU"). https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 """
+PROCESSOR_TEMPLATE = "chat_template.json"
 MOST_ADAPTERS = 8
 """Most adapters on top of each other; more is a circle, or a file that wants to be one."""
 
@@ -72,13 +74,16 @@ def load_tokenizer(folder: str | Path) -> Any:
     path = hub_folder(folder, weights=False)
     if not (path / "tokenizer_config.json").is_file() and (base := base_model(path)):
         return load_tokenizer(base)
-    transformers = need("transformers", "a tokenizer", "train")
+    need("transformers", "a tokenizer", "train")
     if not path.is_dir():
         raise ModelError(f"there is no folder {folder} with a tokenizer")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(path), trust_remote_code=False)
+        tokenizer = open_tokenizer(path)
         # not before then does it look at its longest length, which may be anything
         tokenizer("")
+        # of models that also read images some keep it with what prepares these
+        if tokenizer.chat_template is None and (path / PROCESSOR_TEMPLATE).is_file():
+            tokenizer.chat_template = json_object(path / PROCESSOR_TEMPLATE, ModelError)["chat_template"]
         return tokenizer
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the tokenizer in {folder}: {load_problem(error)}") from error
@@ -252,6 +257,13 @@ def base_model(folder: Path) -> Path | None:
     return found
 
 
+def lineage(folder: Path) -> list[Path]:
+    """The folders that a model is made of: `folder`, and before it those below, where it is an adapter. Raises
+    ModelError as `base_model` does."""
+    base = base_model(folder)
+    return [*(() if base is None else lineage(base)), folder]
+
+
 def _base_of(folder: Path) -> Path | None:
     if not (folder / ADAPTER).is_file():
         return None
@@ -328,11 +340,11 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
     # which says what is there instead
     path = path if path.is_dir() else find_model(folder)
     found = {}
-    for file in sorted(path.iterdir()):
+    for file in model_files(path):
         # where the base lies is written in the adapter, and is nothing that the model computes
         if file.suffix in kinds and file.name != ADAPTER:
             with file.open("rb") as opened:
-                found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+                found[file.relative_to(path).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
     if base := base_model(path):
         config = adapter_config(path)
         found[ADAPTER] = " ".join([f"{config.get('r')} {config.get('lora_alpha')}", *more_settings(config)])

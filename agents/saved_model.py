@@ -1,19 +1,24 @@
 """Writes the weights of a model to a folder, and reads back that they are there.
 
 Whoever saves goes through `save_model` (an adapter: `write_tensors`), so that nothing goes on with a folder that would
-load as another model.
+load as another model. What stands beside the weights is copied (`companions`): a tokenizer that transformers writes
+anew is one that older releases, and servers with them, do not know.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turngym.agents.model_folder_check import TEMPLATES, model_files
 from turngym.agents.models import load_model, require_plain
+from turngym.agents.rendering.chat_settings import CHAT_FILE
 from turngym.core.errors import ModelError
 from turngym.core.files import SUMS_FILE
-from turngym.core.user_files import library_path
+from turngym.core.user_files import json_object, library_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +27,48 @@ COMPARED = 3
 """Tensors whose numbers are read back: the first, the one in the middle and the last, by name."""
 OF_A_FILE = frozenset(("_name_or_path", "architectures", "transformers_version", "dtype", "use_cache"))
 """Settings of a configuration that say where it came from and how it is run, and nothing of what the model computes."""
+
+TOKENIZER = re.compile(
+    rf"(?:tokenizer|vocab|merges|added_tokens|special_tokens|chat_template|tekken)[\w.-]*|{TEMPLATES}/[\w.-]+"
+    r"|[\w.-]+\.(?:model|tiktoken)"
+)
+"""Names of the files of a tokenizer and of its chat templates."""
+BESIDE = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", CHAT_FILE)
+"""Further files that a server reads, or we: what prepares images, and how the model is spoken to."""
+
+
+def companions(*folders: Path) -> dict[str, bytes]:
+    """The files that belong to a model beside its weights, by name, as the `folders` that it is made of have them.
+
+    A later folder counts before an earlier one, as that of an adapter before its base's; a tokenizer comes whole from
+    one of them.
+    """
+    named = "tokenizer_config.json"
+    spoken = next((folder for folder in reversed(folders) if (folder / named).is_file()), folders[0])
+    found = {}
+    for folder in folders:
+        for path in model_files(folder):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and (name in BESIDE or (folder == spoken and TOKENIZER.fullmatch(name))):
+                found[name] = path.read_bytes()
+    return found
+
+
+def write_companions(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write what `companions` found into a model's folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer that was made here, under the names that transformers 4 and servers with it know as well."""
+    tokenizer.save_pretrained(str(library_path(folder)))
+    file = folder / "tokenizer_config.json"
+    settings = json_object(file, ModelError)
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens", [])
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -44,6 +91,7 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     model.save_pretrained(str(library_path(folder)), state_dict=dict(weights))
     _as_readable(folder, "config.json")
     _check_config(model.config, folder)
+    _say_as_before(library_path(folder) / "config.json")
     _check_weights(model, weights, folder)
 
 
@@ -93,6 +141,23 @@ def _check_config(config: Any, folder: Path) -> None:
         name = other[0]
         said = f"{name} is {found.get(name)!r} in the file, {own.get(name)!r} in the model"
         raise ModelError(f"{folder}: config.json does not say what the model is: {said}")
+
+
+def _say_as_before(file: Path) -> None:
+    """Write rotary positions and precision of a configuration under their names of transformers 4, too.
+
+    A server with it reads the new names as none, and rotates by the defaults of the family without a word.
+    """
+    config = json_object(file, ModelError)
+    for part in (config, config.get("text_config") or {}):
+        rope = dict(part.get("rope_parameters") or {})
+        # those of several kinds of layers had names of their families' own
+        if "rope_theta" in rope:
+            plain = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+            part |= {**plain, "rope_scaling": None if rope == {"rope_type": "default"} else rope}
+        if "dtype" in part:
+            part["torch_dtype"] = part["dtype"]
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _settings(found: Any) -> Any:

@@ -29,8 +29,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_FILES = 1000
 """Files of a model at most."""
 INDEX = "model.safetensors.index.json"
-CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)")
-"""Names of the configuration's and the tokenizer's files, which lie in the model's folder itself."""
+CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|additional_chat_templates/[\w.-]+\.jinja")
+"""Names of the configuration's and the tokenizer's files."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
 
 
@@ -176,8 +176,8 @@ def _size(count: int) -> str:
 
 def _first_line(error: BaseException) -> str:
     """What an exception says, in one line: transformers explains at length, and the first line names the cause."""
-    first, *rest = str(error).strip().splitlines() or [""]
-    said = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
+    first, *rest = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    said = f"{first} {rest[0]}" if rest and first.endswith(":") else first
     # the text of some is a key or a type alone
     alone = not said or isinstance(error, LookupError | AttributeError | TypeError)
     return excerpt(f"{type(error).__name__}: {said}" if alone else said, 300)

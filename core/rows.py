@@ -68,6 +68,11 @@ def stat_stamp(stat: os.stat_result) -> tuple[int, ...]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
+def absent(value: Any) -> bool:
+    """Whether a field's value stands for none: null, or the NaN that pandas writes for it."""
+    return value is None or value != value
+
+
 def stem(path: Path) -> str:
     """The file's name without its endings: `q` of `q.jsonl.gz`."""
     name = path.name.removesuffix(".gz")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import time
 import warnings
 import zlib
@@ -41,8 +42,8 @@ SCHEMA = 2
 """Version of the line format. A reader refuses newer ones."""
 DIGITS = 12
 """Digits of a hash of settings (`digits_of`)."""
-_HEAD = b'{"schema":2,"spec":{'
-"""How a line begins that holds settings and no episode."""
+_HEAD = re.compile(rb'\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"spec"\s*:\s*\{')
+"""How a line begins that holds settings and no episode, also where another program wrote it anew."""
 LOCKED, LOOK = 60.0, 0.002
 """Seconds for which another writer may hold the lock on a trace, and seconds between two tries."""
 _TASK_FIELDS = ("env_id", "task_id", "sha256", "split", "category", "cluster")
@@ -320,7 +321,7 @@ def header_line(spec: Mapping[str, Any]) -> bytes:
 
 def is_header(line: bytes) -> bool:
     """Whether a line of a trace holds settings and no episode."""
-    return line.startswith(_HEAD)
+    return _HEAD.match(line) is not None
 
 
 def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
@@ -342,7 +343,7 @@ def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
                 raise TraceError(f"{path}, line {number}: {error}") from error
             # a torn line, behind which the next writer began one of its own, is written again
             with contextlib.suppress(ValueError):
-                spec = json_of(line.decode("ascii"))["spec"]
+                spec = json_of(line)["spec"]
                 found[digits_of(spec)] = spec
     return found
 
@@ -408,7 +409,7 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
                 if is_header(line):
                     check_checksum(line)
                     # a torn line of settings is a problem like a torn episode
-                    json_of(line.decode("ascii"))
+                    json_of(line)
                     continue
                 item: Episode | TraceProblem = episode_from_json(line.decode("utf-8"))
             # a newer schema concerns the whole file

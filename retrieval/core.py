@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
 from turngym.core.files import LOCK, locked_folder
-from turngym.core.plugin_values import Refusal, answers, checked_number, checked_text
+from turngym.core.plugin_values import Refusal, answers, checked_number, checked_text, failures_of
 from turngym.core.redaction import brief, excerpt
 
 
@@ -79,6 +79,29 @@ class Encoder(Protocol):
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
         """float32 `[len(passages), dim]`."""
+
+
+def vector_size(encoder: Encoder) -> int:
+    """`dim` of an encoder of any package. Raises RetrievalError for what is no whole number from 1."""
+    # NumPy's whole numbers too
+    if isinstance(encoder.dim, bool) or not isinstance(encoder.dim, Integral) or encoder.dim < 1:
+        raise RetrievalError(f"the encoder's dim is {brief(encoder.dim, 80)}; it must be a whole number from 1")
+    return int(encoder.dim)
+
+
+def query_vectors(encoder: Encoder, texts: Sequence[str]) -> NDArray[np.float32]:
+    """What an encoder of any package makes of `texts` (`checked_vectors`). Raises RetrieverUnavailable where it fails,
+    too."""
+    with failures_of("the encoder", encoder, RetrieverUnavailable):
+        found = encoder.encode_queries(texts)
+    return checked_vectors(found, len(texts), vector_size(encoder))
+
+
+def passage_vectors(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.float32]:
+    """`query_vectors` of passages."""
+    with failures_of("the encoder", encoder, RetrieverUnavailable):
+        found = encoder.encode_passages(passages)
+    return checked_vectors(found, len(passages), vector_size(encoder))
 
 
 def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:

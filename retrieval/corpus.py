@@ -20,7 +20,7 @@ from turngym.core.errors import RetrievalError
 from turngym.core.manifest import read_manifest, write_manifest
 from turngym.core.memory_mapped import BlobStore, BlobWriter
 from turngym.core.redaction import brief
-from turngym.core.rows import read_rows, show
+from turngym.core.rows import absent, read_rows, show
 from turngym.core.sequences import LazySequence
 from turngym.core.user_files import text_problem
 from turngym.retrieval.core import Passage
@@ -139,11 +139,13 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
 def parse_row(row: Any, where: str) -> Passage:
     """The passage of one decoded JSON row; `where` (file and line) goes into errors.
 
-    Null is the same as a missing field; every other value must be a string (an id may be a whole number).
+    Null and NaN are the same as a missing field; every other value must be a string (an id may be a whole number). A
+    text may be empty: an index has a place for it, and no word finds it.
     """
     if not isinstance(row, dict):
         raise CorpusError(f"{where}: a row must be a JSON object {FORMS}, not {show(row)}")
-    field = "id" if row.get("id") is not None or "_id" not in row else "_id"
+    row = {name: value for name, value in row.items() if not absent(value)}
+    field = "id" if "id" in row or "_id" not in row else "_id"
     name = row.get(field)
     if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
         found = "no id" if field not in row else f"id {show(name)}"
@@ -154,21 +156,20 @@ def parse_row(row: Any, where: str) -> Passage:
     if "\0" in name:
         raise CorpusError(f"{where}: id {name!r} has a NUL in it; remove it")
     given = f"of row {show(name)}"
-    if row.get("contents") is not None or ("contents" in row and "text" not in row):
+    if "contents" in row:
         # the first line is the title; a single line is one only in quotation marks
         contents = _string(row, "contents", where, given)
         head, newline, text = contents.partition("\n")
+        head = head.removesuffix("\r")
         quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
         title = head[1:-1] if quoted else head
         if not newline and not quoted:
             title, text = "", contents
     elif "text" in row:
-        title = _string(row, "title", where, given) if row.get("title") is not None else ""
+        title = _string(row, "title", where, given) if "title" in row else ""
         text = _string(row, "text", where, given)
     else:
         raise CorpusError(f"{where}: row {show(name)} has no contents, only {brief(sorted(row), 200)}; write {FORMS}")
-    if not title.strip() and not text.strip():
-        raise CorpusError(f"{where}: row {show(name)} has empty contents; leave the row out or give it text")
     return Passage(id=name, title=title, text=text)
 
 

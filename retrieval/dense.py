@@ -18,7 +18,9 @@ from turngym.retrieval.core import (
     RetrieverUnavailable,
     check_request,
     checked_passage,
-    checked_vectors,
+    passage_vectors,
+    query_vectors,
+    vector_size,
 )
 from turngym.retrieval.corpus import corpus_sha256
 from turngym.retrieval.faiss_index import (
@@ -79,7 +81,7 @@ class DenseRetriever:
         """
         self._index = read_index(index) if isinstance(index, (str, Path)) else index
         self._passages, self._encoder = passages, encoder
-        check_index(self._index, len(passages), encoder.dim)
+        check_index(self._index, len(passages), vector_size(encoder))
         settings = dict(sorted((parameters or {}).items()))
         set_parameters(self._index, settings)
         self._exact = type(self._index).__name__.startswith("IndexFlat")
@@ -116,10 +118,11 @@ class DenseRetriever:
         for passage in passages:
             checked_passage(passage, "a passage of the corpus")
         parts = (passages[start : start + _BLOCK] for start in range(0, len(passages), _BLOCK))
-        blocks = (checked_vectors(encoder.encode_passages(part), len(part), encoder.dim) for part in parts)
+        dim = vector_size(encoder)
+        blocks = (passage_vectors(encoder, part) for part in parts)
         # the empty block gives the shape where there are no passages
-        vectors = np.concatenate([np.zeros((0, encoder.dim), np.float32), *blocks])
-        index = make_index(factory, encoder.dim)
+        vectors = np.concatenate([np.zeros((0, dim), np.float32), *blocks])
+        index = make_index(factory, dim)
         train_index(index, vectors)
         add_to_index(index, vectors)
         named = f"dense:{factory}:{encoder.fingerprint}:corpus={corpus_sha256(passages)[:16]}"
@@ -138,7 +141,7 @@ class DenseRetriever:
         check_request(queries, k)
         if not queries:
             return []
-        vectors = checked_vectors(self._encoder.encode_queries(queries), len(queries), self._encoder.dim)
+        vectors = query_vectors(self._encoder, queries)
         scores, rows = self.search_vectors(vectors, k)
         return [
             [Hit(passage=self._passages[row], score=score) for score, row in zip(*found, strict=True) if row >= 0]

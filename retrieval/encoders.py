@@ -28,10 +28,12 @@ from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import missing_weights
 from turngym.core.hub import load_problem, model_folder
 from turngym.core.memory_mapped import map_array
+from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import PluginError, find, installed
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_object, library_path, user_path
-from turngym.retrieval.core import Encoder, Passage
+from turngym.retrieval.core import Encoder, Passage, RetrieverUnavailable
+from turngym.retrieval.open_tokenizer import open_tokenizer
 from turngym.retrieval.precision import cast_parameters
 from turngym.retrieval.word_cache import of_words
 
@@ -245,8 +247,13 @@ STYLES = {
     "plain": EncoderStyle(pooling="mean"),
 }
 """Prefixes that the families' model cards name; `plain` adds nothing."""
-_NAMED = {"e5": r"e5-(small|base|large)(?!.*instruct)", "bge": r"bge-(small|base|large)-en", "dpr": "dpr"}
-"""Names of models of a style. Others of these families want instructions, other prefixes or the last token's state."""
+FAMILIES = {
+    "e5": re.compile(r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?"),
+    "bge": re.compile(r"bge-(small|base|large)-en(-v1\.5)?"),
+    "dpr": re.compile(r"dpr-(question|ctx)_encoder-.*"),
+}
+"""The models of a style, as they are published. Others that bear the family's name want other poolings and prefixes:
+e5-mistral the last token, bge-m3 no prefix, multilingual-e5-large-instruct an instruction."""
 
 
 class HuggingFaceEncoder:
@@ -284,8 +291,8 @@ class HuggingFaceEncoder:
         self._query = self._load(model)
         self._for_passages = self._load(passage_model) if passage_model else self._query
         self.fingerprint = f"hf-v1:{_digest(self._query, self._for_passages, self.style)}"
-        # this also shows now, and not hours later, whether the model has the pooling
-        probe = self._run(self._query, [(f"{self.style.query_prefix}x", None)])
+        # a pooling that the model lacks, or places for a long text, show now and not hours later
+        probe = self._run(self._query, [("x", None), ("x " * self.style.max_length, None)])
         self.dim = int(probe.shape[1])
 
     def _load(self, name: str) -> tuple[Any, Any]:
@@ -319,14 +326,14 @@ class HuggingFaceEncoder:
         tokenizer, model = part
         if not texts:
             return np.zeros((0, self.dim), np.float32)
-        longest = self.style.max_length
+        longest = min(self.style.max_length, tokenizer.model_max_length)
         with self._tokenizing:
             coded = [tokenizer(first, second, truncation=True, max_length=longest) for first, second in texts]
         out: NDArray[np.float32] | None = None
         for rows in _batches([len(row["input_ids"]) for row in coded], self._batch_tokens):
             fields = {key: [coded[row][key] for row in rows] for key in coded[rows[0]]}
-            batch = tokenizer.pad(fields, return_tensors="pt").to(self.device)
-            with torch.inference_mode():
+            with torch.inference_mode(), failures_of(f"the encoder {self.model!r}", model, RetrieverUnavailable):
+                batch = tokenizer.pad(fields, return_tensors="pt").to(self.device)
                 vectors = self._pool(model(**batch), batch["attention_mask"]).float().cpu().numpy()
             out = np.empty((len(texts), vectors.shape[1]), np.float32) if out is None else out
             out[rows] = vectors
@@ -354,17 +361,16 @@ class HuggingFaceEncoder:
 
 
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
-    """The style of that name; for None, the one that the model's name tells. Raises RetrievalError."""
+    """The style of that name; for None, that of the model's family (`FAMILIES`). Raises RetrievalError."""
     if isinstance(style, EncoderStyle):
         return style
     if style is None and model == MINILM:
         style = "plain"
     if style is None:
-        name = model.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
-        known = [key for key, pattern in _NAMED.items() if re.search(pattern, name)]
-        if len(known) != 1:
+        name = model.partition("@")[0].replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
+        style = next((key for key, names in FAMILIES.items() if names.fullmatch(name)), None)
+        if style is None:
             raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
-        return STYLES[known[0]]
     return STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
 
 
@@ -381,6 +387,8 @@ def weights_digest(model: Any) -> str:
 def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, Any]:
     """(tokenizer, model in float32 and eval mode) of a folder or hub name.
 
+    The tokenizer's `model_max_length` is at most how many positions the model has.
+
     Args:
         use: `encoder` or `reranker`, for errors.
         kind: class of transformers that loads the model.
@@ -395,8 +403,8 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
     except ImportError as error:
         raise RetrievalError(f"the {use} {name!r} needs transformers: pip install 'turngym[train]'") from error
     try:
-        files = str(library_path(model_folder(model_files(name))))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(files, trust_remote_code=False)
+        folder = model_folder(model_files(name))
+        tokenizer, files = open_tokenizer(folder), str(library_path(folder))
         load: Any = getattr(transformers, kind).from_pretrained
         model, loading = load(files, trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError) as error:
@@ -409,6 +417,8 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
         model.get_parameter(key).data.zero_()
     # padding happens per batch, after texts are sorted by length, so the warning to pad earlier does not apply
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
+    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+    tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return tokenizer, model.eval()
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Hit, Passage, Retriever, check_request, checked_hits, searched
+from turngym.core.plugin_values import failures_of
+from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, check_request, checked_hits, searched
 from turngym.retrieval.encoders import load_model, weights_digest
 from turngym.retrieval.lucene_text import analyze
 
@@ -169,10 +170,11 @@ class CoverageReranker:
 
 
 class CrossEncoderReranker:
-    """Scores query and passage together with a Hugging Face sequence classifier (its last logit), best first."""
+    """Scores query and passage together with a Hugging Face sequence classifier, best first: by its logit, and with
+    several classes (no, yes) by the log-probability of the last one."""
 
     def __init__(self, model: str, *, device: str = "cpu", max_length: int = 512, batch: int = 32) -> None:
-        """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model.
+        """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model, or it cannot score.
 
         Args:
             model: folder or hub name of a sequence classifier.
@@ -183,7 +185,14 @@ class CrossEncoderReranker:
         self._model: Any = loaded.to(device)
         # a fast tokenizer cannot be used from two threads at once
         self._tokenizing = threading.Lock()
-        self._device, self._max_length, self._batch = device, max_length, batch
+        self._device, self._max_length = device, min(max_length, self._tokenizer.model_max_length)
+        # where a decoder classifies, transformers finds the end of a text by its padding
+        padding = self._tokenizer.pad_token_id
+        loaded.config.pad_token_id = padding
+        self._batch = 1 if padding is None else batch
+        self._name = model
+        # what the model lacks for long texts shows now, and not hours later
+        self("x", [Hit(passage=Passage(id="x", title="x", text="x " * max_length), score=0.0)])
         self.fingerprint = f"cross-encoder:{weights_digest(self._model)[:32]}:length={max_length}"
 
     def __call__(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
@@ -194,9 +203,10 @@ class CrossEncoderReranker:
             part = [(query, hit.passage.contents) for hit in hits[start : start + self._batch]]
             with self._tokenizing:
                 coded = self._tokenizer(
-                    part, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
+                    part, padding=self._batch > 1, truncation=True, max_length=self._max_length, return_tensors="pt"
                 )
-            with torch.inference_mode():
-                scores += self._model(**coded.to(self._device)).logits[:, -1].float().tolist()
+            with torch.inference_mode(), failures_of(f"the reranker {self._name!r}", self._model, RetrieverUnavailable):
+                logits = self._model(**coded.to(self._device)).logits.float()
+                scores += (logits if logits.shape[1] == 1 else logits.log_softmax(1))[:, -1].tolist()
         scored = [Hit(passage=hit.passage, score=score) for hit, score in zip(hits, scores, strict=True)]
         return sorted(scored, key=lambda hit: -hit.score)

@@ -35,7 +35,7 @@ from turngym.core.numbers import Count, Number
 from turngym.core.spec import Spec, changed
 from turngym.core.user_files import json_object, keep_inputs
 from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
-from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder
+from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder, vector_size
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 from turngym.retrieval.dense import DenseRetriever
 from turngym.retrieval.encoders import (
@@ -313,15 +313,15 @@ class _Build:
         wants_vectors, wants_words = plan.kind != "bm25", plan.kind != "dense"
         if wants_vectors:
             # a wrong factory string, setting or model fails now, and not after hours
-            dim = plan.dim if plan.encoder == "hashing" else self._encoder()[0].dim
+            dim = plan.dim if plan.encoder == "hashing" else vector_size(self._encoder()[0])
             set_parameters(make_index(plan.factory, dim), plan.parameters)
         with self._passages() as store:
             manifest = IndexManifest(kind=plan.kind, passages=len(store), corpus_sha256=store.sha256)
             if wants_vectors:
                 encoder, record = self._encoder()
-                try_index(plan.factory, encoder.dim, plan.parameters, len(store))
+                try_index(plan.factory, vector_size(encoder), plan.parameters, len(store))
                 write_vectors(store, encoder, work / VECTORS, plan.shard_rows, self.report)
-                add_vectors(work / VECTORS, work / FAISS, plan.factory, encoder.dim, len(store), self.report)
+                add_vectors(work / VECTORS, work / FAISS, plan.factory, vector_size(encoder), len(store), self.report)
                 parameters = {**default_parameters(plan.factory), **plan.parameters}
                 faiss = FaissRecord(factory=plan.factory, parameters=parameters)
                 manifest = dataclasses.replace(manifest, encoder=record, faiss=faiss)
@@ -366,7 +366,7 @@ class _Build:
             return hashing, EncoderRecord(kind="hashing", fingerprint=hashing.fingerprint, dim=hashing.dim)
         if not is_built_in(plan.encoder):
             self.encoder = self.encoder or find_encoder(plan.encoder)(plan.device)
-            other, dim = self.encoder.fingerprint, self.encoder.dim
+            other, dim = self.encoder.fingerprint, vector_size(self.encoder)
             return self.encoder, EncoderRecord(kind="other", fingerprint=other, dim=dim, model=plan.encoder)
         model = plan.encoder.removeprefix("hf:")
         if self.encoder is None:
@@ -376,7 +376,7 @@ class _Build:
         record = EncoderRecord(
             kind="hf",
             fingerprint=self.encoder.fingerprint,
-            dim=self.encoder.dim,
+            dim=vector_size(self.encoder),
             model=model,
             passage_model=plan.passage_model,
             style=None if used is None else dataclasses.asdict(used),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError
 from turngym.core.user_files import library_path
-from turngym.retrieval.core import Encoder, Passage, checked_vectors
+from turngym.retrieval.core import Encoder, Passage, passage_vectors, vector_size
 from turngym.retrieval.faiss_index import add_to_index, load_faiss, make_index, read_index, train_index
 
 _ADD = 16_384
@@ -169,17 +169,17 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
         rows = min(shard_rows, len(store) - start)
         path = folder / f"{start // shard_rows:05d}.npy"
         with suppress(OSError, ValueError):
-            if np.load(path, mmap_mode="r").shape == (rows, encoder.dim):
+            if np.load(path, mmap_mode="r").shape == (rows, vector_size(encoder)):
                 report("vectors", start + rows, len(store))
                 continue
         scratch = path.with_suffix(".tmp")
         with scratch.open("wb") as file:
-            head = {"descr": "<f4", "fortran_order": False, "shape": (rows, encoder.dim)}
+            head = {"descr": "<f4", "fortran_order": False, "shape": (rows, vector_size(encoder))}
             np.lib.format.write_array_header_1_0(file, head)
             for place in range(start, start + rows, _BLOCK):
                 block = store[place : min(place + _BLOCK, start + rows)]
                 try:
-                    vectors = checked_vectors(encoder.encode_passages(block), len(block), encoder.dim)
+                    vectors = passage_vectors(encoder, block)
                 except RetrievalError as error:
                     raise RetrievalError(f"passages {place} to {place + len(block) - 1}: {error}") from error
                 file.write(vectors.astype("<f4", copy=False).data)

@@ -10,7 +10,6 @@ Examples:
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +20,15 @@ from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.evaluation.results import AVERAGE
 from turngym.agents.gguf_model import import_gguf
-from turngym.agents.models import ADAPTER, base_model, find_model, load_model, merge_adapter
+from turngym.agents.models import ADAPTER, base_model, find_model, lineage, load_model, merge_adapter
 from turngym.agents.play_spec import Model
-from turngym.agents.saved_model import save_model
+from turngym.agents.saved_model import companions, save_model, write_companions
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import SUMS_FILE, ChangedFileError, changed_sums, new_folder, read_sums, write_sums
 from turngym.core.numbers import Million
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec, changed
 from turngym.scripts.options import run_verb
-
-WRITTEN_FILES = (ADAPTER, "config.json", "generation_config.json", "model.safetensors.index.json")
-"""Files that a merged model writes itself, or does not have."""
 
 
 class Import(Spec):
@@ -122,22 +118,14 @@ def merge(adapter: Path, out: Path, *, base: Path | None = None) -> None:
     assert source is not None  # there is an adapter
     model = load_model(source)
     merge_adapter(model, adapter)
-    _write(model, out, source, adapter)
+    _write(model, out, *lineage(source), adapter)
 
 
 def _write(model: Any, out: Path, *folders: Path) -> None:
-    """Write `model` to the new folder `out`, with tokenizer, template and chat settings of `folders`, the later ones'
-    where several have them."""
+    """Write `model` to the new folder `out`, with what stands beside the weights in `folders`."""
     with new_folder(out) as unfinished:
         save_model(model, unfinished)
-        for folder in folders:
-            for path in folder.iterdir():
-                if (
-                    path.is_file()
-                    and path.suffix in (".json", ".jinja", ".txt", ".model")
-                    and path.name not in WRITTEN_FILES
-                ):
-                    shutil.copy(path, unfinished / path.name)
+        write_companions(companions(*folders), unfinished)
         write_sums(unfinished)
 
 
@@ -165,8 +153,7 @@ def average(run: Path, *, last: int = 4) -> Path:
             # a running mean, which needs two models in memory; tied weights are named once
             for name, weight in model.named_parameters():
                 weight.lerp_(other[name], 1 / count)
-    base = base_model(folders[-1])
-    _write(model, out, *([] if base is None else [base]), folders[-1])
+    _write(model, out, *lineage(folders[-1]))
     return out
 
 

@@ -25,7 +25,6 @@ from turngym.core.setting import fields_of
 from turngym.core.spec import Spec, Unread, changed, needing
 from turngym.core.strict_json import json_object
 from turngym.core.tables import columns, table_text
-from turngym.core.user_files import library_path
 from turngym.envs.base import tasks_of
 from turngym.retrieval.precision import cast_parameters
 from turngym.scripts.options import read_options
@@ -267,12 +266,12 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
-    from turngym.agents.saved_model import save_model
+    from turngym.agents.saved_model import save_model, save_tokenizer
     from turngym.core.files import write_sums
 
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
-    tokenizer.save_pretrained(str(library_path(folder)))
+    save_tokenizer(tokenizer, folder)
     world.chat.save(folder)
     write_sums(folder)
     return folder

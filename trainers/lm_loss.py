@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from turngym.core.errors import TurngymError
 from turngym.core.plugin_values import checked_text
 from turngym.core.protocols import Scorer
-from turngym.core.rows import read_rows, show
+from turngym.core.rows import absent, read_rows, show
 from turngym.core.user_files import text_lines
 from turngym.envs.search.parquet_rows import read_parquet
 from turngym.trainers.algorithm_spec import BuildContext
@@ -76,7 +76,7 @@ def _column(path: Path, column: str) -> Iterator[str]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping) or column not in row:
             raise TextError(f"{path}, row {number} is {show(row)}; valid: an object with {column!r}")
-        if row[column] not in (None, ""):
+        if not absent(row[column]) and row[column] != "":
             yield checked_text(f"{path}, row {number}: {column}", row[column], error=TextError)
 
 

@@ -448,25 +448,28 @@ class VocabularyError(TurngymError):
 
 
 def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_size: int) -> int:
-    """Number of ids that both models can score, after checking that every id means the same token to both.
+    """Number of ids that both models can score, after checking that every id of theirs means the same token to both.
 
     `student` and `teacher` are tokenizers (`get_vocab()`, `special_tokens_map`), the sizes are the rows of each model's
     LM head. Padded sizes may differ: both sides are then cut to the smaller one (padding a side with zeros would
     give the invented ids probability). Raises VocabularyError naming the first ids or special tokens that differ.
     """
+    # a token without a row in either model, such as a padding token that was added to a tokenizer alone, is in no row
+    rows = max(student_size, teacher_size)
     mine, theirs = (
-        {int(number): str(token) for token, number in one.get_vocab().items()} for one in (student, teacher)
+        {int(number): str(token) for token, number in one.get_vocab().items() if number < rows}
+        for one in (student, teacher)
     )
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
     if wrong:
-        rows = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
+        shown = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
         raise VocabularyError(
-            f"teacher and student have different vocabularies ({len(wrong)} ids differ): {rows}. "
+            f"teacher and student have different vocabularies ({len(wrong)} ids differ): {shown}. "
             f"Distillation needs one tokenizer for both; {OTHER}"
         )
     # special tokens decide where turns end, so the same string must play the same role on both sides
     own, other = (getattr(one, "special_tokens_map", None) or {} for one in (student, teacher))
-    for role in sorted(own.keys() | other.keys()):
+    for role in sorted((own.keys() | other.keys()) - {"pad_token"}):
         if str(own.get(role)) != str(other.get(role)):
             raise VocabularyError(
                 f"special token {role} differs: student {own.get(role)!r}, teacher {other.get(role)!r}. "

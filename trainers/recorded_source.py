@@ -219,14 +219,16 @@ class RecordedSource:
     cut: bool = False
     """End longer episodes at a step's depth cap, as if they had been played for it."""
 
+    def __post_init__(self) -> None:
+        if not self.episodes:
+            raise TurngymError("the data set has no episodes; give a trace file with at least one")
+
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         """Returns `request.episodes` episodes.
 
-        Raises TurngymError without episodes, without a whole group of one task, or for a curriculum that begins with
-        an expert's turns: that needs an environment.
+        Raises TurngymError without a whole group of one task, or for a curriculum that begins with an expert's turns:
+        that needs an environment.
         """
-        if not self.episodes:
-            raise TurngymError("the data set has no episodes; give a trace file with at least one")
         if request.plan.demonstration_turns is not None:
             raise TurngymError("a curriculum that begins with an expert's turns plays them: it cannot use trace files")
         if request.plan.round:

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from turngym.agents.models import find_device, hub_folder, require_plain
+from turngym.agents.models import find_device, hub_folder, lineage, require_plain
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
+from turngym.agents.saved_model import companions, write_companions
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.nested import at
@@ -35,7 +36,7 @@ from turngym.core.resolve import Layer, Resolved
 from turngym.core.setting import kind_of
 from turngym.core.settings import read_toml
 from turngym.core.spec import changed, to_table
-from turngym.core.user_files import library_path, user_path
+from turngym.core.user_files import user_path
 from turngym.envs.panels import load_panel
 from turngym.trainers import content_hashes
 from turngym.trainers.algorithm import Algorithm
@@ -282,8 +283,10 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         )
 
     # Records: what is saved beside the weights. The loop writes the rest.
+    beside = companions(*lineage(user_path(models.student)))
+
     def save_extra(folder: Path) -> None:
-        tokenizer.save_pretrained(str(library_path(folder)))
+        write_companions(beside, folder)
         student.settings.save(folder)
 
     return Trainer(

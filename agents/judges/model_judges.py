@@ -187,12 +187,14 @@ class PolicyJudge:
         return [self._judgment(request, row) for request, row in zip(requests, rows, strict=True)]
 
     def _judgment(self, request: JudgeRequest, row: Sequence[Generation | Exception]) -> Judgment:
+        opened = self.template.thoughts.opening if self.template.opens_thought else ""
         votes: list[str | None] = []
         errors: list[str] = []
         for item in row:
             if isinstance(item, Generation) and len(item.ids):
                 ids = item.ids.tolist()
-                votes.append(self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids))
+                said = self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids)
+                votes.append(f"{opened}{said}")
                 continue
             votes.append(None)
             why = "the judge's prompt leaves no room for an answer"

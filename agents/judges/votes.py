@@ -10,6 +10,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from turngym.envs.tool_calls import STYLES, THINK
+
 BOX = "\\boxed"
 HINT = ("[HINT_START]", "[HINT_END]")
 MEANT = {
@@ -39,12 +41,12 @@ class HintVote:
 def read_score(text: str) -> float | None:
     r"""The number in the last `\boxed{...}` if that is 1 (or +1), -1 or 0, else None (no vote).
 
-    An earlier box never stands in for a last one that cannot be read: it may say the opposite. Blanks, faces
-    (`\boxed{\text{-1}}`) and other minus signs do not matter.
+    An earlier box never stands in for a last one that cannot be read, nor one in its thoughts for one that is not said:
+    it may say the opposite. Blanks, faces (`\boxed{\text{-1}}`) and other minus signs do not matter.
 
     Source: [openclaw-rl] section 4.1; docs/algorithms.md#judge-votes.
     """
-    return _last_box(text, SCORES)
+    return _last_box(_said(text), SCORES)
 
 
 def read_hint(text: str) -> HintVote:
@@ -53,6 +55,7 @@ def read_hint(text: str) -> HintVote:
     Of blocks inside each other the inner one is read. Earlier blocks never stand in for a last one that is not closed.
     Source: [openclaw-rl] section 4.2; docs/algorithms.md#judge-votes.
     """
+    text = _said(text)
     block, closed, _ = _behind_last(text, HINT[0]).partition(HINT[1])
     return HintVote(score=_last_box(text, HINT_SCORES), hint=block.strip() if closed else None)
 
@@ -75,6 +78,15 @@ def choose_hint(votes: Iterable[HintVote]) -> str | None:
     """
     hints = [vote.hint for vote in votes if vote.score == 1.0 and vote.hint is not None and len(vote.hint) > MORE_THAN]
     return max(hints, key=len) if hints else None
+
+
+def _said(text: str) -> str:
+    """`text` without its thoughts, in which a judge tries verdicts; nothing where they do not end."""
+    for style in (THINK, *STYLES.values()):
+        _, text, unread = style.split(text, lambda rest: False)
+        if unread is not None:
+            return ""
+    return text
 
 
 def _last_box(text: str, valid: Mapping[str, float]) -> float | None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a LoRA adapter, as peft writes them."""
+OLDER_WEIGHTS = "adapter_model.bin"
+"""The weights as peft wrote them until the end of 2023: a pickle, of which tensors alone are read."""
 PEFT_PREFIX = "base_model.model."
 """What peft's wrapper puts before the name of every weight."""
 SCALES = ("use_rslora", "alpha_pattern")
@@ -119,10 +121,16 @@ def merge_adapter(model: Any, folder: Path) -> None:
     config = adapter_config(folder)
     _check_settings(config, folder)
     try:
-        parts = _by_layer(load_file(library_path(folder) / ADAPTER_WEIGHTS))
+        older = library_path(folder) / OLDER_WEIGHTS
+        if older.is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
+            found = torch.load(older, map_location="cpu", weights_only=True)
+        else:
+            found = load_file(library_path(folder) / ADAPTER_WEIGHTS)
+        parts = _by_layer(found)
+        own = {_text_name(name): name for name, _ in model.named_modules()}
+        _fit_vocabulary(model, {own.get(_text_name(name), name): found for name, found in parts.items()})
         shared = shared_weights(model)
         with torch.no_grad():
-            own = {_text_name(name): name for name, _ in model.named_modules()}
             for name, found in parts.items():
                 layer = model.get_submodule(own.get(_text_name(name), name))
                 _merge_layer(layer, found, config, name, shared)
@@ -132,6 +140,16 @@ def merge_adapter(model: Any, folder: Path) -> None:
     if not any("a" in found for found in parts.values()):
         raise ModelError(f"the adapter in {folder} holds no LoRA weights")
     _say_untied(model)
+
+
+def _fit_vocabulary(model: Any, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Give `model` the vocabulary of an adapter that was trained with more tokens, or fewer: its file has embedding and
+    head whole then."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    whole = [parts.get(name, {}).get("own.weight") for name, layer in model.named_modules() if layer in ends]
+    sizes = {None if weight is None else weight.shape[0] for weight in whole}
+    if None not in sizes and len(sizes) == 1 and sizes != {ends[0].weight.shape[0]}:
+        model.resize_token_embeddings(*sizes, mean_resizing=False)
 
 
 def _text_name(name: str) -> str:

@@ -107,6 +107,11 @@ class ChatTemplate:
         """Control tokens that answers are made of: those of thoughts and calls."""
         # caches per instance: one on the methods would be shared and keep every tokenizer alive
         self._decode_cached = lru_cache(CACHE)(self._decode)
+        self._in_parts = False
+        if not self._shows_users():
+            self._in_parts = True
+            # a template may also refuse a conversation without a system message
+            self._in_parts = self._shows_users()
         # opening() reads the switch, so the trial itself must run with it off
         self._fold_system = False
         try:
@@ -116,6 +121,14 @@ class ChatTemplate:
         self.role = observation_role
         self.dialect, self.thoughts = dialect, thoughts
         self._probe(tool)
+
+    def _shows_users(self) -> bool:
+        """Whether a user's content is shown. Templates of some models that also read images take lists of parts alone
+        (LLaVA, SmolVLM), and show nothing of a text."""
+        try:
+            return OBSERVATION in self.render([{"role": "user", "content": OBSERVATION}])
+        except RenderError:
+            return False
 
     def opening(self, system: str, observation: str) -> list[Message]:
         """The messages before the first response. Without support for system messages, both go into a user message."""
@@ -134,6 +147,12 @@ class ChatTemplate:
         """
         described = self._tools if tools is None else tools
         shown = [self._shown(message) for message in messages]
+        if self._in_parts:
+            texts = [message.get("content") for message in shown]
+            shown = [
+                {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
+                for message, text in zip(shown, texts, strict=True)
+            ]
         schemas = None if described is None else self.encoder.shield_all(list(described))
         try:
             if self.source in TRUSTED:
@@ -216,7 +235,8 @@ class ChatTemplate:
         self.describes_tool = tool is not None and all(one.name in prompt for one in tool.tools)
         self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
         """Text between an observation and the answer."""
-        self._opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
+        self.opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
+        """Whether the prompt opens a thought, so that an answer begins inside it."""
         self.form: AnswerForm = ContentAnswers()
         """How responses are passed to the template."""
         self.samples = self._sample_answers(tool)
@@ -224,7 +244,7 @@ class ChatTemplate:
         self.prefill = self._probe_prefill(prompt)
         """Text that the generation prompt puts into the assistant's message and the template expects in it later."""
         # a response that begins inside an open thought has to close it
-        self._lead = f"{self.thoughts.after}{self.thoughts.closing}{self.thoughts.gap}" if self._opens_thought else ""
+        self._lead = f"{self.thoughts.after}{self.thoughts.closing}{self.thoughts.gap}" if self.opens_thought else ""
         self.form = self._choose_form()
         self._bare = self.samples[0]
         self._lead = self._probe_lead(prompt)
@@ -279,7 +299,7 @@ class ChatTemplate:
 
     def _choose_form(self) -> AnswerForm:
         """Plain content if the template shows it as it was said, else the structured form that comes closest."""
-        opened = f"{self.thoughts.opening}{self.thoughts.before}" if self._opens_thought else ""
+        opened = f"{self.thoughts.opening}{self.thoughts.before}" if self.opens_thought else ""
         content = ContentAnswers(prefill=self.prefill or opened)
         if self.dialect is None and self.thoughts is THINK:
             return content
@@ -287,7 +307,7 @@ class ChatTemplate:
             StructuredAnswers(
                 dialect=self.dialect,
                 thoughts=self.thoughts,
-                opened=self._opens_thought,
+                opened=self.opens_thought,
                 special=self._special,
                 arguments_as_text=as_text,
             )
@@ -301,7 +321,7 @@ class ChatTemplate:
     def _rank(self, form: AnswerForm) -> int:
         """How well `form` shows an answer with its thought: 2 exactly where it was said, 1 somewhere, 0 not at all."""
         ranks = []
-        thought = "" if self._opens_thought or self.thoughts is THINK else self.thoughts.write("turngymthought")
+        thought = "" if self.opens_thought or self.thoughts is THINK else self.thoughts.write("turngymthought")
         for answer in (self._lead + self.samples[0], thought + self.samples[0]):
             history = self.opening(SYSTEM, USER)
             message = form.answer(answer)
@@ -372,10 +392,10 @@ class ChatTemplate:
         """
         opening, closing = self.thoughts.opening, self.thoughts.closing
         # the response was already written inside a thought
-        if self._opens_thought and closing in text and opening not in text.partition(closing)[0]:
+        if self.opens_thought and closing in text and opening not in text.partition(closing)[0]:
             return text
         if text.startswith(opening):
-            if self._opens_thought:
+            if self.opens_thought:
                 return text.removeprefix(opening).removeprefix(self.thoughts.before)
             before, has_thought, _ = self._lead.partition(opening)
             # what is for answers without a thought does not stand before one, but for the space that it begins with

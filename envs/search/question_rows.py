@@ -15,7 +15,7 @@ from typing import Any
 
 from turngym.core.errors import TaskError
 from turngym.core.redaction import brief
-from turngym.core.rows import read_rows, show, stem
+from turngym.core.rows import absent, read_rows, show, stem
 from turngym.core.task import content_hash
 from turngym.core.user_files import text_problem, user_path
 from turngym.envs.search.parquet_rows import read_parquet
@@ -333,7 +333,7 @@ class _Row:
 
 
 def _missing(value: Any) -> bool:
-    return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
+    return absent(value) or value in ([], {}) or (isinstance(value, str) and not value.strip())
 
 
 # --- files

@@ -19,6 +19,7 @@ from turngym.agents.judges.env_judges import ENV_JUDGES, ExpertJudge, RuleJudge
 from turngym.agents.judges.judge_settings import AnyJudge
 from turngym.agents.judges.judges import JudgeContext, TimedJudge, make_judge
 from turngym.agents.judges.model_judges import KEY, LONGEST_PART, HttpJudge, PolicyJudge, messages
+from turngym.agents.judges.votes import read_score
 from turngym.agents.rendering.chat_template import ChatTemplate
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.protocols import GenerateRequest, Generation, JudgeRequest
@@ -119,6 +120,19 @@ def test_votes_that_end_at_the_limit_are_counted(voter: Voter, endpoint: Endpoin
         assert len(endpoint.bodies) == 2
     endpoint.answer = lambda body, number: (200, {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
     assert remote(endpoint, votes=2).judge([ask()])[0].cut == 0
+
+
+def test_a_thought_that_the_prompt_opened_is_no_verdict(make_tokenizer: Callable[..., Any]) -> None:
+    """A vote that is cut in it has none, although it begins with no tag."""
+    opening = "{%- if add_generation_prompt -%}{{- '<think>\\n' -}}{%- endif -%}"
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template += opening
+    voter = Voter(ChatTemplate(tokenizer))
+    voter.finish = "length"
+    [vote] = local(voter, votes=1).judge([ask()])[0].votes
+    assert vote is not None
+    assert "\\boxed{" in vote
+    assert read_score(vote) is None
 
 
 def test_prompts_show_the_parts_and_cut_the_middle() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from turngym.agents import load_world
 from turngym.agents.model_folder_check import check_model_files
-from turngym.agents.models import hub_folder, load_tokenizer
+from turngym.agents.models import file_hashes, hub_folder, load_tokenizer
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.files import ChangedFileError, locked_folder, read_sums
 from turngym.core.line_file import LineFile
@@ -20,15 +20,34 @@ from turngym.core.manifest import write_manifest
 from turngym.core.trace import TraceError, TraceWriter
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "generation_config.json"])
+@pytest.mark.parametrize("name", ["vocab.txt", "generation_config.json", "additional_chat_templates/rag.jinja"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_no_file_is_in_no_model(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     if kind == "pipe":
-        os.mkfifo(tmp_path / name)
+        os.mkfifo(path)
     else:
-        (tmp_path / name).symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match=f"holds {name}, which is no file"):
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=f"holds {path.name}, which is no file"):
         hub_folder(tmp_path)
+
+
+def test_a_further_template_is_part_of_a_model(tmp_path: Path) -> None:
+    folder = shutil.copytree(load_world("alfworld").checkpoint("student"), tmp_path / "model")
+    plain = file_hashes(folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
+    assert file_hashes(folder).keys() - plain.keys() == {"additional_chat_templates/tool_use.jinja"}
+
+
+def test_a_template_may_lie_with_what_prepares_images(tmp_path: Path) -> None:
+    folder = shutil.copytree(load_world("alfworld").checkpoint("student"), tmp_path / "model")
+    template = load_tokenizer(folder).chat_template
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert load_tokenizer(folder).chat_template == template
+    (folder / "chat_template.jinja").unlink()
+    assert load_tokenizer(folder).chat_template == "{{ messages }}"
 
 
 @pytest.mark.parametrize("shard", ["../w.safetensors", "/w.safetensors", "more/w.safetensors", "..", "", 3, None])

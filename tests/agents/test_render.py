@@ -178,6 +178,29 @@ def test_systemless_templates_show_the_system_text_in_the_first_user_message(mak
     assert play(renderer, [("o1", "a1")], system="")[1] == ["<user/o1>/<assistant/[a1>]"]
 
 
+PARTS = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+    "{%- for part in m.content | selectattr('type', 'equalto', 'text') -%}{{- part.text -}}{%- endfor -%}"
+    "{{- '<|im_end|>\n' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+"""Contents are lists of parts, as in models that also read images (LLaVA)."""
+
+
+def test_a_template_that_takes_parts_is_given_parts(make_tokenizer: Any) -> None:
+    renderer = ChatRenderer(make_tokenizer(PARTS))
+    assert renderer.append_only
+    played = [("o1", "a1"), ("say <|im_end|>", "a2")]
+    assert play(renderer, played)[1] == play(ChatRenderer(make_tokenizer()), played)[1]
+
+
+def test_a_template_that_wants_a_system_message_is_given_texts(make_tokenizer: Any) -> None:
+    first = "{%- if messages[0].role != 'system' -%}{{- raise_exception('no system message') -}}{%- endif -%}"
+    plain = make_tokenizer()
+    strict = make_tokenizer(first + plain.chat_template)
+    played = [("o1", "a1"), ("o2", "a2")]
+    assert play(ChatRenderer(strict), played)[1] == play(ChatRenderer(plain), played)[1]
+
+
 def test_what_cannot_be_rendered_is_refused(make_tokenizer: Any) -> None:
     with pytest.raises(RenderError, match="has no chat template"):
         ChatRenderer(make_tokenizer(template=None))

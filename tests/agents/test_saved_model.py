@@ -13,9 +13,10 @@ import torch
 import transformers
 from engine_requests import tiny
 from safetensors.torch import load_file, save_file
+from tokenizers_of import tokenizer_of
 
-from turngym.agents.models import load_model, require_plain
-from turngym.agents.saved_model import save_model, write_tensors
+from turngym.agents.models import load_model, load_tokenizer, require_plain
+from turngym.agents.saved_model import companions, save_model, save_tokenizer, write_companions, write_tensors
 from turngym.core.errors import ModelError
 from turngym.retrieval.precision import cast_parameters
 
@@ -123,6 +124,32 @@ def test_what_is_read_back_is_the_model(family: str, dtype: Any, tmp_path: Path)
     assert torch.equal(logits(load_model(tmp_path, dtype=str(dtype)[6:])), logits(model))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "said"),
+    [
+        ("Qwen2", {"rope_theta": 5e5, **YARN}, {"rope_theta": 5e5, "rope_scaling": YARN}),
+        ("Llama", {"rope_theta": 5e5, "rope_type": "default"}, {"rope_theta": 5e5, "rope_scaling": None}),
+        ("GPTNeoX", {"rope_theta": 5e5, "rope_type": "default"}, {"rope_theta": 5e5, "partial_rotary_factor": 0.25}),
+    ],
+)
+def test_a_server_with_an_older_transformers_reads_the_same_positions(
+    family: str, rope: dict[str, Any], said: dict[str, Any], tmp_path: Path
+) -> None:
+    """It knows none of `rope_parameters`, and takes 10,000 where it finds no `rope_theta`."""
+    model = cast_parameters(tiny(family, rope_parameters=rope), torch.bfloat16)
+    save_model(model, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {name: written[name] for name in said} == said
+    assert written["torch_dtype"] == written["dtype"] == "bfloat16"
+    again = load_model(tmp_path, dtype="bfloat16")
+    assert again.config.rope_parameters == model.config.rope_parameters
+    assert torch.equal(logits(again), logits(model))
+    save_model(again, tmp_path)
+
+
 def test_the_index_of_an_older_models_files_goes_with_them(tmp_path: Path) -> None:
     tiny("Llama").save_pretrained(tmp_path, max_shard_size="20KB")
     assert list(tmp_path.glob("*.index.json"))
@@ -203,3 +230,40 @@ def test_an_adapter_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(safetensors.torch, "save_file", lambda found, path: save_file({"a": found["a"]}, path))
     with pytest.raises(ModelError, match="b is in the model alone"):
         write_tensors(tensors, tmp_path / "adapter_model.safetensors", like="like")
+
+
+def test_what_stands_beside_the_weights_is_copied(tmp_path: Path) -> None:
+    """A tokenizer whole and as it was, what prepares images; nothing of how the old weights were stored."""
+    base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
+    for folder, names in (
+        (base, ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json")),
+        (base, ("preprocessor_config.json", "hf_quant_config.json", "model.safetensors.index.json", "turngym.json")),
+        (base, ("additional_chat_templates/tool_use.jinja", "tokenizer.model", "README.md")),
+        (adapter, ("adapter_config.json", "turngym.json", "trainer_state.json")),
+    ):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(folder.name)
+    found = companions(base, adapter)
+    beside = {"preprocessor_config.json", "turngym.json"}
+    spoken = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "tokenizer.model"}
+    assert found.keys() == beside | spoken | {"additional_chat_templates/tool_use.jinja"}
+    assert (found["turngym.json"], found["vocab.json"]) == (b"adapter", b"base")
+    write_companions(found, out)
+    assert companions(out) == found
+    # an adapter with a tokenizer of its own takes none of the base's files: a template of theirs would come first
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (adapter / name).write_text("adapter")
+    assert companions(base, adapter).keys() == beside | {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_a_tokenizer_of_ours_is_of_a_class_that_older_servers_know(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("byte-level, GPT-2")
+    save_tokenizer(tokenizer, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "extra_special_tokens" not in settings
+    again = load_tokenizer(tmp_path)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again.all_special_tokens == tokenizer.all_special_tokens
+    assert again.chat_template == tokenizer.chat_template

@@ -17,6 +17,7 @@ import pytest
 from fake_hub import COMMIT, fake_hub
 
 from turngym.agents import load_world
+from turngym.agents.models import load_tokenizer
 from turngym.core.hub import is_hub_name, model_folder, pinned
 from turngym.core.user_files import user_path
 
@@ -87,6 +88,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     place = tmp_path_factory.mktemp("hub")
     folder, bare = place / "served", place / "bare"
     shutil.copytree(load_world("alfworld").checkpoint("student"), folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     (folder / "modeling_own.py").write_text("raise SystemExit('code of a stranger was run')")
     bare.mkdir()
@@ -129,6 +132,7 @@ def test_a_model_by_name_is_fetched_once_and_pinned(tmp_path: Path, hub: Any) ->
     assert f'folder = "some-org/tiny@{COMMIT}"' in (out / "spec.toml").read_text()
     snapshot = hub.home / "hub" / "models--some-org--tiny" / "snapshots" / COMMIT
     assert pinned(snapshot) == f"some-org/tiny@{COMMIT}"
+    assert set(load_tokenizer(snapshot).chat_template) == {"default", "tool_use"}
 
     # the cache has it now: by its branch, and by the commit, nobody is asked, with or without a network
     asked, names = len(hub.asked), ("some-org/tiny", f"some-org/tiny@{COMMIT}")

@@ -319,6 +319,20 @@ def test_a_trace_begins_with_its_settings(tmp_path: Path) -> None:
     assert (read_trace(tmp_path / "copy.jsonl")[0][0].spec, read_specs(tmp_path / "copy.jsonl")) == (second, {})
 
 
+def test_settings_that_another_program_wrote_anew_are_settings(tmp_path: Path) -> None:
+    """With blanks, in UTF-8, and without checksums, as an editor of JSON writes lines."""
+    path = tmp_path / "t.jsonl"
+    spec = {"play": {"system": "Küche"}}
+    with TraceWriter(path, spec) as writer:
+        writer.write(episode(turn()))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert list(read_specs(path).values()) == [spec]
+    episodes, problems = read_trace(path)
+    assert ([one.spec for one in episodes], problems) == (list(read_specs(path)), [])
+
+
 def test_settings_that_were_torn_or_changed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with TraceWriter(path, FIRST) as writer:

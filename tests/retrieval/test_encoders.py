@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.core import Passage
+from turngym.retrieval.core import Passage, RetrieverUnavailable
 from turngym.retrieval.encoders import (
     STYLES,
     EncoderStyle,
@@ -279,14 +279,51 @@ def test_weights_that_are_not_there_are_not_made_up(tiny_bert: Path, tmp_path: P
 def test_what_cannot_be_an_encoder(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="Did you mean 'e5'"):
         find_style("e55", "m")
-    # of the last three the family has another pooling, or other prefixes
-    for model in ("some/model", "x/e5-mistral-7b-instruct", "multilingual-e5-large-instruct", "x/bge-m3"):
-        with pytest.raises(RetrievalError, match=f"cannot tell the style of '{model}'"):
-            find_style(None, model)
-    for model, style in (("x/bge-small-en-v1.5", "bge"), ("x/e5-base-v2", "e5"), ("multilingual-e5-small/", "e5")):
-        assert find_style(None, model) is STYLES[style]
+    with pytest.raises(RetrievalError, match="cannot tell the style of 'some/model'"):
+        find_style(None, "some/model")
+    assert find_style(None, "x/bge-small-en@refs/pr/3").pooling == "cls"
+    for other in ("e5-mistral-7b-instruct", "multilingual-e5-large-instruct", "bge-m3", "bge-large-zh-v1.5"):
+        with pytest.raises(RetrievalError, match="cannot tell the style"):
+            find_style(None, f"x/{other}")
     with pytest.raises(RetrievalError, match="cannot load the encoder"):
         HuggingFaceEncoder(str(tmp_path), "e5")
+
+
+@pytest.mark.parametrize("said", [512, None])
+def test_a_text_is_cut_to_what_the_model_reads(tiny_bert: Path, tmp_path: Path, said: int | None) -> None:
+    """Whether its tokenizer says more or nothing."""
+    import transformers
+
+    folder = shutil.copytree(tiny_bert, tmp_path / "short")
+    config = transformers.AutoConfig.from_pretrained(folder, max_position_embeddings=16)
+    transformers.BertModel(config).save_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if said is not None:
+        tokenizer.model_max_length = said
+    tokenizer.save_pretrained(folder)
+    encoder = HuggingFaceEncoder(str(folder), "plain")
+    long, cut = encoder.encode_queries(["a " * 40, "a " * 14])
+    np.testing.assert_allclose(long, cut, atol=1e-6)
+
+
+def test_an_encoder_without_its_tokenizer_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """transformers would read every word as unknown, and every text of a length had one vector."""
+    folder = shutil.copytree(tiny_bert, tmp_path / "alone", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    with pytest.raises(RetrievalError, match="there is no vocabulary"):
+        HuggingFaceEncoder(str(folder), "plain")
+
+
+def test_an_id_that_the_model_does_not_know_is_a_failed_search(tiny_bert: Path, tmp_path: Path) -> None:
+    """A token that was added to the tokenizer alone."""
+    import transformers
+
+    folder = shutil.copytree(tiny_bert, tmp_path / "grown")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["[NEW]"])
+    tokenizer.save_pretrained(folder)
+    encoder = HuggingFaceEncoder(str(folder), "plain")
+    with pytest.raises(RetrieverUnavailable, match="IndexError"):
+        encoder.encode_queries(["a [NEW] b"])
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=30), budget=st.integers(1, 200))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from turngym.core.errors import RetrievalError
 from turngym.retrieval.index import BuildPlan, IndexFolderError, build_index, describe_index, read_manifest
 from turngym.retrieval.open_retriever import open_retriever
 
@@ -18,7 +19,7 @@ WORDS = ("apple", "river", "stone")
 
 
 class Count:
-    dim = 3
+    dim = np.int64(3)
     fingerprint = "count-v1"
 
     def __init__(self, device):
@@ -33,6 +34,15 @@ class Count:
 
 class Other(Count):
     fingerprint = "count-v2"
+
+
+class Odd(Count):
+    dim = 2.5
+
+
+class Failing(Count):
+    def encode_passages(self, passages):
+        raise SystemExit(f"{len(passages)} are too many")
 """
 
 
@@ -68,3 +78,17 @@ def test_an_index_is_built_and_opened_with_it(outside: None, tmp_path: Path, nam
     assert [hits[0].passage.title for hits in found] == ["T1", "T2", "T0"]
     with pytest.raises(IndexFolderError, match=r"another encoder: it stores count-v1 .*Other is count-v2"):
         open_retriever(out, encoder="counting_encoder:Other")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Odd", r"the encoder's dim is 2\.5; it must be a whole number from 1"),
+        ("Failing", r"passages 0 to 0: the encoder failed: SystemExit: 1 are too many \(.*counting_encoder\.py, line"),
+    ],
+)
+def test_an_encoder_that_fails_is_one_line(outside: None, tmp_path: Path, name: str, said: str) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": 1, "text": "x"}\n')
+    with pytest.raises(RetrievalError, match=said):
+        build_index(BuildPlan(corpus=corpus, out=tmp_path / "i", kind="dense", encoder=f"counting_encoder:{name}"))

@@ -166,22 +166,45 @@ def test_coverage_of_nothing() -> None:
     assert CoverageReranker()("x", []) == []
 
 
-def test_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def cross_encoder(folder: Path, labels: int) -> Path:
+    """A random BERT over letters that classifies."""
     import torch
     import transformers
 
-    from turngym.retrieval.hybrid import CrossEncoderReranker
-
-    folder = tmp_path_factory.mktemp("cross")
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
     tokens += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=len(tokens), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        num_labels=1, initializer_range=0.5,
+        num_labels=labels, initializer_range=0.5,
     )  # fmt: skip
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     transformers.BertTokenizerFast(vocab={t: i for i, t in enumerate(tokens)}).save_pretrained(folder)
+    return folder
+
+
+def test_of_two_classes_the_probability_counts(tmp_path: Path) -> None:
+    """The logit of "yes" alone says nothing: that of "no" may be larger still."""
+    import torch
+    import transformers
+
+    folder, texts = cross_encoder(tmp_path, 2), ["ab", "cd", "efghij", "klm", "nopq"]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    coded = transformers.AutoTokenizer.from_pretrained(folder)(
+        ["xyz"] * 5, [hit.passage.contents for hit in hits_of(*texts)], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        logits = model(**coded).logits
+    chances = logits.softmax(1)[:, 1]
+    assert chances.argsort().tolist() != logits[:, 1].argsort().tolist()
+    found = open_reranker(f"hf:{folder}")("xyz", hits_of(*texts))
+    assert [int(hit.passage.id) for hit in found] == chances.argsort(descending=True).tolist()
+
+
+def test_cross_encoder(tmp_path: Path) -> None:
+    from turngym.retrieval.hybrid import CrossEncoderReranker
+
+    folder = cross_encoder(tmp_path, 1)
     reranker = open_reranker(f"hf:{folder}")
     assert isinstance(reranker, CrossEncoderReranker)
     assert reranker.fingerprint.startswith("cross-encoder:")
@@ -192,3 +215,26 @@ def test_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     single = {hit.passage.id: reranker("xyz", [hit])[0].score for hit in hits}
     assert [hit.score for hit in hits] == pytest.approx([single[hit.passage.id] for hit in hits], abs=1e-5)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_decoder_reranks(tmp_path: Path, padded: bool) -> None:
+    """Its configuration names no padding, which transformers needs to find where a text ends."""
+    import transformers
+    from tokenizers_of import tokenizer_of
+
+    from turngym.retrieval.hybrid import CrossEncoderReranker
+
+    tokenizer = tokenizer_of("byte-level, GPT-2")
+    tokenizer.pad_token = tokenizer.eos_token if padded else None
+    tokenizer.save_pretrained(tmp_path)
+    size = max(tokenizer.get_vocab().values()) + 1
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=8, num_labels=1, initializer_range=0.5, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    reranker = CrossEncoderReranker(str(tmp_path))
+    hits = hits_of("look", "the shelf is empty", "a " * 90)
+    single = {hit.passage.id: reranker("go", [hit])[0].score for hit in hits}
+    assert {hit.passage.id: hit.score for hit in reranker("go", hits)} == pytest.approx(single, abs=1e-5)

@@ -33,8 +33,9 @@ class FakeHub(BaseHTTPRequestHandler):
         if path.startswith("/api/models/"):
             name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
             if name in server.models and revision in ("", "main", "v1", COMMIT):
-                files = [file for file in sorted(server.models[name].iterdir()) if file.is_file()]
-                rows = [{"rfilename": file.name, "size": file.stat().st_size} for file in files]
+                folder = server.models[name]
+                files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+                rows = [{"rfilename": str(file.relative_to(folder)), "size": file.stat().st_size} for file in files]
                 return self._send(json.dumps({"id": name, "sha": server.commit, "siblings": rows}).encode(), {}, body)
         elif "/resolve/" in path:
             name, _, rest = path.removeprefix("/").partition("/resolve/")

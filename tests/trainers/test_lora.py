@@ -293,6 +293,30 @@ def test_every_adapter_is_merged_into_the_model_that_peft_reads(kind: str, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("size", [53, 40])
+def test_an_adapter_brings_its_vocabulary(size: int, tied: bool, tmp_path: Path) -> None:
+    """Tokens were added before it was trained, or padding taken off: peft writes embedding and head whole."""
+    from peft import LoraConfig as Settings
+    from peft import PeftModel, get_peft_model
+
+    save_model(qwen2(tied), tmp_path / "base")
+    resized = qwen2(tied)
+    resized.resize_token_embeddings(size)
+    made = get_peft_model(resized, Settings(r=4, lora_alpha=8, task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    shaken(made).save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=True)
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}))
+    played = load_model(tmp_path / "adapter")
+    assert (played.get_output_embeddings().weight.shape[0], played.config.vocab_size) == (size, size)
+    base = qwen2(tied)
+    base.resize_token_embeddings(size)
+    ids = IDS.clamp(max=size - 1)
+    expected = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()(ids).logits
+    assert torch.allclose(played(ids).logits, expected, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
 def test_an_adapter_finds_the_text_part_of_its_base_by_every_name_that_it_had(prefix: str, tmp_path: Path) -> None:
     save_model(toy.tiny(1), tmp_path / "base")
@@ -381,6 +405,20 @@ def test_merged_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {"config.json", "turngym.json", "turngym.sums"} <= {path.name for path in (tmp_path / "whole").iterdir()}
     assert torch.allclose(load_model(tmp_path / "whole")(IDS).logits, model(IDS).logits, atol=1e-4)
     assert main(words) == 2  # never over what is there
+
+
+def test_an_adapter_of_2023_is_a_pickle_of_tensors(tmp_path: Path) -> None:
+    save_model(toy.tiny(1), tmp_path / "base")
+    model = shaken(student(base=str(tmp_path / "base")))
+    save_adapter(model, model.state_dict(), tmp_path / "adapter")
+    expected = load_model(tmp_path / "adapter")(IDS).logits
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    torch.save(load_file(file), file.with_suffix(".bin"))
+    file.unlink()
+    assert torch.equal(load_model(tmp_path / "adapter")(IDS).logits, expected)
+    torch.save(Path("code"), file.with_suffix(".bin"))
+    with pytest.raises(ModelError, match="damaged: Weights only load failed"):
+        load_model(tmp_path / "adapter")
 
 
 def test_adapters_are_averaged_as_the_models_that_they_make(tmp_path: Path) -> None:

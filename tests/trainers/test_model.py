@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.agents import models
-from turngym.agents.models import load_model
+from turngym.agents.models import load_model, load_tokenizer
 from turngym.agents.saved_model import save_model
 from turngym.core.errors import ModelError
 from turngym.retrieval.precision import cast_parameters
@@ -72,6 +72,9 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
     save_model(tiny_qwen3(60, width=32), tmp_path / "m")
     with pytest.raises(ModelError, match="dtype 'int4' is unknown; valid: float32"):
         load_model(tmp_path / "m", dtype="int4")
+    # transformers makes an empty one for Qwen3
+    with pytest.raises(ModelError, match=r"cannot load the tokenizer in .*: there is no vocabulary; valid: a folder"):
+        load_tokenizer(tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot load the model in"):
         load_model(tmp_path / "m")

@@ -85,6 +85,15 @@ def test_same_vocabulary_gives_the_smaller_padded_size() -> None:
     assert common_vocabulary(one, Tokenizer(["a", "b", "c"], {"eos_token": "c"}), 64, 60) == 60
 
 
+def test_a_padding_token_of_one_tokenizer_changes_nothing() -> None:
+    """Neither model has a row for it, and no row is padded with it."""
+    padded = Tokenizer(["a", "b", "c", "[PAD]"], {"eos_token": "c", "pad_token": "[PAD]"})
+    plain = Tokenizer(["a", "b", "c"], {"eos_token": "c", "pad_token": "c"})
+    assert common_vocabulary(padded, plain, 3, 3) == common_vocabulary(padded, padded, 3, 3) == 3
+    with pytest.raises(VocabularyError, match="1 ids differ"):
+        common_vocabulary(padded, plain, 4, 3)
+
+
 @pytest.mark.parametrize(
     ("teacher", "sizes", "text"),
     [

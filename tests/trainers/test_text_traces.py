@@ -116,6 +116,16 @@ def test_a_trace_with_senseless_numbers_is_refused_by_line_and_turn(
         build_trainer(train.parse(shown)).train()
 
 
+def test_a_file_of_something_else_ends_before_the_run(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    words = command(model, tmp_path / "run", "sft", "--traces", str(tmp_path / "chat.jsonl"))
+    with (
+        pytest.warns(UserWarning, match=r"chat\.jsonl: 1 of 1 lines are damaged"),
+        pytest.raises(TurngymError, match="the data set has no episodes"),
+    ):
+        build_trainer(train.parse(words))
+
+
 def test_luffy_takes_an_endpoints_episodes_as_demonstrations(model: Path, trace: Path, tmp_path: Path) -> None:
     """A group of one attempt of the student's own and one of the endpoint's at the same task."""
     shown = [episode for episode in read_trace(trace)[0] if episode.sample == 0]

@@ -22,6 +22,7 @@ from turngym.agents.play_spec import PartOfPanel, part_of
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rollout_sources import KeptSource, LiveSource, step_jobs
+from turngym.agents.saved_model import companions
 from turngym.core.errors import TurngymError
 from turngym.core.nested import at
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
@@ -86,6 +87,9 @@ def test_every_algorithm_trains_and_leaves_a_model(
         assert all(row["gap_max"] is None or row["gap_max"] < 1e-4 for row in rows)
     model = out / "checkpoints" / "step_000002" / "model"
     assert ChatSettings.load(model).system == "Do the task."
+    # as it was, and not as this release of transformers would write it
+    name = "tokenizer_config.json"
+    assert companions(model)[name] == companions(models / "student")[name]
     start, end = load_model(models / "student"), load_model(model)
     assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), end.parameters(), strict=True))
 

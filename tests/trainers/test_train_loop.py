@@ -108,7 +108,7 @@ def test_data_set_epochs_are_permutations() -> None:
     again = RecordedSource(episodes=episodes, seed=1)(RolloutRequest(step=5, episodes=3, max_turns=9))
     assert [e.task.task_id for e in again] == seen[12:15]
     with pytest.raises(TurngymError, match="no episodes"):
-        RecordedSource(episodes=[])(RolloutRequest(step=1, episodes=3, max_turns=9))
+        RecordedSource(episodes=[])
     with pytest.raises(TurngymError, match="cannot use trace files"):
         source(RolloutRequest(step=1, episodes=3, max_turns=9, plan=PlayPlan(demonstration_turns=2)))
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from turngym.agents.models import find_model
+from turngym.agents.models import find_model, lineage
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.proxy.turn_records import votes_record
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
+from turngym.agents.saved_model import companions, write_companions
 from turngym.core.background_threads import say
 from turngym.core.disk_space import RoomToWrite
 from turngym.core.episode import Episode
@@ -30,7 +31,6 @@ from turngym.core.errors import TurngymError
 from turngym.core.redaction import redacted_traceback
 from turngym.core.spec import changed, to_table
 from turngym.core.trace import TraceWriter, iter_trace
-from turngym.core.user_files import library_path
 from turngym.trainers import content_hashes
 from turngym.trainers.algorithm import Algorithm
 from turngym.trainers.algorithm_spec import BuildContext, find_algorithm
@@ -271,8 +271,10 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     service = make_service(temperature=config.run.temperature, learns=True, resumed_from=step)
     training = Training(service, serving, judge, algorithm, config, step=step, resume=checkpoint is not None)
 
+    beside = companions(*lineage(config.student))
+
     def save_extra(folder: Path) -> None:
-        tokenizer.save_pretrained(str(library_path(folder)))
+        write_companions(beside, folder)
         chat.save(folder)
 
     spec = {name: value for name, value in to_table(config).items() if name in SHARED} | {"chat": chat.identity}

@@ -130,6 +130,8 @@ def test_other_forms_of_answers_are_refused(tmp_path: Path, given: dict[str, Any
         ({"_id": "5a7a0693", "id": None}, "id", "5a7a0693"),
         ({"QuestionId": "tc_33", "id": "None"}, "id", "tc_33"),
         ({"id": None, "extra_info": '{"split": "test", "index": 3}'}, "id", "test_3"),
+        # pandas' missing values
+        ({"_id": "5a7a0693", "id": math.nan, "gold_ids": math.nan}, "id", "5a7a0693"),
         ({"extra_info": {"split": "test"}}, "split", "test"),
         ({"data_source": "searchR1_nq"}, "data_source", "nq"),
         ({"gold_ids": [], "gold": [0, "3"]}, "gold_ids", ("0", "3")),
@@ -309,6 +311,8 @@ def test_parquet_structs_numbers_and_columns_that_are_not_read(tmp_path: Path) -
         ("1", ("a b",)),
         ("2", ("a b",)),
     ]
+    gaps = write("n.parquet", question=questions, id=[1, 2], golden_answers=["a", "b"], answer_aliases=[math.nan] * 2)
+    assert [question.golden_answers for question in read_questions(gaps)] == [("a",), ("b",)]
     years = write("c.parquet", question=questions, answer=arrow.array([1931, 1950], arrow.int64()))
     assert [question.golden_answers for question in read_questions(years)] == [("1931",), ("1950",)]
     for column, words in (

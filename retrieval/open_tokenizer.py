@@ -1,0 +1,19 @@
+"""The tokenizer in a model's folder, for encoders and for models that play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from turngym.core.user_files import library_path
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder. Raises what transformers raises, and ValueError where there are no words in it:
+    transformers makes an empty tokenizer of some families (Qwen, BERT) in a folder without its files."""
+    import transformers
+
+    found = transformers.AutoTokenizer.from_pretrained(library_path(folder), trust_remote_code=False)
+    if not found.get_vocab().keys() - set(map(str, found.added_tokens_decoder.values())):
+        raise ValueError("there is no vocabulary; valid: a folder with tokenizer.json and tokenizer_config.json")
+    return found
