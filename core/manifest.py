@@ -16,8 +16,8 @@ from zlib import crc32
 
 import msgspec
 
-from turngym.core.tables import written_whole
 from turngym.core.user_files import json_object
+from turngym.core.whole_files import written_whole
 
 T = TypeVar("T")
 FIELD = "crc32"

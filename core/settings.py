@@ -14,8 +14,8 @@ from turngym.core.nested import NONE, TomlNone, at, each, put
 from turngym.core.resolve import ASKED, PROVENANCE, Resolved, merged
 from turngym.core.setting import settings_of
 from turngym.core.spec import Spec, to_table
-from turngym.core.tables import written_whole
 from turngym.core.user_files import read_text
+from turngym.core.whole_files import written_whole
 
 RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
 """First line of a configuration that can only be read with this in mind."""

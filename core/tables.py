@@ -1,20 +1,14 @@
-"""What people see of results: tables as text and Markdown, and JSON files."""
+"""What people see of results: tables as text, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
 import csv
-import errno
 import html
-import json
-import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
-from pathlib import Path
-from typing import Any, Literal, TextIO
-from uuid import uuid4
+from typing import Any, Literal
 
 from turngym.core.redaction import without_keys
 
@@ -200,35 +194,3 @@ def stacked(table: Table, width: int) -> list[Table]:
         parts[-1].append(place)
         used += needs[place]
     return [([names[p] for p in part], [[row[p] for p in part] for row in rows]) for part in parts]
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Writes JSON with sorted keys so that a reader never sees half a file."""
-    with atomic_write(path) as file:
-        file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
-
-
-@contextmanager
-def written_whole(path: str | Path) -> Iterator[Path]:
-    """A scratch file that replaces `path` once all of it is written; after an error, `path` is as it was."""
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder is where a file must be", str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # of its own: other processes and machines may be writing the same file, and no clock tells whether they still do
-    scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
-    try:
-        yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic_write(path: str | Path) -> Iterator[TextIO]:
-    """A text file that replaces `path` once all of it is written; after an error, the old file stays.
-
-    Its lines end as they are written, the same on every system.
-    """
-    with written_whole(path) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
-        yield file

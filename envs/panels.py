@@ -24,9 +24,9 @@ from turngym.core.files import locked_file
 from turngym.core.plugin_values import checked_task, failures_of
 from turngym.core.plugins import installed_folders, package_folder
 from turngym.core.redaction import brief
-from turngym.core.tables import atomic_write
 from turngym.core.task import Task, content_hash, plain_id
 from turngym.core.user_files import json_object, user_path
+from turngym.core.whole_files import atomic_write
 from turngym.envs.base import TextEnv, tasks_of
 from turngym.envs.registration import NOT_GIVEN, make
 

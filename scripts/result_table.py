@@ -40,7 +40,8 @@ from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import EnvPlayer, EvalSpec, OnPanel, Own, Random, RecordedAgent
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
-from turngym.core.tables import Table, atomic_write, csv_text, filled, markdown, markup, table_of
+from turngym.core.tables import Table, csv_text, filled, markdown, markup, table_of
+from turngym.core.whole_files import atomic_write
 
 OVER_SEEDS = "Methods over their training seeds; intervals hold for new seeds and new tasks"
 PARTS_TITLE = "What the differences rest on: runs and tasks of both, standard errors by each in points"

@@ -28,7 +28,6 @@ from turngym.core.plugins import need
 from turngym.core.redaction import brief, excerpt
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec, Unread, changed, needing, read, to_table
-from turngym.core.tables import written_whole
 from turngym.core.task import Verdict
 from turngym.core.trace import (
     TraceError,
@@ -43,6 +42,7 @@ from turngym.core.trace import (
     trace_errors,
 )
 from turngym.core.user_files import must_be_new, must_end, named_path
+from turngym.core.whole_files import written_whole
 from turngym.envs.spaces import printable
 from turngym.scripts.options import run_verb
 from turngym.scripts.report_data import name_of_run

@@ -22,9 +22,9 @@ from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.rendering.conversation import without
 from turngym.core.episode import Episode, Turn, outcome_of
 from turngym.core.errors import TurngymError
-from turngym.core.tables import written_whole
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import TraceEpisodes, TraceProblem, iter_places
+from turngym.core.whole_files import written_whole
 from turngym.envs.guard import listed
 from turngym.envs.spaces import printable
 from turngym.scripts.trace_prompt import Decode, Prompts

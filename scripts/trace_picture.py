@@ -18,9 +18,9 @@ from turngym.core.errors import TurngymError
 from turngym.core.numbers import FINITE, Number
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec
-from turngym.core.tables import atomic_write
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import must_be_new, must_end
+from turngym.core.whole_files import atomic_write
 from turngym.envs.spaces import printable
 
 STYLE = """\

@@ -29,7 +29,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.models import final_states
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, DistributedError, Ranks, on_all_ranks, on_rank_zero
-from turngym.trainers.rollout_schedule import AsyncRollout, gather_shares, update_servers
+from turngym.trainers.rollout_order import AsyncRollout, gather_shares, update_servers
 from turngym.trainers.scorer import LocalScorer, shared_scorer
 from turngym.trainers.train_loop import Trainer
 

@@ -24,8 +24,8 @@ from turngym.core.errors import TurngymError
 from turngym.core.line_file import LineFile
 from turngym.core.redaction import brief, excerpt, without_keys
 from turngym.core.setting import kind_of
-from turngym.core.tables import written_whole
 from turngym.core.user_files import json_of, library_path
+from turngym.core.whole_files import written_whole
 from turngym.trainers.run_config import Trackio, Wandb
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}

@@ -29,7 +29,7 @@ from turngym.trainers.content_hashes import CODE
 from turngym.trainers.critic import ValueCritic
 from turngym.trainers.metrics import METRICS_FILE
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks, on_rank_zero
-from turngym.trainers.rollout_schedule import RolloutSchedule
+from turngym.trainers.rollout_order import RolloutSchedule
 from turngym.trainers.run_config import RunConfig
 from turngym.trainers.scorer import ReferenceRefresh
 

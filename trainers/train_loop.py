@@ -38,7 +38,7 @@ from turngym.trainers.models import recomputing
 from turngym.trainers.optimizer_step import Forward, RunStep, make_optimizer, run_epochs
 from turngym.trainers.progress import Progress
 from turngym.trainers.ranks import SINGLE, Ranks, on_all_ranks
-from turngym.trainers.rollout_schedule import AsyncRollout, Planned, RolloutSchedule
+from turngym.trainers.rollout_order import AsyncRollout, Planned, RolloutSchedule
 from turngym.trainers.run_config import OptimizerConfig, RunConfig, tables_of
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer

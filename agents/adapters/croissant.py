@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from turngym.core.tables import atomic_write
+from turngym.core.whole_files import atomic_write
 from turngym.envs.panels import Panel, PanelError, write_panel
 
 FIELDS = {

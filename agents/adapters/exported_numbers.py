@@ -15,7 +15,7 @@ from turngym.agents.evaluation.statistics import Interval, ScoreError
 from turngym.agents.play_spec import OnPanel
 from turngym.core.redaction import brief
 from turngym.core.spec import changed
-from turngym.core.tables import atomic_write
+from turngym.core.whole_files import atomic_write
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PANEL = re.compile(r"\w[\w .:-]*")

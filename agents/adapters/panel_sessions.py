@@ -19,10 +19,10 @@ from turngym.agents.resolve_play import make_arguments, resolve_play
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.nested import NONE
 from turngym.core.spec import changed
-from turngym.core.tables import write_json
 from turngym.core.task import Task
 from turngym.core.trace import TraceWriter, iter_episodes
 from turngym.core.user_files import user_path
+from turngym.core.whole_files import write_json
 from turngym.envs.panels import Panel, load_panel
 from turngym.envs.registration import require_env
 

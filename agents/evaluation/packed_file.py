@@ -18,9 +18,9 @@ from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import Episode, EpisodeError
 from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.spec import read, to_table
-from turngym.core.tables import written_whole
 from turngym.core.trace import episode_from_json, episode_to_json
 from turngym.core.user_files import bounded_bytes, too_many_values
+from turngym.core.whole_files import written_whole
 
 FORMAT, VERSION = "turngym-packed-result", 3
 FACTS = ("spec", "agent", "versions", "date", "seconds", "tokens", "scores")

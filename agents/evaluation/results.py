@@ -12,9 +12,9 @@ import msgspec
 from turngym.agents.evaluation.scores import EpisodeOutcome, EvaluationError
 from turngym.agents.play_spec import EvalSpec
 from turngym.core.episode import LENIENT, SHORT, Status
-from turngym.core.tables import atomic_write
 from turngym.core.task import Task, Verdict, plain_id
 from turngym.core.user_files import json_object
+from turngym.core.whole_files import atomic_write
 
 FORMAT, VERSION = "turngym-results", 3
 AVERAGE = "average"

@@ -17,8 +17,8 @@ from typing import Any, get_args
 from turngym.core.errors import TaskError, checked_choice
 from turngym.core.rows import stat_stamp
 from turngym.core.sequences import LazySequence
-from turngym.core.tables import atomic_write
 from turngym.core.user_files import user_path
+from turngym.core.whole_files import atomic_write
 from turngym.envs.alfworld.game import Game, load_game, read_game_file
 from turngym.envs.alfworld.generate import UNSEEN, generate, parse_task_id
 from turngym.envs.alfworld.pddl import GameError

@@ -21,8 +21,8 @@ from turngym.core.errors import RetrievalError, TaskError, checked_choice, did_y
 from turngym.core.plugins import need
 from turngym.core.redaction import brief, excerpt
 from turngym.core.rows import Stamp, path_stamp
-from turngym.core.tables import written_whole
 from turngym.core.user_files import user_path
+from turngym.core.whole_files import written_whole
 from turngym.envs.search.fiction import preset
 from turngym.envs.search.fiction_questions import generate_fictions
 from turngym.envs.search.passage_text import harmless

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from turngym.core.errors import TaskError
 from turngym.core.files import add_files
 from turngym.core.manifest import files_under
-from turngym.core.tables import atomic_write
+from turngym.core.whole_files import atomic_write
 from turngym.envs.panels import Panel, panel_of_env, write_panel
 from turngym.envs.search.env import SearchEnv
 from turngym.envs.search.question_rows import read_questions

@@ -31,7 +31,7 @@ from turngym.core.resolve import PROVENANCE
 from turngym.core.setting import Positional
 from turngym.core.settings import read_toml, toml_of, write_toml_text
 from turngym.core.spec import Spec, Unread, needing
-from turngym.core.tables import write_json
+from turngym.core.whole_files import write_json
 from turngym.scripts.jobs import Board, RunJob, Runner
 from turngym.scripts.model import average, evaluate_average
 from turngym.scripts.options import read_options

@@ -17,8 +17,9 @@ from urllib.parse import quote
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec
-from turngym.core.tables import atomic_write, lines_of, markdown, markup, print_table
+from turngym.core.tables import lines_of, markdown, markup, print_table
 from turngym.core.user_files import keep_inputs
+from turngym.core.whole_files import atomic_write
 from turngym.scripts.options import read_options
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.merge import merge_records

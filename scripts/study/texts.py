@@ -19,7 +19,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, named_player
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.episode import Episode
-from turngym.core.tables import atomic_write
+from turngym.core.whole_files import atomic_write
 from turngym.envs.search.fiction import TINY, Part
 from turngym.envs.search.fiction_questions import generate_fiction, one_fiction
 from turngym.trainers.algorithm import Algorithm

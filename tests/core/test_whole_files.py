@@ -14,8 +14,8 @@ import pytest
 from small_disk import small_disk
 
 from turngym.core.files import FolderInUseError, locked_file, locked_folder, new_folder
-from turngym.core.tables import atomic_write, written_whole
 from turngym.core.trace import TraceWriter, read_trace
+from turngym.core.whole_files import atomic_write, written_whole
 from turngym.scripts.main import main
 
 

@@ -22,7 +22,6 @@ from turngym.agents.playing.agent import ResponseWriter
 from turngym.core import trace as traces
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
-from turngym.core.tables import write_json
 from turngym.core.task import Task, Verdict
 from turngym.core.trace import (
     TraceEpisodes,
@@ -33,6 +32,7 @@ from turngym.core.trace import (
     iter_places,
     read_trace,
 )
+from turngym.core.whole_files import write_json
 from turngym.scripts import report, trace
 from turngym.trainers.metrics import MetricsLog, iter_metrics, read_metrics
 

@@ -16,7 +16,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.distributed import SharedSource
 from turngym.trainers.ranks import DistributedError
-from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot
+from turngym.trainers.rollout_order import AsyncRollout, Planned, WeightSnapshot
 
 EPISODES, STEPS = 5, 6
 

@@ -20,7 +20,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.trainers.algorithm import DepthPlan
 from turngym.trainers.algorithm_spec import BuildContext
 from turngym.trainers.algorithms import grpo
-from turngym.trainers.rollout_schedule import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
+from turngym.trainers.rollout_order import AsyncRollout, Planned, WeightSnapshot, frozen_copy, truncated
 from turngym.trainers.run_config import Ahead, OptimizerConfig, RunConfig
 from turngym.trainers.train_config import train_config
 from turngym.trainers.train_loop import Trainer, TrainLoop

@@ -18,7 +18,7 @@ from turngym.core.rollout_request import RolloutRequest
 from turngym.core.settings import read_toml
 from turngym.core.trace import read_episodes
 from turngym.scripts import train
-from turngym.trainers.rollout_schedule import AsyncRollout
+from turngym.trainers.rollout_order import AsyncRollout
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from turngym.trainers.checkpoint import (
 from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.progress import Progress
-from turngym.trainers.rollout_schedule import AsyncRollout, WeightSnapshot, frozen_copy
+from turngym.trainers.rollout_order import AsyncRollout, WeightSnapshot, frozen_copy
 from turngym.trainers.run_config import OptimizerConfig
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_loop import Trainer

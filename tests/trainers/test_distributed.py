@@ -45,7 +45,7 @@ from turngym.trainers.ranks import (
     on_all_ranks,
     on_rank_zero,
 )
-from turngym.trainers.rollout_schedule import update_servers
+from turngym.trainers.rollout_order import update_servers
 from turngym.trainers.run import run_training
 from turngym.trainers.scorer import LocalScorer
 

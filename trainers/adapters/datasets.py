@@ -12,9 +12,9 @@ import numpy as np
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import TurngymError
 from turngym.core.plugins import need
-from turngym.core.tables import written_whole
 from turngym.core.task import Task
 from turngym.core.user_files import must_be_new
+from turngym.core.whole_files import written_whole
 from turngym.trainers.adapters.token_session import Trajectory
 
 _ROWS_PER_WRITE = 500

@@ -40,7 +40,7 @@ from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy, named
 from turngym.trainers.live.serving import Serving, open_engine
 from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.progress import Progress
-from turngym.trainers.rollout_schedule import truncated
+from turngym.trainers.rollout_order import truncated
 from turngym.trainers.scorer import load_student
 from turngym.trainers.teacher import (
     check_teacher,

@@ -23,7 +23,7 @@ from turngym.core.protocols import WeightSource
 from turngym.core.user_files import user_path
 from turngym.trainers.live.proxy_options import AnyProxy, LearningProxy
 from turngym.trainers.lora import add_adapters
-from turngym.trainers.rollout_schedule import frozen_copy
+from turngym.trainers.rollout_order import frozen_copy
 from turngym.trainers.scorer import ModelWeights
 
 

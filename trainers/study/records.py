@@ -26,10 +26,10 @@ from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.provenance import provenance
 from turngym.core.redaction import brief
 from turngym.core.rows import read_whole
-from turngym.core.tables import write_json
 from turngym.core.task import content_hash
 from turngym.core.trace import iter_episodes
 from turngym.core.user_files import json_object, json_of
+from turngym.core.whole_files import write_json
 from turngym.trainers import content_hashes
 from turngym.trainers.metrics import iter_metrics, read_metrics
 from turngym.trainers.study.portable import portable
