@@ -159,13 +159,13 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     alone = changed(
         study, seeds=1, second_seeds=None, seed_spread=0.0, second_spread=None, both=0.0, collapse=0.0, family=1
     )
-    family, rate_alone = study.family, alone.truth()[0]
+    family, (rate_alone, difference_alone) = study.family, alone.truth()
     kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate_alone, alone)
-    kinds["two runs, by task"] = (lambda runs: rise(*runs[:2]), difference, alone)
+    kinds["two runs, by task"] = (lambda runs: rise(*runs[:2]), difference_alone, alone)
     if clusters is not None:
         single = partial(clustered, clusters=clusters)
         kinds["one evaluation, new clusters"] = (lambda runs: single([*runs[0][0].values()]), rate_alone, alone)
-        kinds["two runs, new clusters"] = (lambda runs: rise(*runs[:2], clusters=named), difference, alone)
+        kinds["two runs, new clusters"] = (lambda runs: rise(*runs[:2], clusters=named), difference_alone, alone)
     if study.seeds > 1:
         kinds["a method over its seeds"] = (lambda runs: over_seeds(runs[0], clusters=named), rate, study)
         kinds["two methods over their seeds"] = (lambda runs: rise(*runs[:2], clusters=named), difference, study)

@@ -451,6 +451,8 @@ def test_a_study_is_drawn_as_it_is_asked_for() -> None:
     fallen = [(rates.mean(1) < 0.5).mean() for rates in falls.rates(rng)]
     assert fallen[0] == 0 < 0.15 < fallen[1] < 0.35
     assert falls.truth() == pytest.approx((0.7, -0.1), abs=0.01)
+    # two runs by themselves do not collapse: their truth is zero
+    assert {one.name: one.covered for one in measure(changed(falls, seeds=2), 30)}["two runs, by task"] > 0.8
     kinds = {one.name: one for one in measure(changed(study, tasks=40), 30)}
     assert REFERENCE not in kinds
     # nine chances to be wrong at a ninth of the level each
