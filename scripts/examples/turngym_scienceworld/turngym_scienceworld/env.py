@@ -80,7 +80,7 @@ class ScienceWorldEnv(TextEnv):
         self.split, self.simplifications, self.listed = split, simplifications, listed
         self.jar = Path(JAR_PATH) if data is None else Path(data) / "scienceworld.jar"
         hash_of(self.jar)
-        self._ids = tuple(task_ids(split))
+        self._ids = task_ids(split)
         self._simulator: Simulator | None = None
         self._task_id = self._ids[0]
         self._forget()

@@ -17,7 +17,6 @@ from turngym.core import EnvBackendError
 JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 """A small process that starts quickly: a lab runs many of them beside each other."""
 
-
 # what it logs is raised, too
 logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
