@@ -47,7 +47,7 @@ class Simulator:
         self._server: Any = self._ask(lambda: gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
 
     def begin(self, task: str, variation: int, simplifications: str, *, with_gold: bool = False) -> str:
-        """Begins a task and returns what is seen first. With `with_gold`, `gold` is known, which takes seconds."""
+        """Begins a task and returns what is seen first. `with_gold` makes `gold` known, in up to half a minute."""
         self._ask(lambda: self._server.load(task, variation, simplifications, with_gold))
         self._ask(lambda: self._server.reset())
         return self.step("look around")
