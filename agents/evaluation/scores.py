@@ -215,10 +215,10 @@ def _graded(means: Mapping[str, float], tasks: Mapping[str, str] | None) -> Inte
     if not means:
         return None
     values = list(means.values())
-    return clustered(values) if tasks is None else _of_draws(values, [tasks[name] for name in means])
+    return clustered(values) if tasks is None else of_draws(values, [tasks[name] for name in means])
 
 
-def _of_draws(values: Sequence[float], tasks: Sequence[str]) -> Interval:
+def of_draws(values: Sequence[float], tasks: Sequence[str]) -> Interval:
     """The mean over draws, where the published number is one; those of one task do not say more than one task can."""
     return replace(clustered(values, clusters=tasks), tasks=len(set(tasks)))
 
@@ -326,7 +326,7 @@ def _row(name: str, runs: Sequence[Sequence[EpisodeOutcome]], apart: bool = Fals
     episodes = sum(map(len, runs))
     if apart:
         (counted,) = runs
-        draws = _of_draws([float(one.success) for one in counted], [one.task.task_id for one in counted])
+        draws = of_draws([float(one.success) for one in counted], [one.task.task_id for one in counted])
         return ScoreRow(
             name=name, samples=1, episodes=episodes, avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
         )

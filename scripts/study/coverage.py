@@ -7,6 +7,7 @@ Examples:
     turngym study coverage --seeds 3 --second-seeds 10 --seed-spread 0.08 --second-spread 0
     turngym study coverage --seed-spread 0 --second-spread 0.08 --family 9
     turngym study coverage --seeds 5 --rate 0.7 --collapse 0.17
+    turngym study coverage --seeds 1 --draws 128 --tasks 140
 """
 
 from __future__ import annotations

@@ -441,6 +441,17 @@ def test_coverage_is_counted_by_hand() -> None:
         SimulatedStudy(tasks=20, clusters=30)
 
 
+def test_draws_cover_by_their_tasks() -> None:
+    study = SimulatedStudy(seeds=1, tasks=20, hard=0.3, draws=200)
+    *others, drawn = measure(study, 40)
+    assert len(others) == 2
+    won, tasks = study.validation(np.random.default_rng(0))
+    assert (len(won), set(won), len(set(tasks))) == (200, {0.0, 1.0}, 20)
+    # as wide as over 20 tasks, whose rates deviate by 0.3, and not as over 200 (0.14)
+    assert drawn.covered > 0.85
+    assert drawn.width > 0.25
+
+
 def test_a_study_is_drawn_as_it_is_asked_for() -> None:
     rng = np.random.default_rng(0)
     study = SimulatedStudy(seeds=2, second_seeds=5, family=3, seed_spread=0.0, second_spread=0.1, tasks=200)
@@ -451,6 +462,8 @@ def test_a_study_is_drawn_as_it_is_asked_for() -> None:
     fallen = [(rates.mean(1) < 0.5).mean() for rates in falls.rates(rng)]
     assert fallen[0] == 0 < 0.15 < fallen[1] < 0.35
     assert falls.truth() == pytest.approx((0.7, -0.1), abs=0.01)
+    # two runs by themselves do not collapse: their truth is zero
+    assert {one.name: one.covered for one in measure(changed(falls, seeds=2), 30)}["two runs, by task"] > 0.8
     kinds = {one.name: one for one in measure(changed(study, tasks=40), 30)}
     assert REFERENCE not in kinds
     # nine chances to be wrong at a ninth of the level each

@@ -358,7 +358,7 @@ def averages(view: StudyWorld) -> Table:
 def cost(view: StudyWorld) -> Table:
     """All steps, evaluations excluded, mean over seeds; CPU seconds are those of the training process. Speed-up: of the
     means, and its range over the seeds. CPU and wall clock compare only runs that had a machine to themselves: side by
-    side, identical work took 0.5 to 1.1 times as long. Turns and tokens hold anywhere."""
+    side, identical work took 1.1 times the CPU and 2.1 times the clock. Turns and tokens hold anywhere."""
     lines, base = [], view.rows.get(view.baseline, {})
     for name, seeds in view.rows.items():
         cells, total = {"method": name}, total_cost(seeds)

@@ -3,9 +3,9 @@
 The simulator has no snapshots: a state is the list of what was played, and is restored by playing it again, after which
 the last observation is compared. Each environment has a process, started by the first `_begin` and ended by `_close`,
 or with its object. A task's hash covers the jar, task, variation and simplifications; `task_of` gives it without a
-process. Listing the admissible actions, up to thousands, takes 132 ms a step, so `admissible` returns None unless asked
-(`listed`), and `check` knows the grammar alone. The expert plays the simulator's gold path, until another action was
-played.
+process. With the admissible actions listed, up to thousands, a step takes 156 ms instead of 24 (medians), so
+`admissible` returns None unless asked (`listed`), and `check` knows the grammar alone. The expert plays the simulator's
+gold path, until another action was played.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ScienceWorldEnv(TextEnv):
         self.split, self.simplifications, self.listed = split, simplifications, listed
         self.jar = Path(JAR_PATH) if data is None else Path(data) / "scienceworld.jar"
         hash_of(self.jar)
-        self._ids = tuple(task_ids(split))
+        self._ids = task_ids(split)
         self._simulator: Simulator | None = None
         self._task_id = self._ids[0]
         self._forget()

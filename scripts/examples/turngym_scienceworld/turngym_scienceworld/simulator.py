@@ -17,7 +17,6 @@ from turngym.core import EnvBackendError
 JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 """A small process that starts quickly: a lab runs many of them beside each other."""
 
-
 # what it logs is raised, too
 logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
@@ -48,7 +47,7 @@ class Simulator:
         self._server: Any = self._ask(lambda: gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
 
     def begin(self, task: str, variation: int, simplifications: str, *, with_gold: bool = False) -> str:
-        """Begins a task and returns what is seen first. With `with_gold`, `gold` is known, which takes seconds."""
+        """Begins a task and returns what is seen first. `with_gold` makes `gold` known, in up to half a minute."""
         self._ask(lambda: self._server.load(task, variation, simplifications, with_gold))
         self._ask(lambda: self._server.reset())
         return self.step("look around")

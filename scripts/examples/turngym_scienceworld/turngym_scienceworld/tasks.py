@@ -8,7 +8,6 @@ Nothing here starts the simulator: all 7,204 variations are listed and hashed in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import cache
 from hashlib import file_digest
 from pathlib import Path
@@ -73,9 +72,9 @@ def split_of(task: str, split: str) -> range:
     }[split]
 
 
-def task_ids(split: str, most: int | None = None) -> Iterator[str]:
+def task_ids(split: str, most: int | None = None) -> list[str]:
     """Ids such as `boil/3` of a split, task by task; `most` of each task, None: all."""
-    return (f"{task}/{number}" for task in VARIATIONS for number in split_of(task, split)[:most])
+    return [f"{task}/{number}" for task in VARIATIONS for number in split_of(task, split)[:most]]
 
 
 @cache
@@ -85,9 +84,7 @@ def hash_of(jar: Path) -> str:
         with jar.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise TaskError(
-            f"{ENV_ID}: {jar} cannot be read ({error.strerror}); data is the folder of scienceworld.jar"
-        ) from None
+        raise TaskError(f"{jar} cannot be read ({error.strerror}); data is the folder of scienceworld.jar") from None
 
 
 def task_of(task_id: str, split: str, simplifications: str = "", jar: Path = Path(JAR_PATH)) -> Task:
@@ -99,13 +96,10 @@ def task_of(task_id: str, split: str, simplifications: str = "", jar: Path = Pat
 
 def write_panels(folder: str | Path) -> None:
     """Writes the published dev and test splits, and ten test variations of every task, as panels into `folder`."""
-    for name, split, most in (
-        ("scienceworld-dev", "dev", None),
-        ("scienceworld-test", "test", None),
-        ("scienceworld-test-ten", "test", 10),
-    ):
+    for name, split, most in (("dev", "dev", None), ("test", "test", None), ("test-ten", "test", 10)):
         tasks = [task_of(one, split) for one in task_ids(split, most)]
-        write_panel(make_panel(name, 1, f"turngym_scienceworld:{ENV_ID}", {"split": split}, tasks), folder)
+        env_id = f"turngym_scienceworld:{ENV_ID}"
+        write_panel(make_panel(f"scienceworld-{name}", 1, env_id, {"split": split}, tasks), folder)
 
 
 if __name__ == "__main__":
