@@ -181,10 +181,11 @@ def test_the_last_evaluations_of_told_policies_are_packed(world: str) -> None:
         assert means == rows[method][seed].evaluations[-1].tasks, name
 
 
-def test_rewards_by_seeds_that_chose_nothing() -> None:
-    study = read_records(DOCS / "data" / "study-learn-rewards.json.gz")
-    page = (RESEARCH / "learn.md").read_text(encoding="utf-8").partition("## Seeds that chose nothing")[2]
-    for row in rises(StudyWorld(rows=study.worlds["alfworld"], baseline="grpo", against=study.against))[1]:
+@pytest.mark.parametrize("file", ["learn-rewards", "learn-teachers"])
+def test_rises_by_seeds_that_chose_nothing(file: str) -> None:
+    study = read_records(DOCS / "data" / f"study-{file}.json.gz")
+    page = (RESEARCH / "learn.md").read_text(encoding="utf-8").partition(f"study-{file}")[2]
+    for row in rises(StudyWorld(rows=study.worlds["alfworld"], baseline="", against=study.against))[1]:
         name, _, _, end, rise, _, difference, _ = (cell.removesuffix(" *") for cell in row)
         name = name.replace("reinforce-pp", "reinforce++")
         assert f"| `{name}` | {end} | {rise} | {'' if difference == '-' else f'{difference} '}|" in page
