@@ -11,7 +11,7 @@ from typing import Any, Generic
 from msgspec import NODEFAULT
 
 from turngym.core.errors import SettingsError
-from turngym.core.nested import KIND, NONE, at, differing, flat, put
+from turngym.core.nested import KIND, NONE, at, differing, each, flat, put
 from turngym.core.redaction import brief
 from turngym.core.refusal import said_by
 from turngym.core.setting import fields_of, kind_of, members_of, must_be_given, short_name, tables_in
@@ -96,7 +96,8 @@ def read_back(
     found = merged([about[ASKED]])
     # what there is to say of it is said where all of it is resolved
     with redirect_stderr(StringIO()):
-        now = _with_none(to_table(again(about[ASKED])))
+        # as TOML gives it back
+        now = each(to_table(again(about[ASKED])), lambda one: NONE if one is None else one)
     above = [path.rpartition(".")[0] for path in top]
     anew = {path for path in about.get(FOUND, ()) if any(not one or path.startswith(f"{one}.") for one in above)}
     for path, (_, then) in differing(now, table).items():
@@ -106,14 +107,6 @@ def read_back(
         if then is not None and path not in anew:
             put(found, path, then)
     return found
-
-
-def _with_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    """`table` as TOML gives it back."""
-    return {
-        name: _with_none(value) if isinstance(value, Mapping) else NONE if value is None else value
-        for name, value in table.items()
-    }
 
 
 def checked(value: T) -> T:
