@@ -1,7 +1,8 @@
 """TextEnv: what all environments share, so that a new one writes only its tasks and its rules.
 
 The least code for an environment is the list of methods in the docstring of `TextEnv`. An exact snapshot of an episode
-is `get_state()`; a snapshot that `set_state()` refuses leaves the environment as it was.
+is `get_state()`; a snapshot that `set_state()` refuses leaves the environment as it was. What is valid, and when the
+turns are over, is decided by the guard around it (envs/guard.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     OUT/passages/        the passages by row (`corpus.PassageStore`)
     OUT/encoder/         word counts of the hashing encoder, if that made the vectors
     OUT/faiss.index      the vectors (kinds dense and hybrid)
-    OUT/lucene/          the BM25 index (kinds bm25 and hybrid)
+    OUT/lucene/          the BM25 index (kinds bm25 and hybrid): lucene_build.py writes it, lucene_postings.py opens it
 
 `build_index` works in `OUT.building`: it stores the passages, writes vectors shard by shard (`vectors/00000.npy`, each
 whole or absent), builds the faiss index and then the BM25 index, verifies a sample, and moves the folder into place at

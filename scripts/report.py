@@ -1,5 +1,7 @@
 """Tables and figures of evaluations and training runs, side by side: success, costs, and what TurnOPD's paper plots.
 
+Runs of a study have tables of their own (`turngym study show`).
+
 Examples:
     turngym report runs/student/eval
     turngym report before=runs/a/eval after=runs/b/eval --out report

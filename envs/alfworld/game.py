@@ -22,15 +22,6 @@ from turngym.core.redaction import excerpt
 from turngym.core.rows import stat_stamp
 from turngym.core.task import content_hash
 from turngym.core.user_files import bounded_bytes, json_of, text_problem
-from turngym.envs.alfworld.game_rules import (
-    TASK_SIGN,
-    digest,
-    domain_digests,
-    grammar_digests,
-    parse_grammar,
-    rule_digest,
-    split_task,
-)
 from turngym.envs.alfworld.pddl import (
     GameError,
     GameUnsupported,
@@ -40,6 +31,15 @@ from turngym.envs.alfworld.pddl import (
     listing,
     parse_problem,
     shuffled,
+)
+from turngym.envs.alfworld.rule_digests import (
+    TASK_SIGN,
+    digest,
+    domain_digests,
+    grammar_digests,
+    parse_grammar,
+    rule_digest,
+    split_task,
 )
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")

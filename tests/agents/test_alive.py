@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from small_disk import small_disk
 
-from turngym.agents import model_server
+from turngym.agents import server_process
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.proxy.turn_records import TurnRecorder, iter_records
@@ -198,9 +198,9 @@ def test_a_thread_goes_on_where_nothing_can_be_said() -> None:
 def test_a_server_that_is_started_again_keeps_nobody_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = object.__new__(model_server.RunServer)
+    own = object.__new__(server_process.RunServer)
     command = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(99)"]
-    own._process = model_server.ServerProcess(command=command, url="http://127.0.0.1:9", log=tmp_path / "log")
+    own._process = server_process.ServerProcess(command=command, url="http://127.0.0.1:9", log=tmp_path / "log")
     own._lock, own._closed = threading.Lock(), threading.Event()
     starting = threading.Event()
 
@@ -210,13 +210,13 @@ def test_a_server_that_is_started_again_keeps_nobody_from_ending(
         own._process.wait_ready(900.0)
 
     monkeypatch.setattr(own, "_start", start)
-    monkeypatch.setattr(model_server.ServerProcess, "ended", lambda self: self._child.poll() if self._child else 1)
+    monkeypatch.setattr(server_process.ServerProcess, "ended", lambda self: self._child.poll() if self._child else 1)
     watch = threading.Thread(target=own._watch, daemon=True)
     watch.start()
     assert starting.wait(20)
     os.killpg(own._process.pid, signal.SIGSTOP)
-    stop = model_server.ServerProcess.stop
-    monkeypatch.setattr(model_server.ServerProcess, "stop", lambda self: stop(self, 0.5))
+    stop = server_process.ServerProcess.stop
+    monkeypatch.setattr(server_process.ServerProcess, "stop", lambda self: stop(self, 0.5))
     begun = time.monotonic()
     own.__exit__()
     assert time.monotonic() - begun < 15

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from turngym.agents.model_server import installed
+from turngym.agents.server_process import installed
 from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.weights import free_port
 
