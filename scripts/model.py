@@ -167,9 +167,9 @@ def evaluate_average(run: Path) -> EvalResult:
         raise TurngymError(f"{run} has no evaluation to play again (eval/step_*.jsonl); --no-evaluate only averages")
     out = run / AVERAGE
     spec = rescore(traces[-1]).spec
-    # the student, as it was evaluated
+    # the student, as it was evaluated, with other weights
     assert isinstance(spec.agent, Model)
-    return evaluate(changed(spec, agent=changed(spec.agent, folder=str(out / MODEL))), out=out)
+    return evaluate(changed(spec, agent=changed(spec.agent, folder=str(out / MODEL), weights="")), out=out)
 
 
 def _verify(folder: Path) -> int:
