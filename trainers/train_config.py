@@ -368,8 +368,9 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
 
     def given_in(layer: Layer) -> Layer:
         def again(table: Mapping[str, Any]) -> TrainConfig:
-            named = str(layer.table["algorithm"])
-            return resolve_training(named, [Layer(name=layer.name, table=table, asked=True)], fetch=fetch).spec
+            # a record may lack the run's folder, as a study's do, and nothing follows from it
+            folder, asked = (Layer(name=layer.name, table=one, asked=True) for one in ({"out": "."}, table))
+            return resolve_training(str(layer.table["algorithm"]), [folder, asked], fetch=fetch).spec
 
         # what nobody asked this run for is for algorithms that read it
         read = expanded if layer.asked else read_alone

@@ -162,6 +162,9 @@ def test_what_is_put_on_top_of_a_record_decides_what_follows(tmp_path: Path) -> 
         assert on_top(**more) == anew(**more) != first.spec, more
     record["method"]["teacher"]["teacher"] = str(other)
     assert on_top("turnopd") == anew("turnopd", teacher=str(other))
+    # the cells of a study have no folder in their files
+    homeless = toml_of(whole_toml(first, but=("models.out",)))
+    assert resolve_training("opd", [layer(homeless), layer({"out": str(tmp_path / "run")})]).spec == first.spec
     # what another version decided otherwise is as it was
     record["evaluation"]["game"]["env"]["max_turns"] = 7
     record["optimizer"]["lr"] = 0.5
