@@ -13,7 +13,7 @@ from turngym.agents.evaluation.seeds import signed
 from turngym.scripts.study.show import tables_of
 from turngym.trainers.study.records import read_records
 from turngym.trainers.study.results import Rows, same_step, times_less, total_cost
-from turngym.trainers.study.tables import StudyWorld, regime, rises
+from turngym.trainers.study.tables import TABLES, StudyWorld, regime, rises
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESEARCH = DOCS / "research"
@@ -189,3 +189,14 @@ def test_rises_by_seeds_that_chose_nothing(file: str) -> None:
         name, _, _, end, rise, _, difference, _ = (cell.removesuffix(" *") for cell in row)
         name = name.replace("reinforce-pp", "reinforce++")
         assert f"| `{name}` | {end} | {rise} | {'' if difference == '-' else f'{difference} '}|" in page
+
+
+@pytest.mark.parametrize("world", ["search-loops", "alfworld-loops"])
+def test_turnwise_success_and_turns(world: str) -> None:
+    page = (RESEARCH / "turnwise.md").read_text(encoding="utf-8")
+    view = StudyWorld(rows=rows_of(f"turnwise-{world}", world), baseline="opd", against={})
+    known = {row[0]: row for row in TABLES["cost"](view)[1]}
+    for name, _, success, difference, *_ in TABLES["overview"](view)[1]:
+        if name not in ("start", "opd"):
+            row = f"| {success} | {difference.removesuffix(' *')} | "
+            assert any(row in line and f"| {int(known[name][1]):,} |" in line for line in page.splitlines()), name
