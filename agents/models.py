@@ -78,7 +78,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     if not path.is_dir():
         raise ModelError(f"there is no folder {folder} with a tokenizer")
     try:
-        tokenizer = open_tokenizer(path)
+        # an adapter has its tokenizer, and no configuration of its model
+        tokenizer = open_tokenizer(path, model_config(path) if base_model(path) else None)
         # not before then does it look at its longest length, which may be anything
         tokenizer("")
         # of models that also read images some keep it with what prepares these

@@ -14,6 +14,7 @@ from turngym.core.nested import NONE, TomlNone, at, each, put
 from turngym.core.resolve import ASKED, PROVENANCE, Resolved, merged
 from turngym.core.setting import settings_of
 from turngym.core.spec import Spec, to_table
+from turngym.core.tables import visible
 from turngym.core.user_files import read_text
 from turngym.core.whole_files import written_whole
 
@@ -88,7 +89,8 @@ def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str])
             continue
         line = f"{toml_key(key)} = {toml_value(value)}"
         who = origins.get(f"{name}.{key}" if name else key)
-        lines.append(f"{line}  # {who}" if who else line)
+        # who gives it may be a file, in whose name anything stands
+        lines.append(f"{line}  # {visible(who)}" if who else line)
     own = "\n".join(([f"[{name}]"] if name and lines else []) + lines)
     return "\n\n".join(part for part in (own, *below) if part) + "\n"
 

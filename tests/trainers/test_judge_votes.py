@@ -40,6 +40,7 @@ BOX = r"\boxed"
         (f"<think>perhaps {BOX}{{1}}</think>It failed: {BOX}{{-1}}", -1.0),
         (f"<think>perhaps {BOX}{{1}}</think>It failed.", None),
         (f"<think>perhaps {BOX}{{1}}, or", None),
+        (f"It failed: {BOX}{{-1}} <think>or", None),
         (f"perhaps {BOX}{{1}}</think>It failed.", None),
         (f"[THINK]perhaps {BOX}{{1}}, or", None),
         ("boxed{1}", None),
