@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from turngym.core.errors import ModelError
+from turngym.core.hub import TEMPLATES
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file
 
@@ -18,8 +19,6 @@ SMALL_JSON = 1 << 24
 INDEX = "*.index.json"
 GENERATION = "generation_config.json"
 """Names further ids that end an answer; transformers goes on without one that cannot be read."""
-TEMPLATES = "additional_chat_templates"
-"""The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
 
 
 def model_files(folder: Path) -> list[Path]:

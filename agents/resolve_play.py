@@ -11,7 +11,8 @@ command line    or the keywords of a Python call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from turngym.agents.models import hub_folder
@@ -51,15 +52,7 @@ def resolve_play(
         panel: the panel, where it is an object; None: as the tables name it.
         preset: the set-up, where it is an object; None: as the tables name it.
     """
-    tables, top = list[Layer](), dict[str, Any]()
-    for where, table in reversed(asked):
-
-        def again(table: Mapping[str, Any], where: str = where) -> EvalSpec:
-            return resolve_play([(where, table)], usual=usual).spec
-
-        own = play_asked(read_back(table, again, flat(top)), where)
-        tables.insert(0, Layer(name=where, table=own, asked=True))
-        top = merged([own, top])
+    tables = _asked_layers(asked, play_asked, lambda where, table: resolve_play([(where, table)], usual=usual).spec)
     given = merged([layer.table for layer in tables])
     if panel is None and (named := at(given, "play.tasks.panel")) is not None:
         panel = load_panel(str(named))
@@ -80,6 +73,26 @@ def resolve_play(
         named = panel_name(panel, str(at(given, "play.tasks.panel") or ""))
         tables.append(Layer(name=tables[-1].name, table={"play": {"tasks": {"panel": named}}}))
     return asked_in(resolve(EvalSpec, [*layers, *tables]), tables)
+
+
+def _asked_layers(
+    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    read: Callable[[Mapping[str, Any], str], dict[str, Any]],
+    again: Callable[[str, Mapping[str, Any]], Spec],
+) -> list[Layer]:
+    """What people ask for, from the bottom up, as partial tables of whole paths; records are read back (`read_back`).
+
+    Args:
+        asked: who asks, and a table with short names.
+        read: makes a partial table of whole paths of one, and of who gives it.
+        again: resolves one of `asked` alone to the whole value.
+    """
+    tables, top = list[Layer](), dict[str, Any]()
+    for where, table in reversed(asked):
+        own = read(read_back(table, partial(again, where), flat(top)), where)
+        tables.insert(0, Layer(name=where, table=own, asked=True))
+        top = merged([own, top])
+    return tables
 
 
 def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -143,12 +156,13 @@ class OneGame(Spec):
 
 def resolve_game(asked: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved[OneGame]:
     """The environment that people ask for. Arguments and errors as of `resolve_play`."""
-    tables = [
-        Layer(name=where, table=at_home(expand(OneGame, table, where), where, data="data"), asked=True)
-        for where, table in asked
-    ]
+    tables = _asked_layers(asked, _game_asked, lambda where, table: resolve_game([(where, table)]).spec)
     env_id = at(merged([layer.table for layer in tables]), "play.env.id") or ENV
-    return resolve(OneGame, [environment_layer(env_id), *tables])
+    return asked_in(resolve(OneGame, [environment_layer(env_id), *tables]), tables)
+
+
+def _game_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return at_home(expand(OneGame, table, where), where, data="data")
 
 
 class _Alone(Spec):

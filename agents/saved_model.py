@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.model_folder_check import TEMPLATES, model_files
-from turngym.agents.models import load_model, require_plain
-from turngym.agents.rendering.chat_settings import CHAT_FILE
+from turngym.agents.model_folder_check import model_files
+from turngym.agents.models import lineage, load_model, require_plain
+from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.core.errors import ModelError
 from turngym.core.files import SUMS_FILE
+from turngym.core.hub import TEMPLATES
 from turngym.core.user_files import json_object, library_path
 
 if TYPE_CHECKING:
@@ -61,6 +62,18 @@ def write_companions(files: Mapping[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
+def companion_writer(student: Path, chat: ChatSettings) -> Callable[[Path], None]:
+    """A function that writes into a model's folder what stands beside the weights of `student`, as it is now, and how
+    the model is spoken to."""
+    files = companions(*lineage(student))
+
+    def write(folder: Path) -> None:
+        write_companions(files, folder)
+        chat.save(folder)
+
+    return write
+
+
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer that was made here, under the names that transformers 4 and servers with it know as well."""
     tokenizer.save_pretrained(str(library_path(folder)))
@@ -91,7 +104,7 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     model.save_pretrained(str(library_path(folder)), state_dict=dict(weights))
     _as_readable(folder, "config.json")
     _check_config(model.config, folder)
-    _say_as_before(library_path(folder) / "config.json")
+    _add_older_names(library_path(folder) / "config.json")
     _check_weights(model, weights, folder)
 
 
@@ -143,7 +156,7 @@ def _check_config(config: Any, folder: Path) -> None:
         raise ModelError(f"{folder}: config.json does not say what the model is: {said}")
 
 
-def _say_as_before(file: Path) -> None:
+def _add_older_names(file: Path) -> None:
     """Write rotary positions and precision of a configuration under their names of transformers 4, too.
 
     A server with it reads the new names as none, and rotates by the defaults of the family without a word.

@@ -29,7 +29,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_FILES = 1000
 """Files of a model at most."""
 INDEX = "model.safetensors.index.json"
-CONFIG_FILES = re.compile(r"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|additional_chat_templates/[\w.-]+\.jinja")
+TEMPLATES = "additional_chat_templates"
+"""The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
+CONFIG_FILES = re.compile(rf"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|{TEMPLATES}/[\w.-]+\.jinja")
 """Names of the configuration's and the tokenizer's files."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
 

@@ -61,8 +61,8 @@ def write_config(
     Args:
         spec: the settings that were opened, an object or its table.
         command: as for `provenance`.
-        found: what people asked for, and who gave each value, so far as that is known; what opening has made otherwise
-            is of `FOUND`.
+        found: what people asked for, and who gave each value, so far as that is known; what opening has changed of it
+            is listed (`FOUND`).
         about: further facts.
     """
     table, origins = spec if isinstance(spec, Mapping) else toml_table(to_table(spec), type(spec)), dict[str, str]()

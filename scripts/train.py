@@ -80,11 +80,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse(argv: Sequence[str]) -> TrainConfig:
-    """The settings of a run. As `resolved`."""
-    return resolved(argv).spec
-
-
 def resolved(argv: Sequence[str], *, fetch: bool = False) -> Resolved[TrainConfig]:
     """The settings of a run, and who gave them. Help and `--print` print, and end the process.
 

@@ -53,11 +53,11 @@ class CacheNumbers(NamedTuple):
     """How many numbers a cache holds."""
 
     token: int
-    """Of every token: keys and values, or what they are made of."""
+    """Numbers of every token: keys and values, or what they are made of."""
     episode: int = 0
-    """Of an episode, whatever its length: the last inputs of convolutions."""
+    """Numbers of an episode, whatever its length: the last inputs of convolutions."""
     rule: int = 0
-    """Likewise, but always in float32: what linear attention or a state space keeps."""
+    """The same, but always in float32: what linear attention or a state space keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from turngym.agents.models import find_device, hub_folder, lineage, require_plain
+from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
-from turngym.agents.saved_model import companions, write_companions
+from turngym.agents.saved_model import companion_writer
 from turngym.agents.servers.server_options import StartedServer
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.nested import at
@@ -282,13 +282,6 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
             cancel=student.cancel,
         )
 
-    # Records: what is saved beside the weights. The loop writes the rest.
-    beside = companions(*lineage(user_path(models.student)))
-
-    def save_extra(folder: Path) -> None:
-        write_companions(beside, folder)
-        student.settings.save(folder)
-
     return Trainer(
         model=model,
         algorithm=algorithm,
@@ -300,7 +293,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         reference=reference,
         evaluate=evaluate,
         on_update=on_update,
-        save_extra=save_extra,
+        save_extra=companion_writer(user_path(models.student), student.settings),
         vocab_size=vocab_size,
         spec=spec,
         contents=content_hashes.of_run(spec, teacher, preset),

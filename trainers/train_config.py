@@ -377,6 +377,12 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
         return replace(layer, table=read(algorithm, read_back(layer.table, again), layer.name))
 
     whole = [*map(given_in, layers)]
+    named = [env for one in whole if (env := at(one.table, "play.env.id")) is not None]
+    for one in whole:
+        # what nobody asked for of another environment is not for this one: a study's world may build on another
+        if not one.asked and at(one.table, "play.env.id") not in (None, *named[-1:]):
+            for table in ("env", "env_kwargs"):
+                one.table["play"].pop(table, None)
     given = merged([one.table for one in whole])
     spec = find_algorithm(algorithm)
     usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(given, "lora"), Mapping))}}

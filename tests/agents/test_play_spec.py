@@ -24,7 +24,7 @@ from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.nested import at, put
 from turngym.core.resolve import Resolved
 from turngym.core.setting import choices_of, fields_of, kind_of, settings_of
-from turngym.core.settings import to_toml
+from turngym.core.settings import read_toml, to_toml, whole_toml
 from turngym.core.spec import diff, to_table
 from turngym.core.trace import TraceWriter, read_specs, read_trace
 from turngym.envs.panels import PanelError, load_panel
@@ -200,10 +200,10 @@ WORDS = {
 def test_what_is_printed_is_read_again_to_the_byte(kind: str, tmp_path: Path) -> None:
     found = of_words("--panel", PANEL, *WORDS[kind])
     file = tmp_path / "a.toml"
-    file.write_text(to_toml(found.spec, found.origins))
+    file.write_text(whole_toml(found))
     again = of_words("--config", str(file))
     assert again.spec == found.spec
-    assert to_toml(again.spec).encode() == to_toml(tomllib.loads(file.read_text())).encode()
+    assert to_toml(again.spec).encode() == to_toml(read_toml(file)).encode()
 
 
 def test_the_file_of_an_evaluation_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

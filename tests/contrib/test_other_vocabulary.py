@@ -860,7 +860,7 @@ def run(models: Path, out: Path, *more: str, teacher: str = "teacher", algorithm
     words = ["--algorithm", algorithm, "--student", str(models / "student"), "--teacher", str(models / teacher)]
     words += ["--out", str(out), "--episodes", "2", "--max-turns", "2", "--steps", "2", "--eval-every", "0"]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu"]
-    return build_trainer(train.parse([*words, *more]))
+    return build_trainer(train.resolved([*words, *more]).spec)
 
 
 OTHER = ("--distill.vocabulary", "other")

@@ -69,7 +69,7 @@ def test_targets_are_those_worked_out_elsewhere(model: Path, tmp_path: Path, nam
     )
     words = ["--algorithm", name, "--student", str(model), "--out", str(tmp_path / "run"), *TASKS]
     made = build_trainer(
-        train.parse([*words, "--judge", "skills:alfworld", *with_file(tmp_path, setting(name, **more))])
+        train.resolved([*words, "--judge", "skills:alfworld", *with_file(tmp_path, setting(name, **more))]).spec
     )
     episodes = made.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2, temperature=0.7))
     # what an untrained model scores is 0: half of each group is given something to compare
@@ -130,8 +130,8 @@ def changed(name: str, advantage: Any, gap: Any, batch: RolloutBatch) -> Any:
 
 def test_half_of_the_demonstrations_show_how_to_read_where_a_told_policy_reads(model: Path, tmp_path: Path) -> None:
     words = ["--algorithm", "sft", "--student", str(model), *SHOWN, "--expert", "reading", "--out"]
-    made = build_trainer(train.parse([*words, str(tmp_path / "run"), "--sft.told", "skills:alfworld"]))
-    plain = build_trainer(train.parse([*words, str(tmp_path / "plain")]))
+    made = build_trainer(train.resolved([*words, str(tmp_path / "run"), "--sft.told", "skills:alfworld"]).spec)
+    plain = build_trainer(train.resolved([*words, str(tmp_path / "plain")]).spec)
     asked = RolloutRequest(step=1, episodes=12, max_turns=3)
     episodes, tokenizer = made.source(asked), AutoTokenizer.from_pretrained(model)
     told = [episode for episode in episodes if HINT_HEAD in episode.turns[0].observation]
@@ -159,7 +159,7 @@ def test_what_cannot_be_told_to_demonstrations_is_refused_in_one_line(model: Pat
         )
     ):
         with pytest.raises(TurngymError, match=said) as error:
-            build_trainer(train.parse([*words, str(tmp_path / f"run{number}"), "--sft.told", folder]))
+            build_trainer(train.resolved([*words, str(tmp_path / f"run{number}"), "--sft.told", folder]).spec)
         assert "\n" not in str(error.value)
 
 
@@ -168,7 +168,7 @@ def test_a_judge_whose_skill_spells_a_control_token_is_refused_in_one_line(model
     (tmp_path / "skills.toml").write_text("always = 'a.txt'\n")
     words = ["--algorithm", "sdar", "--student", str(model), *TASKS, "--sdar.n", "2", "--out", str(tmp_path / "run")]
     with pytest.raises(TurngymError, match=r".look <\|end\|> around. spells a control token") as error:
-        build_trainer(train.parse([*words, "--judge", f"skills:{tmp_path}"]))
+        build_trainer(train.resolved([*words, "--judge", f"skills:{tmp_path}"]).spec)
     assert "\n" not in str(error.value)
 
 
@@ -185,5 +185,5 @@ def test_a_judge_that_asks_an_expert_is_refused_where_there_is_none(model: Path,
     ]
     said = "--judge expert asks an expert, and tests/NoExpert-v0 has none; valid: another judge"
     with pytest.raises(TurngymError, match=f"^{said}$"):
-        build_trainer(train.parse([*words, "--env", "lamps_env:tests/NoExpert-v0", "--judge", "expert"]))
+        build_trainer(train.resolved([*words, "--env", "lamps_env:tests/NoExpert-v0", "--judge", "expert"]).spec)
     assert not (tmp_path / "run").exists()

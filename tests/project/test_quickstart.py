@@ -95,7 +95,7 @@ def test_a_training_is_told_all_that_its_world_says(name: str, tmp_path: Path, m
     about |= {role: str(world.folder(role)) for role in ("student", "teacher")}
     about |= {"steps": world.distill.steps, "eval_every": world.distill.eval_every, "eval_samples": 1}
     wanted = train_config("opd", world.settings("opd") | about, name)
-    assert train.parse([*job.words, "--out", str(job.folder)]) == wanted
+    assert train.resolved([*job.words, "--out", str(job.folder)]).spec == wanted
 
 
 def test_a_world_of_a_real_model_says_what_it_needs_and_trains_adapters(

@@ -147,6 +147,17 @@ def test_a_rollout_without_a_trace_shows_its_table(capsys: pytest.CaptureFixture
         rollout.main([*words, "--append"])
 
 
+def test_an_environment_by_itself_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "--max-turns", "7", "--print"]) == 0
+    Path("house.toml").write_text(capsys.readouterr().out)
+    assert main(["play", "--config", "house.toml", "--env", "turngym/WebShop-v0", "--print"]) == 0
+    Path("shop.toml").write_text(capsys.readouterr().out)
+    found = read_toml(Path("shop.toml"))["play"]
+    assert (found["env"]["id"], found["env"]["max_turns"]) == ("turngym/WebShop-v0", 7)
+    assert "profile" in found["env_kwargs"]
+    assert "words" not in found["env_kwargs"], "an argument of the household"
+
+
 MARK = "\ufeff".encode()
 
 

@@ -153,7 +153,7 @@ def test_a_command_ends_in_one_line(words: list[str], said: str, tmp_path: Path,
 def test_a_file_and_python_have_the_same_ranges(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('student = "x"\nout = "y"\nseed = -1\n')
     with pytest.raises(SettingsError, match=r"c\.toml: seed is -1; valid: a whole number of at least 0"):
-        train.parse(["opd", "--config", str(tmp_path / "c.toml")])
+        train.resolved(["opd", "--config", str(tmp_path / "c.toml")])
     with pytest.raises(SettingsError, match=r"options: weight_decay is nan; valid: a number of at least 0"):
         train_config("opd", {"student": "x", "out": "y", "optimizer": {"weight_decay": math.nan}}, "options")
     assert read_toml(tmp_path / "c.toml")["seed"] == -1

@@ -510,3 +510,18 @@ def test_an_own_method_may_read_the_tokenizer_which_no_file_has(
     path = tmp_path / "mine.toml"
     path.write_text(SHORT)
     assert cells_of(read_study_file(path, ['methods.own.algorithm = "own_method:ALGORITHM"']), tmp_path / "out")
+
+
+def test_a_world_that_builds_on_one_may_have_another_environment(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'train = { steps = 10 }\n[worlds.mine]\nworld = "alfworld"\nenv = "turngym/WebShop-v0"\n'
+        'panel = "webshop-quickstart"\n[methods.opd]\n'
+    )
+    (cell,) = cells_of(read_study_file(path), tmp_path / "out")
+    assert isinstance(cell.spec, TrainConfig)
+    assert cell.spec.play.env.id == "turngym/WebShop-v0"
+    # the world's models stay; what it says of its own environment does not
+    assert cell.spec.models.student.parts[-2:] == ("alfworld", "student")
+    assert "config" not in cell.spec.play.env_kwargs
+    assert cell.spec.play.env.split != "generated"

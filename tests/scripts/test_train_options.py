@@ -30,7 +30,7 @@ JUDGED = ("prm-rl", "opd-hints", "prm-opd", "sage-opd", "sdar", "rlsd", "skill-s
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        train.parse(words)
+        train.resolved(words)
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -97,18 +97,18 @@ def test_an_option_of_another_algorithm_is_refused_by_its_owner() -> None:
         (("opd", "--epsiodes", "4"), r"no option --epsiodes\. Did you mean '--episodes'"),
     ):
         with pytest.raises(TurngymError, match=text):
-            train.parse([*words, *NEEDED])
+            train.resolved([*words, *NEEDED])
     with pytest.raises(TurngymError, match=r"unknown algorithm 'turnop'.*Did you mean 'turnopd'"):
-        train.parse(["turnop", *NEEDED])
+        train.resolved(["turnop", *NEEDED])
 
 
 def test_the_algorithm_is_a_word_an_option_or_the_reference() -> None:
-    assert [train.parse([*words, *NEEDED]).algorithm for words in (["grpo"], ["--algorithm", "grpo"], [])] == [
+    assert [train.resolved([*words, *NEEDED]).spec.algorithm for words in (["grpo"], ["--algorithm", "grpo"], [])] == [
         "grpo",
         "grpo",
         "turnopd",
     ]
-    assert train.parse(["--algorithm=luffy", *NEEDED, "--luffy.n", "4"]).own.n == 4
+    assert train.resolved(["--algorithm=luffy", *NEEDED, "--luffy.n", "4"]).spec.own.n == 4
 
 
 def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) ->
         '[luffy]\nn = 6\nclip = "none"\n[luffy.prefix]\ncount = 2\n[optimizer]\nbetas = [0.8, 0.9]\n'
         "[provenance]\nx = 1\n"
     )
-    found = train.parse(["--config", str(path), "--out", "o", "--luffy.n", "4", "--seed", "5"])
+    found = train.resolved(["--config", str(path), "--out", "o", "--luffy.n", "4", "--seed", "5"]).spec
     assert (found.algorithm, found.run.steps, found.run.seed, str(found.models.student)) == ("luffy", 7, 5, "s")
     assert (found.own.n, found.own.clip, found.own.prefix.count) == (4, None, 2)
     assert found.optimizer.betas == (0.8, 0.9)
@@ -135,20 +135,20 @@ def test_flags_override_the_file_and_mistakes_in_it_are_named(tmp_path: Path) ->
     ):
         path.write_text(f"{line}\n")
         with pytest.raises(TurngymError, match=text):
-            train.parse(["--config", str(path), *NEEDED])
+            train.resolved(["--config", str(path), *NEEDED])
     with pytest.raises(SettingsError, match=r"none.toml cannot be read: No such file"):
-        train.parse(["--config", str(tmp_path / "none.toml"), *NEEDED])
+        train.resolved(["--config", str(tmp_path / "none.toml"), *NEEDED])
     with pytest.raises(TurngymError, match="--config needs a value"):
-        train.parse([*NEEDED, "--config"])
+        train.resolved([*NEEDED, "--config"])
 
 
 def test_a_file_may_hold_one_table_beside_options(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[luffy.prefix]\ncount = 2\n")
-    found = train.parse(["luffy", *NEEDED, "--config", str(path), "--luffy.n", "5", "--steps", "7"])
+    found = train.resolved(["luffy", *NEEDED, "--config", str(path), "--luffy.n", "5", "--steps", "7"]).spec
     assert (found.own.n, found.own.prefix.count, found.own.prefix.high, found.run.steps) == (5, 2, 1.0, 7)
     path.write_text("dual_clip = 4\n")
-    assert train.parse(["grpo", *NEEDED, "--config", str(path)]).part("dual_clip") == 4.0
+    assert train.resolved(["grpo", *NEEDED, "--config", str(path)]).spec.part("dual_clip") == 4.0
 
 
 def test_the_settings_are_shown_with_their_origins_and_read_again(

@@ -83,7 +83,7 @@ def test_workers_that_nobody_asked_for_play_the_same_episodes_and_a_run_goes_on_
 def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, tmp_path: Path) -> None:
     train.main(command(models, tmp_path / "whole", "--staleness", "1"))
     options = command(models, tmp_path / "stopped", "--staleness", "1")
-    made = build_trainer(train.parse(options))
+    made = build_trainer(train.resolved(options).spec)
     assert isinstance(made.order, AsyncRollout)
     break_off(made, 2)
     train.main([*options, "--resume"])
@@ -93,7 +93,7 @@ def test_a_stopped_run_that_played_ahead_resumes_to_the_same_rows(models: Path, 
 
 
 def test_ctrl_c_breaks_off_what_is_played_ahead(models: Path, tmp_path: Path) -> None:
-    made = build_trainer(train.parse(command(models, tmp_path / "run", "--staleness", "1", "--steps", "2")))
+    made = build_trainer(train.resolved(command(models, tmp_path / "run", "--staleness", "1", "--steps", "2")).spec)
 
     class Interrupted:
         def topk(self, *args: Any) -> Any:
@@ -105,7 +105,7 @@ def test_ctrl_c_breaks_off_what_is_played_ahead(models: Path, tmp_path: Path) ->
 
 
 def test_a_rollout_in_this_process_can_be_broken_off(models: Path, tmp_path: Path) -> None:
-    made = build_trainer(train.parse(command(models, tmp_path / "run", "--staleness", "1")))
+    made = build_trainer(train.resolved(command(models, tmp_path / "run", "--staleness", "1")).spec)
     play = made.source.play  # type: ignore[attr-defined]
     assert isinstance(play, CancellableRollout)
     play.cancel()

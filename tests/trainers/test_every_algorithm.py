@@ -90,7 +90,7 @@ def recorded(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pyte
     """Two attempts of the untrained policy at one task, each at a temperature of its own, and what an expert did."""
     folder, _ = tmp_path_factory.mktemp("traces"), held_open(request.param)
     for name in ("grpo", "sft"):
-        made = build_trainer(train.parse(command(model, folder / "run", name, request.param)))
+        made = build_trainer(train.resolved(command(model, folder / "run", name, request.param)).spec)
         asked = RolloutRequest(step=1, episodes=2, max_turns=2, group=made.algorithm.group)
         with TraceWriter(folder / f"{name}.jsonl") as writer:
             for place, temperature in enumerate(TEMPERATURES):
@@ -130,7 +130,7 @@ def test_an_algorithm_trains_in_an_environment_and_resumes(
     model: Path, tmp_path: Path, algorithm: str, env: str
 ) -> None:
     out, _ = tmp_path / "run", held_open(env)
-    trainer = build_trainer(train.parse(command(model, out, algorithm, env)))
+    trainer = build_trainer(train.resolved(command(model, out, algorithm, env)).spec)
     trainer.train()
     (row,) = rows(out)
     assert all(known_metric(name) for name in row)
@@ -138,7 +138,7 @@ def test_an_algorithm_trains_in_an_environment_and_resumes(
     assert row["episodes_failed"] == 0
     assert row["tokens"] > 0
     assert row["loss"] is not None
-    again = build_trainer(train.parse(command(model, out, algorithm, env, "--resume")))
+    again = build_trainer(train.resolved(command(model, out, algorithm, env, "--resume")).spec)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     again.train(resume=True)
     assert rows(out) == [row]  # nothing is left to do, and the weights are those of the checkpoint
@@ -150,7 +150,7 @@ def test_an_algorithm_trains_in_an_environment_and_resumes(
 def test_an_algorithm_trains_on_trace_files(model: Path, tmp_path: Path, recorded: Recorded, algorithm: str) -> None:
     trace = recorded.shown if algorithm == "sft" else recorded.played
     words = command(model, tmp_path / "run", algorithm, recorded.env, "--traces", str(trace))
-    trainer = build_trainer(train.parse(words))
+    trainer = build_trainer(train.resolved(words).spec)
     source = trainer.source.source if trainer.algorithm.judge else trainer.source
     assert isinstance(source, RecordedSource)
     trainer.train()
@@ -168,7 +168,7 @@ def test_temperatures_that_nobody_recorded_are_the_runs(model: Path, tmp_path: P
         writer.write(replace(read_episodes(recorded.played)[0], meta={}))
     for number, temperature in enumerate((TEMPERATURES[0], 1.0)):
         more = ("--traces", str(path), "--episodes", "1", "--temperature", str(temperature))
-        build_trainer(train.parse(command(model, tmp_path / f"{number}", "opd", recorded.env, *more))).train()
+        build_trainer(train.resolved(command(model, tmp_path / f"{number}", "opd", recorded.env, *more)).spec).train()
         gaps.append(rows(tmp_path / f"{number}")[0]["gap_max"])
     assert gaps[0] < 1e-4 < 1e-2 < gaps[1]
 
@@ -191,8 +191,8 @@ def test_a_room_stays_open_as_long_as_it_is_held() -> None:
 def test_what_only_an_environment_can_give(model: Path, tmp_path: Path, recorded: Recorded) -> None:
     words = command(model, tmp_path / "run", "tcod", recorded.env, "--traces", str(recorded.played))
     with pytest.raises(TurngymError, match="begins with an expert's turns plays them"):
-        build_trainer(train.parse([*words, "--tcod.direction", "b2f"])).train()
+        build_trainer(train.resolved([*words, "--tcod.direction", "b2f"]).spec).train()
     words = command(model, tmp_path / "run", "grpo-kd", recorded.env, "--traces", str(recorded.played))
     words += with_file(tmp_path, ["grpo_kd.teacher_mix = 0.2"])
     with pytest.raises(TurngymError, match="a way of playing"):
-        build_trainer(train.parse(words))
+        build_trainer(train.resolved(words).spec)

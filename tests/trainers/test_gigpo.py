@@ -195,7 +195,7 @@ def test_the_rollout_notes_states_where_they_are_asked_for(tmp_path: Any, anchor
     words = ["gigpo", "--student", str(student), "--out", str(tmp_path / "run"), "--episodes", "4", "--gigpo.n", "4"]
     words += ["--env-kwargs", '{"config": "small", "on_invalid": "noop"}', "--max-turns", "6", "--device", "cpu"]
     words += ["--gigpo.kl-coef", "0", *with_file(tmp_path, [f"gigpo.anchor = '{anchor}'"])]
-    made = build_trainer(train.parse(words))
+    made = build_trainer(train.resolved(words).spec)
     asked = RolloutRequest(step=1, episodes=4, max_turns=6, group=4, plan=PlayPlan(states=made.algorithm.states))
     episodes = made.source(asked)
     if anchor == "observation":

@@ -68,7 +68,7 @@ def test_a_model_judges_and_a_stopped_run_resumes_to_the_same_rows(model: Path, 
     judge = ("--judge", f"model:{model}", "--judge-votes", "2", "--judge-max-tokens", "4", "--checkpoint-every", "1")
     train.main(command(model, tmp_path / "whole", "prm-rl", *judge))
     words = command(model, tmp_path / "stopped", "prm-rl", *judge)
-    made = build_trainer(train.parse(words))
+    made = build_trainer(train.resolved(words).spec)
     break_off(made, 2)
     train.main([*words, "--resume"])
     whole = untimed(tmp_path / "whole")
@@ -111,12 +111,12 @@ def test_unknown_judges_are_refused_by_name(model: Path, tmp_path: Path) -> None
 
 def test_when_a_judge_is_given_up_is_an_option_that_a_resumed_run_may_change(model: Path, tmp_path: Path) -> None:
     options = command(model, tmp_path / "run", "prm-rl", "judge_unread = 0.25")
-    made = build_trainer(train.parse(options))
+    made = build_trainer(train.resolved(options).spec)
     assert isinstance(made.source, JudgedSource)
     assert made.source.unread.limit == 0.25
     assert meaning("method.judge.judge_unread") == "cost"
     with pytest.raises(SettingsError, match=r"judge_unread is 1\.5; .*at most 1"):
-        train.parse(command(model, tmp_path / "run", "prm-rl", "judge_unread = 1.5"))
+        train.resolved(command(model, tmp_path / "run", "prm-rl", "judge_unread = 1.5"))
 
 
 def test_a_judge_that_rambles_ends_the_run(model: Path, tmp_path: Path) -> None:

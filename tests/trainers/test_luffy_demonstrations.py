@@ -46,7 +46,7 @@ def command(out: Path, algorithm: str, *more: str, episodes: int = 8) -> list[st
 
 def collected(words: list[str]) -> tuple[Any, list[Episode]]:
     """The trainer, and what it would train on in its first step."""
-    trainer = build_trainer(train.parse(words))
+    trainer = build_trainer(train.resolved(words).spec)
     prefix = trainer.algorithm.prefix
     group = trainer.algorithm.group
     episodes = trainer.run.episodes
@@ -159,7 +159,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the teacher and the expert did in eight of the student's tasks, some of it in vain."""
     path = tmp_path_factory.mktemp("traces") / "shown.jsonl"
     kwargs = {**WORLD.make, "split": "generated", "max_turns": 8}
-    trainer = build_trainer(train.parse(command(path.parent / "none", "grpo", "--grpo.n", "4", episodes=32)))
+    trainer = build_trainer(train.resolved(command(path.parent / "none", "grpo", "--grpo.n", "4", episodes=32)).spec)
     tasks = [e.task.task_id for e in trainer.source(RolloutRequest(step=1, episodes=8, max_turns=1, group=1))]
     parts: list[Path] = []
     for agent in (f"model:{TEACHER}", "expert"):
@@ -210,7 +210,7 @@ def test_only_tasks_that_were_demonstrated_are_played(tmp_path: Path, recorded: 
 def test_a_filter_by_the_runs_own_reward(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`thrift` is 10 - 0.1 per turn for sample 0: only demonstrations of at most four turns are worth 9.6."""
     asked = ("--demonstrations", str(recorded), "--demonstration-reward", "9.6", "--reward", "own_rewards:thrift")
-    build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked)))
+    build_trainer(train.resolved(command(tmp_path / "run", "luffy", *asked)).spec)
     short = sum(e.depth <= 4 for e in read_trace(recorded)[0])
     assert 0 < short < 16
     assert f"{short} of 16 demonstrations are used; left out: {16 - short} worth too little" in capsys.readouterr().err
@@ -220,21 +220,21 @@ def test_what_is_longer_than_the_context_is_left_out(
     tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("--demonstrations", str(recorded), "--max-context", "90")
-    trainer = build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked)))
+    trainer = build_trainer(train.resolved(command(tmp_path / "run", "luffy", *asked)).spec)
     assert "longer than the context" in capsys.readouterr().err
     assert at(trainer.spec, "method.demonstrations.demonstration_fits") is True
-    build_trainer(train.parse(command(tmp_path / "run", "luffy", *asked, "demonstration_fits = false")))
+    build_trainer(train.resolved(command(tmp_path / "run", "luffy", *asked, "demonstration_fits = false")).spec)
     assert "16 of 16 demonstrations are used, for 8 of" in capsys.readouterr().err
 
 
 def test_files_that_demonstrate_nothing_are_named(tmp_path: Path, recorded: Path) -> None:
     asked = command(tmp_path / "run", "luffy", "--demonstrations", str(recorded), "--demonstration-reward", "7")
     with pytest.raises(TurngymError, match="none of its 16 episodes"):
-        build_trainer(train.parse(asked))
+        build_trainer(train.resolved(asked).spec)
     with pytest.raises(TurngymError, match="there is no trace file"):
-        build_trainer(train.parse(command(tmp_path / "run", "luffy", "--demonstrations", "nowhere.jsonl")))
+        build_trainer(train.resolved(command(tmp_path / "run", "luffy", "--demonstrations", "nowhere.jsonl")).spec)
     with pytest.raises(TurngymError, match=r"unknown agent 'serching'.*Did you mean 'searching'"):
-        build_trainer(train.parse(command(tmp_path / "run", "luffy", "--demonstrations", "serching")))
+        build_trainer(train.resolved(command(tmp_path / "run", "luffy", "--demonstrations", "serching")).spec)
 
 
 def test_a_run_without_the_option_has_the_experts_demonstrations(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_sft_imitates_a_model_and_leaves_out_what_did_not_succeed(tmp_path: Path
 
 def test_tcod_goes_back_from_the_end_of_a_models_demonstration(tmp_path: Path) -> None:
     asked = ("--demonstrations", f"model:{TEACHER}", "--demonstration-success", "--teacher", str(TEACHER))
-    trainer = build_trainer(train.parse(command(tmp_path / "run", "tcod", "--tcod.direction", "b2f", *asked)))
+    trainer = build_trainer(train.resolved(command(tmp_path / "run", "tcod", "--tcod.direction", "b2f", *asked)).spec)
     found = trainer.source(RolloutRequest(step=1, episodes=8, max_turns=8, plan=PlayPlan(demonstration_turns=1)))
     assert {e.meta["demonstration"] for e in found} == {"used", "unsolved"}
     for episode in found:

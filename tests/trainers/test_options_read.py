@@ -132,7 +132,7 @@ def test_every_accepted_option_is_read(
     words += [f"--{own}.n".replace("_", "-"), "2"] if has_setting(algorithm, f"{own}.n") else []
     if has_setting(algorithm, f"{own}.filter_groups"):
         words += [f"--{own}.filter-groups".replace("_", "-"), "off"]
-    config = train.parse(command(models, tmp_path / "run", algorithm, *words))
+    config = train.resolved(command(models, tmp_path / "run", algorithm, *words)).spec
     run_training(config, SINGLE, progress=False)
     settings = chosen(config)
     read = {

@@ -60,8 +60,8 @@ def test_the_command_takes_every_option(monkeypatch: pytest.MonkeyPatch) -> None
                 free += words
         for words in rounds:
             known(
-                lambda words=words, algorithm=algorithm: train.parse(
-                    [algorithm, "--student", "s", "--out", "o", *words]
+                lambda words=words, algorithm=algorithm: (
+                    train.resolved([algorithm, "--student", "s", "--out", "o", *words]).spec
                 )
             )
     assert len(OPTIONS) > 60

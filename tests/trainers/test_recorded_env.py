@@ -57,7 +57,7 @@ def options(model: Path, out: Path, algorithm: str, *more: str) -> Any:
     words = [algorithm, "--student", str(model), "--out", str(out), "--episodes", "2", "--steps", "1"]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--eval-every", "0"]
     words += [] if algorithm == "sft" else ["--max-turns", "3"]
-    return train.parse([*words, *more])
+    return train.resolved([*words, *more]).spec
 
 
 def collected(config: Any, episodes: int = 2) -> list[Episode]:
@@ -90,7 +90,7 @@ def test_the_run_is_of_the_recorded_environment_to_its_end(
     result = run_training(config, SINGLE, progress=False)
     assert 'id = "turngym/WebShop-v0"' in (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     assert trained_on(result.model) == (SHOP,)
-    again = train.parse(["--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again")])
+    again = train.resolved(["--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again")]).spec
     assert again.play.env.id == SHOP
 
 

@@ -108,7 +108,7 @@ def test_the_option_reaches_advantages_filters_and_metrics(student: Path, tmp_pa
     """Two turns are never a success here: all returns are 0, and without the reward no group would differ."""
     out, group = tmp_path / "run", f"--{algorithm}.n"
     # luffy's first episode of a group is demonstrated, and its baseline comes from the other three
-    trainer = build_trainer(train.parse(command(student, out, algorithm, group, "4", *THRIFT)))
+    trainer = build_trainer(train.resolved(command(student, out, algorithm, group, "4", *THRIFT)).spec)
     found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=2, group=4))
     assert [e.episode_return for e in found] == [pytest.approx(thrift(e)) for e in found]
     assert max(e.episode_return for e in found) > 9.0
@@ -129,7 +129,7 @@ def test_the_option_reaches_advantages_filters_and_metrics(student: Path, tmp_pa
 def test_two_rewards_at_once_are_refused(student: Path, tmp_path: Path) -> None:
     words = command(student, tmp_path / "run", "grpo", "--grpo.reward", "success", *THRIFT)
     with pytest.raises(TurngymError, match=r"grpo\.reward is success"):
-        build_trainer(train.parse(words))
+        build_trainer(train.resolved(words).spec)
 
 
 def test_a_bad_reward_ends_the_run_in_a_line(student: Path, tmp_path: Path) -> None:

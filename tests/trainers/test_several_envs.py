@@ -165,7 +165,7 @@ def trainer(models: Path, out: Path, *more: str, also: tuple[str, ...] = ALSO) -
     words += ["--out", str(out), "--episodes", "4", "--max-turns", "2", "--steps", "3", "--eval-every", "0"]
     words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--checkpoint-every", "1"]
     words += ["--optimizer.lr", "0.01", "--also", *also]
-    return build_trainer(train.parse([*words, *more]))
+    return build_trainer(train.resolved([*words, *more]).spec)
 
 
 def weights(made: Any) -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_what_cannot_be_played_together(models: Path, tmp_path: Path, also: Any,
 
 def test_the_order_of_arguments_makes_no_other_run() -> None:
     """Whoever resumes may name them in another order, in a process that hashes names otherwise."""
-    config = train.parse(["opd", "--student", "s", "--teacher", "t", "--out", "o"])
+    config = train.resolved(["opd", "--student", "s", "--teacher", "t", "--out", "o"]).spec
     words = [f"env.{name}={number}" for number, name in enumerate(("topk", "config", "b", "a", "e", "d"))]
     said = [
         further_env(",".join(["turngym/Search-v0", *order])).played(config).play.env_kwargs

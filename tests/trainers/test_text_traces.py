@@ -64,7 +64,7 @@ def text_of(model: Path, episode: Episode) -> str:
 
 def test_sft_imitates_an_endpoint(model: Path, trace: Path, tmp_path: Path) -> None:
     words = command(model, tmp_path / "run", "sft", "--traces", str(trace), "--episodes", "4")
-    trainer = build_trainer(train.parse(words))
+    trainer = build_trainer(train.resolved(words).spec)
     found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3))
     whole = text_of(model, found[0])
     said = "<think>\nwhere am I\n</think>\n\n<action>look</action><|end|>"
@@ -77,7 +77,9 @@ def test_sft_imitates_an_endpoint(model: Path, trace: Path, tmp_path: Path) -> N
     assert (row["episodes"], row["episodes_failed"]) == (4, 0)
     assert row["tokens"] == sum(turn.response_length for episode in found for turn in episode.turns) > 100
     # nothing that it would train on: no step changes the weights
-    build_trainer(train.parse([*words[:5], str(tmp_path / "b"), *words[6:], "--sft.train-on", "policy"])).train()
+    build_trainer(
+        train.resolved([*words[:5], str(tmp_path / "b"), *words[6:], "--sft.train-on", "policy"]).spec
+    ).train()
     assert not [row for row in read_metrics(tmp_path / "b") if row.get("tokens")]
 
 
@@ -108,12 +110,14 @@ def test_a_trace_with_senseless_numbers_is_refused_by_line_and_turn(
         writer.write(replace(episode, segments=(segment,), turns=(episode.turns[0], turn, *episode.turns[2:])))
     words = rf"t\.jsonl, line 2: episode {episode.task.task_id} sample 0, turn 1: {words}"
     with pytest.raises(TurngymError, match=words):
-        build_trainer(train.parse(command(model, tmp_path / "run", "sft", "--traces", str(tmp_path / "t.jsonl"))))
+        build_trainer(
+            train.resolved(command(model, tmp_path / "run", "sft", "--traces", str(tmp_path / "t.jsonl"))).spec
+        )
     if change == {"ids": 999_999_999}:
         return  # a demonstrator may have another tokenizer
     shown = command(model, tmp_path / "run", "luffy", "--demonstrations", str(tmp_path / "t.jsonl"))
     with pytest.raises(TurngymError, match=words):
-        build_trainer(train.parse(shown)).train()
+        build_trainer(train.resolved(shown).spec).train()
 
 
 def test_a_file_of_something_else_ends_before_the_run(model: Path, tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ def test_a_file_of_something_else_ends_before_the_run(model: Path, tmp_path: Pat
         pytest.warns(UserWarning, match=r"chat\.jsonl: 1 of 1 lines are damaged"),
         pytest.raises(TurngymError, match="the data set has no episodes"),
     ):
-        build_trainer(train.parse(words))
+        build_trainer(train.resolved(words).spec)
 
 
 def test_luffy_takes_an_endpoints_episodes_as_demonstrations(model: Path, trace: Path, tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_luffy_takes_an_endpoints_episodes_as_demonstrations(model: Path, trace:
             writer.write(episode)
     two = ("--luffy.n", "2", "luffy.filter_groups = false", "--episodes", "4")
     words = command(model, tmp_path / "run", "luffy", *two)
-    trainer = build_trainer(train.parse([*words, "--traces", str(path), str(one)]))
+    trainer = build_trainer(train.resolved([*words, "--traces", str(path), str(one)]).spec)
     found = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2))
     assert [e.turns[0].origin for e in found] == ["policy", "demonstration"] * 2
     assert found[0].task == found[1].task
@@ -200,7 +204,7 @@ def test_what_does_not_fit_is_left_out(model: Path, trace: Path) -> None:
 def test_an_experts_bare_actions_are_written_in_the_students_channel(model: Path, tmp_path: Path) -> None:
     played = play_episodes(agent="expert", tasks=1, env_kwargs=SMALL, progress=False, out=tmp_path / "t.jsonl")
     words = command(model, tmp_path / "run", "sft", "--traces", str(tmp_path / "t.jsonl"), "--episodes", "1")
-    (found,) = build_trainer(train.parse(words)).source(RolloutRequest(step=1, episodes=1, max_turns=3))
+    (found,) = build_trainer(train.resolved(words).spec).source(RolloutRequest(step=1, episodes=1, max_turns=3))
     assert [turn.response for turn in found.turns] == [f"<action>{t.action}</action>" for t in played.episodes[0].turns]
     assert "<action>" in found.system
     assert "<action>" not in played.episodes[0].system

@@ -96,7 +96,7 @@ def test_every_algorithm_trains_and_leaves_a_model(
 
 def test_teacher_and_reference_score_at_the_distillation_temperature(models: Path, tmp_path: Path) -> None:
     warm = ("--distill.temperature", "2.5", "--temperature", "0.5", "--opd-hints.kl-coef", "0.1")
-    made: Any = build_trainer(train.parse(command(models, tmp_path / "run", "opd-hints", *warm)))
+    made: Any = build_trainer(train.resolved(command(models, tmp_path / "run", "opd-hints", *warm)).spec)
     assert made.teacher is not made.reference
     assert (made.teacher.temperature, made.reference.temperature) == (2.5, 2.5)
     ids, where = [np.array([3, 4, 5], np.int32)], [np.array([1, 2])]
@@ -108,7 +108,7 @@ def test_teacher_and_reference_score_at_the_distillation_temperature(models: Pat
 
 def test_scorers_have_the_settings_of_the_teacher_and_not_of_the_student(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "opd-hints", "--opd-hints.kl-coef", "0.1", "--micro-tokens", "77")
-    made: Any = build_trainer(train.parse([*words, "--teacher-dtype", "bfloat16", "--head-chunk", "33"]))
+    made: Any = build_trainer(train.resolved([*words, "--teacher-dtype", "bfloat16", "--head-chunk", "33"]).spec)
     assert made.model.dtype == torch.float32
     for scorer, name in ((made.teacher, "teacher"), (made.reference, "student")):
         assert (scorer.model.dtype, scorer.max_tokens, scorer.chunk) == (torch.bfloat16, 77, 33)
@@ -130,7 +130,7 @@ def test_a_served_teacher_scores_at_the_distillation_temperature(
 
     monkeypatch.setattr(import_module("turngym.agents.servers.open_servers"), "teacher_scorer", served)
     words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
-    made: Any = build_trainer(train.parse([*words, "--distill.temperature", "2.5"]))
+    made: Any = build_trainer(train.resolved([*words, "--distill.temperature", "2.5"]).spec)
     assert asked == [(made.vocab_size, 2.5)]
     assert made.teacher is teacher
     assert tried == [50]  # what every step will ask for is asked for at the start
@@ -142,7 +142,7 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
     train.main(command(models, whole, "turnopd", *evaluated, "--checkpoint-every", "1"))
 
     options = command(models, stopped, "turnopd", *evaluated, "--checkpoint-every", "1")
-    parsed = train.parse(options)
+    parsed = train.resolved(options).spec
     made = build_trainer(parsed)
     break_off(made, 3)
     with pytest.raises(TurngymError, match="already holds a run"):
@@ -218,7 +218,7 @@ def test_players_and_their_loops_are_those_of_the_command_line(tmp_path: Path) -
     save_tiny(tmp_path / "student", length=16_384)  # an episode ends at the student's context
 
     def collected(*words: str) -> list[list[str]]:
-        made = build_trainer(train.parse(command(tmp_path, tmp_path / "run", "sft", *words)))
+        made = build_trainer(train.resolved(command(tmp_path, tmp_path / "run", "sft", *words)).spec)
         episodes = made.source(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
         return [[turn.origin for turn in episode.turns] for episode in episodes]
 
@@ -292,12 +292,12 @@ def test_a_resumed_run_is_asked_what_it_read_and_nothing_else(models: Path, tmp_
     with pytest.raises(TurngymError, match=r"method\.lm_loss\.coef: checkpoint 1\.0, now 0\.5"):
         train.main([*made, "--resume", "--lm-loss.coef", "0.5"])
     train.main([*made, "--resume"])
-    spec = build_trainer(train.parse(command(models, tmp_path / "opd", "opd"))).spec
+    spec = build_trainer(train.resolved(command(models, tmp_path / "opd", "opd")).spec).spec
     assert not {"demonstrations", "expert", "lm_loss"} & spec["method"].keys()
 
 
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
-    made = build_trainer(train.parse(command(models, tmp_path / "x", "sft")))
+    made = build_trainer(train.resolved(command(models, tmp_path / "x", "sft")).spec)
     episodes = made.source(RolloutRequest(step=1, episodes=4, max_turns=3))
     with TraceWriter(tmp_path / "expert.jsonl") as writer:
         for episode in episodes:
@@ -338,7 +338,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 
 def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "grpo_kd.teacher_mix = 0.5")
-    made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
+    made = build_trainer(train.resolved([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]).spec)
     turns = [turn for e in made.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
     own = np.concatenate([np.isfinite(turn.logprobs) for turn in turns])
     assert 0.2 < own.mean() < 0.8
@@ -352,7 +352,7 @@ def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Pat
 
 def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "guided-opd")
-    made = build_trainer(train.parse([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]))
+    made = build_trainer(train.resolved([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]).spec)
 
     def played(share: float) -> list[Any]:
         asked = RolloutRequest(step=1, episodes=4, max_turns=6, plan=PlayPlan(teacher_turns=share))
@@ -375,7 +375,7 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
 def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path) -> None:
     asked = []
     asked_for = ("--steps", "5", "--guided-opd.start", "0.6", "guided_opd.ratio = 0.8")
-    made = build_trainer(train.parse(command(models, tmp_path / "run", "guided-opd", *asked_for)))
+    made = build_trainer(train.resolved(command(models, tmp_path / "run", "guided-opd", *asked_for)).spec)
     play = made.source
 
     def heard(request: RolloutRequest) -> Any:
@@ -392,7 +392,7 @@ def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path)
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
     part = '{"on_invalid": "noop", "part": "eval"}'
     words = command(models, tmp_path / "run", "opd", "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "1")
-    trainer = build_trainer(train.parse([*words, "--env-kwargs", part, "--episodes", "8"]))
+    trainer = build_trainer(train.resolved([*words, "--env-kwargs", part, "--episodes", "8"]).spec)
     assert isinstance(trainer.source, LiveSource)
     with pytest.raises(PanelError, match="evaluation tasks are also training tasks"):
         trainer.source(RolloutRequest(step=1, episodes=8, max_turns=1))

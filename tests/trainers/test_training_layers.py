@@ -126,7 +126,7 @@ def test_a_further_environment_has_its_own_preset_and_what_was_asked_for_the_run
 
 def test_the_help_says_what_holds_where_nothing_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        train.parse(["opd", "--help-all"])
+        train.resolved(["opd", "--help-all"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     assert ["--max-turns", "50"] in [row[:2] for row in rows]
     assert [row[0] for row in rows if "(required)" in row] == ["--student", "--out"]

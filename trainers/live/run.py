@@ -11,19 +11,18 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from turngym.agents.models import find_model, lineage
+from turngym.agents.models import find_model
 from turngym.agents.proxy.service import ProxyService
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, FeedbackStatus, Place
 from turngym.agents.proxy.turn_records import votes_record
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.open_renderer import end_ids
-from turngym.agents.saved_model import companions, write_companions
+from turngym.agents.saved_model import companion_writer
 from turngym.core.background_threads import say
 from turngym.core.disk_space import RoomToWrite
 from turngym.core.episode import Episode
@@ -271,12 +270,6 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     service = make_service(temperature=config.run.temperature, learns=True, resumed_from=step)
     training = Training(service, serving, judge, algorithm, config, step=step, resume=checkpoint is not None)
 
-    beside = companions(*lineage(config.student))
-
-    def save_extra(folder: Path) -> None:
-        write_companions(beside, folder)
-        chat.save(folder)
-
     spec = {name: value for name, value in to_table(config).items() if name in SHARED} | {"chat": chat.identity}
     training.trainer = Trainer(
         model=model,
@@ -288,7 +281,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         teacher=teacher,
         reference=reference,
         on_update=training.updated,
-        save_extra=save_extra,
+        save_extra=companion_writer(config.student, chat),
         vocab_size=vocab_size,
         spec=spec,
         contents=content_hashes.of_run(spec, teacher),
