@@ -22,7 +22,7 @@ from turngym.agents.models import load_model
 from turngym.agents.worlds.worlds import CHECKPOINTS
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.scripts.train import parse
+from turngym.scripts.train import resolved
 from turngym.trainers.distributed import distribute_trainer, open_ranks
 from turngym.trainers.ranks import Ranks
 from turngym.trainers.run import build_trainer, run_training
@@ -35,7 +35,7 @@ def words(name: str, out: Path) -> list[str]:
 
 
 def trainer(ranks: Ranks, out: Path, *more: str) -> Any:
-    return distribute_trainer(build_trainer(parse([*words("opd", out), *more])), ranks)
+    return distribute_trainer(build_trainer(resolved([*words("opd", out), *more]).spec), ranks)
 
 
 def caught(ranks: Ranks, work: Callable[[], Any]) -> list[str]:
@@ -145,7 +145,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     with open_ranks(timeout=15) as ranks:
         for line in json.loads((out / "commands.json").read_text()):
-            run_training(parse(line), ranks)
+            run_training(resolved(line).spec, ranks)
         said = {work.__name__: work(ranks, out / work.__name__) for work in TRIALS}
         if ranks.rank == 0:
             (out / "said.json").write_text(json.dumps(said))

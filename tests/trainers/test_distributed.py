@@ -31,7 +31,7 @@ from turngym.agents.servers.fleet import WeightVersions
 from turngym.agents.servers.weights import SyncedPolicy
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import RolloutRequest
-from turngym.scripts.train import parse
+from turngym.scripts.train import resolved
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import latest_model, list_checkpoints
 from turngym.trainers.distributed import SharedSource, blocks, open_ranks, shared_scorer
@@ -82,7 +82,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     named = set(re.findall(r"--[a-z][a-z0-9.-]+[a-z0-9]", page))
     torchruns = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint"}
     with pytest.raises(SystemExit):
-        parse(["turnopd", "--help-all"])
+        resolved(["turnopd", "--help-all"])
     known = set(re.findall(r"--[a-z][a-z0-9.-]+[a-z0-9]", capsys.readouterr().out))
     assert torchruns < named
     others = {"--algorithm", "--agent", "--base"}  # of other verbs
@@ -92,7 +92,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
     words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
     with pytest.raises(TurngymError, match="--ray-address"):
-        run_training(parse(words), Ranks(rank=0, size=2))
+        run_training(resolved(words).spec, Ranks(rank=0, size=2))
 
 
 def test_layers_are_found_by_name_or_by_number() -> None:
@@ -219,7 +219,7 @@ def play(folder: Path, cases: Sequence[str]) -> None:
     evaluated = ("--panel", "alfworld-quickstart", "--eval-limit", "2", "--eval-samples", "1", "--eval-every", "3")
     more = {ACROSS: KEEP, "turnopd": evaluated}
     for name in cases:
-        run_training(parse([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]), SINGLE)
+        run_training(resolved([*worker.words(name, place(folder, name, 1)), *more.get(name, ())]).spec, SINGLE)
     cut(place(folder, ACROSS, 1), folder / "one_then_two", 2)
     commands = [[*worker.words(name, place(folder, name, 2)), *more.get(name, ())] for name in cases]
     commands.append([*worker.words(ACROSS, folder / "one_then_two"), *KEEP, "--resume"])
@@ -285,7 +285,7 @@ def test_a_run_of_one_process_goes_on_in_two(runs: Path) -> None:
 @pytest.mark.long
 def test_a_run_of_two_processes_goes_on_in_one(runs: Path) -> None:
     cut(place(runs, ACROSS, 2), runs / "two_then_one", 2)
-    run_training(parse([*worker.words(ACROSS, runs / "two_then_one"), *KEEP, "--resume"]), SINGLE)
+    run_training(resolved([*worker.words(ACROSS, runs / "two_then_one"), *KEEP, "--resume"]).spec, SINGLE)
     resumed, whole = untimed(runs / "two_then_one"), untimed(place(runs, ACROSS, 2))
     assert resumed[:2] == whole[:2]
     assert close(resumed, whole)
@@ -326,7 +326,7 @@ def test_ctrl_c_in_one_process_stops_all_at_the_same_step_and_the_run_goes_on(ru
     assert [note.partition(":")[0] for note in failure(runs, "interrupted")] == ["KeyboardInterrupt"] * 2
     assert [row["step"] for row in untimed(runs / "interrupted")] == [1, 2]
     assert list_checkpoints(runs / "interrupted")[-1].name == "step_000002"
-    run_training(parse([*worker.words("opd", runs / "interrupted"), "--resume"]), SINGLE)
+    run_training(resolved([*worker.words("opd", runs / "interrupted"), "--resume"]).spec, SINGLE)
     assert close(untimed(runs / "interrupted"), untimed(place(runs, "opd", 2)))
 
 
@@ -338,14 +338,18 @@ def test_a_full_disk_in_one_process_leaves_the_checkpoint_before(runs: Path) -> 
         assert "--resume" in note
     checkpoints = runs / "full_disk" / "checkpoints"
     assert [path.name for path in checkpoints.iterdir()] == ["step_000000"]
-    run_training(parse([*worker.words("opd", runs / "full_disk"), "--resume", "--checkpoint-every", "2"]), SINGLE)
+    run_training(
+        resolved([*worker.words("opd", runs / "full_disk"), "--resume", "--checkpoint-every", "2"]).spec, SINGLE
+    )
     assert close(untimed(runs / "full_disk"), untimed(place(runs, "opd", 1)))
 
 
 @pytest.mark.long
 def test_a_checkpoint_of_another_configuration_is_refused_before_anything_is_touched(runs: Path) -> None:
     with pytest.raises(TurngymError, match=r"another configuration.*optimizer\.lr"):
-        run_training(parse([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimizer.lr", "1e-2"]), SINGLE)
+        run_training(
+            resolved([*worker.words("opd", place(runs, "opd", 2)), "--resume", "--optimizer.lr", "1e-2"]).spec, SINGLE
+        )
 
 
 @pytest.mark.long

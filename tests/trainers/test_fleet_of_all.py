@@ -22,7 +22,7 @@ from distributed_cases import command
 from tiny_runs import with_file
 
 from turngym.core.trace import read_episodes
-from turngym.scripts.train import parse
+from turngym.scripts.train import resolved
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import run_training
@@ -146,7 +146,7 @@ def test_in_turn_the_numbers_are_those_of_one_process_and_a_killed_worker_change
     servers: list[Server], tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    run_training(parse(words(one, servers, 3)), SINGLE)
+    run_training(resolved(words(one, servers, 3)).spec, SINGLE)
     with torchrun(words(two, servers, 3, "--workers", "1"), tmp_path / "log") as process:
         after(1, two, process, kill_a_worker)
         assert process.wait(300) == 0, (tmp_path / "log").read_text()[-4000:]
@@ -160,7 +160,7 @@ def test_a_step_ahead_runs_go_on_after_a_server_and_a_training_process_were_kill
     servers: list[Server], tmp_path: Path
 ) -> None:
     one, two, log = tmp_path / "one", tmp_path / "two", tmp_path / "log"
-    run_training(parse(words(one, servers, 6, "--staleness", "1")), SINGLE)
+    run_training(resolved(words(one, servers, 6, "--staleness", "1")).spec, SINGLE)
     line = words(two, servers, 6, "--staleness", "1", "--workers", "1")
     with torchrun(line, log) as process:
         after(2, two, process, lambda trainers: servers[1].kill())

@@ -24,7 +24,7 @@ from turngym.core.errors import ModelError, SettingsError
 from turngym.core.protocols import GenerateRequest, Sampling
 from turngym.scripts.main import main
 from turngym.scripts.model import average
-from turngym.scripts.train import parse
+from turngym.scripts.train import resolved
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import CheckpointError, latest_model, list_checkpoints
 from turngym.trainers.critic import ValueCritic
@@ -468,12 +468,12 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
 
 def test_the_command_line_trains_and_resumes_adapters_of_the_same_student_only(tmp_path: Path) -> None:
     words = [*command("sft", tmp_path / "run", steps=1, episodes=2), "--lora.rank", "2", "--lora.targets", "q_proj"]
-    assert run_training(parse(words), SINGLE).step == 1
-    assert run_training(parse([*words, "--resume"]), SINGLE).step == 1
+    assert run_training(resolved(words).spec, SINGLE).step == 1
+    assert run_training(resolved([*words, "--resume"]).spec, SINGLE).step == 1
     with pytest.raises(CheckpointError, match=r"lora\.rank: checkpoint 2, now 4"):
-        run_training(parse([*words, "--resume", "--lora.rank", "4"]), SINGLE)
+        run_training(resolved([*words, "--resume", "--lora.rank", "4"]).spec, SINGLE)
     with pytest.raises(CheckpointError, match="lora"):
-        run_training(parse([*words[: words.index("--lora.rank")], "--resume"]), SINGLE)
+        run_training(resolved([*words[: words.index("--lora.rank")], "--resume"]).spec, SINGLE)
 
 
 def test_the_rollout_engine_speaks_with_the_adapters() -> None:

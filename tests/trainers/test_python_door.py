@@ -121,12 +121,12 @@ def test_an_algorithm_of_another_package(
 ) -> None:
     assert find_algorithm(name).table == "loo"
     with pytest.raises(SystemExit):
-        verb.parse([name, "--help"])
+        verb.resolved([name, "--help"])
     text = capsys.readouterr().out
     assert "--loo.cap 2" in text
     assert "Largest importance weight" in text
     with pytest.raises(TurngymError, match=r"It belongs to grpo\."):
-        verb.parse([name, "--student", "s", "--out", "o", "--grpo.n", "3"])
+        verb.resolved([name, "--student", "s", "--out", "o", "--grpo.n", "3"])
     out = tmp_path / "run"
     words = ["--student", str(models / "student"), "--loo.n", "2", "--episodes", "4", "--max-turns", "3"]
     words += ["--steps", "2", "--device", "cpu", "--threads", "1", "--no-tensorboard", "--eval-every", "0"]
