@@ -41,7 +41,6 @@ from turngym.core.http_client import LoopThread
 from turngym.core.plugins import need
 from turngym.core.spec import changed
 from turngym.core.strict_json import json_object
-from turngym.core.task import content_hash
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel
 
@@ -178,18 +177,6 @@ class EndpointAgent:
         """What the handshake has found; None before it, and without one."""
         self._started: tuple[LoopThread, EndpointClient] | None = None
         self._said: set[str] = set()
-
-    def fingerprint(self, system: str | None) -> str:
-        """A hash of everything that changes answers; the endpoint's address is not part of it."""
-        known = {name: getattr(self, name) for name in ("model", "temperature", "max_tokens", "max_context", "extra")}
-        known |= {name: getattr(self.options, name) for name in ("send_stop", "send_seed", "reasoning_back")}
-        if self.memory != ALL:
-            known["memory"] = self.memory.name
-        if self.memory.templates is not None:
-            known["prompts"] = self.memory.templates.sha256
-        if self._sampled_fields:
-            known["sampled"] = self._sampled_fields
-        return content_hash({"engine": "openai", **known, "channel": self.channel.name, "system": system})[:16]
 
     def __getstate__(self) -> dict[str, Any]:
         # connections and threads stay in this process; a copy in another process opens its own, and asks for itself

@@ -125,11 +125,6 @@ class ALFWorldEnv(TextEnv):
         return engine
 
     @property
-    def native(self) -> NativeEngine | None:
-        """The native engine in the present state; None for games that only TextWorld can play."""
-        return self._native
-
-    @property
     def success(self) -> bool:
         return self.engine.won
 
