@@ -34,7 +34,7 @@ from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel
-from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
+from turngym.agents.rendering.memory import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
 from turngym.core.http_client import LoopThread

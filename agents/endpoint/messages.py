@@ -15,7 +15,8 @@ from typing import Any
 from turngym.agents.endpoint.calls import AnswerCall, hides_call, json_of, own_id
 from turngym.agents.endpoint.completion_fields import REASONING
 from turngym.agents.endpoint.reader import ChatAnswer, TokenIds
-from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
+from turngym.agents.rendering.memory import Example
+from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES

@@ -31,7 +31,7 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.play_spec import EndpointChat, OpenAI
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.rendering.conversation import Example, Memory
+from turngym.agents.rendering.memory import Example, Memory
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.task import Verdict

@@ -280,7 +280,7 @@ def test_a_small_context_is_enough(serve: Any, make_doors: Any) -> None:
 
 
 def test_reasoning_cannot_go_back_in_a_window(make_doors: Any) -> None:
-    from turngym.agents.rendering.conversation import Memory
+    from turngym.agents.rendering.memory import Memory
 
     make, nobody = make_doors("tool"), FakeOpenAI(url="http://127.0.0.1:9/v1")
     with pytest.raises(AgentError, match=r"--reasoning-back send .*--memory window:2"):
