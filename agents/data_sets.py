@@ -138,10 +138,6 @@ def get(
 ) -> Path:
     """Fetches a data set into the folder where everything looks for it, and returns the folder.
 
-    Args:
-        out: another folder; None: where everything looks for it.
-        mirror: an address below which the files lie under their names; None: the published addresses.
-
     Raises DataError, in one line: what failed, and what to do.
     """
     known, wanted = data_set(name), dict(sha256 or {})
@@ -175,11 +171,7 @@ def get(
 
 
 def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:
-    """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError.
-
-    Args:
-        target: the file; what was fetched so far lies beside it.
-    """
+    """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError."""
     part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
     if target.is_file() and (sha256 is None or _digest(target) == sha256):
         return

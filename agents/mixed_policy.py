@@ -40,7 +40,6 @@ class TwoEngines:
         return self._student.vocab_size
 
     def weights_changed(self, version: int) -> None:
-        """The student has new weights."""
         self._student.weights_changed(version)
 
     def release(self, session: str) -> None:

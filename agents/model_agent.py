@@ -219,8 +219,6 @@ class ModelPlayer:
 
         Args:
             slots: most requests that the model generates at a time; not read with `engine`.
-            vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all. Not read with
-                `engine`.
             engine: what generates, such as servers that have the model's weights; None: the model, in this process.
         """
         if engine is None:
@@ -235,7 +233,6 @@ class ModelPlayer:
         return cls(engine=engine, renderer=renderer, settings=settings, tool=tool)
 
     def agent(self, temperature: float, name: str = "student") -> ModelAgent:
-        """The agent that samples from this model at `temperature`."""
         return ModelAgent(
             self.engine,
             self.renderer,

@@ -91,7 +91,6 @@ class BrowserGame:
         self.runner.take(reply, attempt(partial(self.runner.step, reply.text)))
 
     def step(self) -> None:
-        """One turn of the agent."""
         (reply,) = self.opened.agent.respond([self.runner.conversation])
         if reply.ends is not None:
             # the person may still know what to do
@@ -138,12 +137,9 @@ class Games(Visitors[BrowserGame]):
         return self._players[world]
 
     def begin(self, name: str, world: str, task: str, agent: str) -> BrowserGame:
-        """Begin another game for a visitor, whose last one ends.
+        """Begin another game for a visitor, whose last one ends; the `task` "" draws one.
 
         Raises TurngymError for an unknown environment, task or agent.
-
-        Args:
-            task: id of the task; "" draws one.
         """
         if world not in self.environments:
             known = list(self.environments)

@@ -64,7 +64,6 @@ class Preset:
 
     @property
     def env_id(self) -> str:
-        """The environment."""
         return str(at(self.table, "play.env.id"))
 
     def beside(self, asked: Mapping[str, Any]) -> dict[str, Any]:

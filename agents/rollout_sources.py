@@ -56,7 +56,6 @@ class PlayedSource:
     def played(
         self, jobs: Sequence[Job], agent: Agent, request: RolloutRequest, system: str | None, **meta: Any
     ) -> list[Episode]:
-        """The episodes of `jobs`."""
         episodes = self.play(
             jobs, self.make_env, agent, slots=self.slots, max_turns=request.max_turns, system=system, meta=meta
         )

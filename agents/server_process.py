@@ -214,7 +214,6 @@ class ServePolicy(Spec):
 
     @property
     def program(self) -> str:
-        """The name of the engine."""
         return str(kind_of(type(self.engine)))
 
 

@@ -259,9 +259,6 @@ class JsonBodies:
     """ASGI middleware: a body that is no JSON gets 400, of another content type 415, too large 413, too slow 408.
 
     Messages of a WebSocket that are no JSON are answered with `complaint(text)` and never reach the application.
-
-    Args:
-        complaint: makes the answer to such a message from what is wrong with it.
     """
 
     def __init__(

@@ -213,7 +213,6 @@ class Episode:
 
     @property
     def depth(self) -> int:
-        """Number of turns."""
         return len(self.turns)
 
     @property

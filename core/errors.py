@@ -227,9 +227,6 @@ def did_you_mean(query: str, candidates: Iterable[str], n: int = 3, cutoff: floa
     """The end of an error text: ` Did you mean 'a' or 'b'?`, or an empty text if no candidate is near.
 
     Candidates that `known_as` finds replace those that are only spelled alike.
-
-    Args:
-        cutoff: least similarity in spelling, as for `nearest`; not asked of what `known_as` finds.
     """
     pool = list(candidates)
     near = known_as(query, pool)[:n] or nearest(query, pool, n, cutoff)

@@ -152,10 +152,7 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
     """Moves the files `names` from `source` to the same places under `folder`, each whole; all else there stays.
 
     A file that is there with the same content stays, too. Raises `error`, and moves nothing, if one has other content.
-
-    Args:
-        source: folder on the same disk; what is not moved stays in it.
-        folder: where the files belong; it is made if needed.
+    `source` is on the same disk.
     """
     there = ((name, folder / name) for name in names)
     missing = [name for name, path in there if not (path.is_file() and filecmp.cmp(path, source / name, shallow=False))]

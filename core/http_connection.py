@@ -39,11 +39,7 @@ class Proxy:
 
 
 class Unreachable(Exception):
-    """A server cannot be reached.
-
-    Args:
-        text: the same for people, in a clause.
-    """
+    """A server cannot be reached; its text says so to people, in a clause."""
 
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(text)
@@ -180,11 +176,7 @@ def certificates() -> ssl.SSLContext:
 
 
 def why_not(error: BaseException, url: str, proxy: Proxy | None, seconds: float) -> Unreachable:
-    """What `error`, which a request to `url` through `proxy` ended in, means.
-
-    Args:
-        seconds: that a connection may take.
-    """
+    """What `error`, which a request to `url` through `proxy` ended in, means; a connection may take `seconds`."""
     parts = urlsplit(url if proxy is None else proxy.address)
     place = f"{parts.hostname}:{parts.port or {'https': 443}.get(parts.scheme, 80)}"
     cause, text = _cause(list(_chain(error)), str(parts.hostname), place, parts.scheme, seconds)

@@ -54,7 +54,6 @@ def _checksum(facts: Mapping[str, Any]) -> int:
 
 
 def describe_file(path: Path) -> dict[str, int]:
-    """Size and CRC-32 of a file, read in pieces."""
     size = checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 24):
@@ -63,7 +62,6 @@ def describe_file(path: Path) -> dict[str, int]:
 
 
 def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """`describe_file` by name, in sorted order."""
     order = sorted(names)
     # crc32 releases the interpreter lock, so the files are read in parallel; ends: files have an end
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -224,7 +224,6 @@ def add_checksum(line: str) -> str:
 
 
 def has_checksum(line: bytes) -> bool:
-    """Whether `line` ends with a checksum."""
     tail = line.rstrip()[-_LENGTH:]
     return tail.startswith(_MARK) and tail.endswith(_END)
 

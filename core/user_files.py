@@ -210,7 +210,6 @@ def json_file(path: str | os.PathLike[str], error: Callable[[str], Exception]) -
 
 
 def json_object(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> dict[str, Any]:
-    """The JSON object of a file, as `json_file` reads it."""
     found = json_file(path, error)
     if not isinstance(found, dict):
         raise error(f"{path} cannot be read: it is {brief(found, 80)}; valid: an object")

@@ -543,7 +543,6 @@ def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
 
 
 def _as_json_has_it(value: Any) -> Any:
-    """`value` with a list for every tuple."""
     if isinstance(value, dict):
         return {name: _as_json_has_it(one) for name, one in value.items()}
     return [_as_json_has_it(one) for one in value] if isinstance(value, list | tuple) else value

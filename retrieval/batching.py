@@ -227,8 +227,6 @@ class ProcessRetriever:
         """Opens the retriever here and in the children, and waits until all are ready.
 
         Args:
-            opener: opens the retriever; it is pickled for the children.
-            small: fewest queries that go to a child.
             patience: seconds after which a child that does not answer is replaced.
 
         Raises:

@@ -152,10 +152,7 @@ def verify_index(
     A finished index must pass this before it is moved into place.
 
     Args:
-        manifest: says whether the index has vectors, and with which settings faiss searches them.
-        encoder: the one that made the vectors; None for an index without vectors.
         vectors: folder of the shards, float32 [rows, dim]; the vectors of the sampled passages are the queries.
-        report: is called with `check`, the passages done, and those of the sample.
 
     Raises:
         RetrievalError: numbers of rows differ, or too few passages find themselves.
@@ -264,7 +261,6 @@ def build_index(
 
     Args:
         encoder: is used instead of loading the Hugging Face encoder `plan.encoder`, whose name is still recorded.
-        progress: is called with a stage, the passages that it has done, and how many there are (None while unknown).
         restart: whether an unfinished build is thrown away and not continued.
         force: whether the folder `plan.out` is replaced if it exists, at the very end.
 

@@ -30,6 +30,7 @@ _LISTS = b"ilar"
 """Begins the inverted lists in the file of an IVF index."""
 Vectors = NDArray[np.float32]
 Done = Callable[[int], None]
+"""Is called with a number of vectors after they were added."""
 
 
 def blocks(shards: Sequence[Vectors]) -> Iterator[Vectors]:
@@ -40,12 +41,7 @@ def blocks(shards: Sequence[Vectors]) -> Iterator[Vectors]:
 
 
 def write_flat(index: Any, shards: Sequence[Vectors], rows: int, file: IO[bytes], done: Done) -> bool:
-    """Writes a trained Flat or SQ index with the vectors of all shards; returns False and writes nothing for others.
-
-    Args:
-        shards: vectors in the order of their rows, float32 [n, dim] each.
-        done: is called with the number of vectors after each piece that is written.
-    """
+    """Writes a trained Flat or SQ index with the vectors of all shards; returns False and writes nothing for others."""
     faiss = load_faiss()
     if not isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer)):
         return False
@@ -86,10 +82,7 @@ def streams_ivf(index: Any, draw: Callable[[int], Vectors]) -> bool:
 def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[bytes], done: Done) -> None:
     """Encodes every shard into `folder`, skipping those that are there, then gathers list after list into `file`.
 
-    Args:
-        shards: vectors in the order of their rows, float32 [n, dim] each.
-        folder: gets the encoded shards, and may have some of an earlier build.
-        done: is called with the number of vectors of each shard, also where it was encoded before.
+    `folder` gets the encoded shards, and may have some of an earlier build.
     """
     folder.mkdir(exist_ok=True)
     parts = []
@@ -157,13 +150,7 @@ _BLOCK = 1024
 
 
 def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shard_rows: int, report: Progress) -> None:
-    """Encodes passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there.
-
-    Args:
-        store: the passages in the order of their rows.
-        shard_rows: passages of one shard; the last one has the rest.
-        report: is called with `vectors`, the passages done, and all passages.
-    """
+    """Encodes passages into `folder/00000.npy` ... (float32 `[shard_rows, dim]`), skipping shards that are there."""
     folder.mkdir(exist_ok=True)
     for start in range(0, len(store), shard_rows):
         rows = min(shard_rows, len(store) - start)
@@ -198,8 +185,6 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
     kinds (HNSW, wrappers) keep all codes in memory until they are written, but the vectors of one piece only.
 
     Args:
-        folder: the shards that `write_vectors` wrote.
-        factory: the kind of index, as faiss writes it.
         rows: number of passages. Raises RetrievalError if the shards have another number of vectors.
         report: is called with `training` at its start, then with `index`, the vectors done, and all vectors.
     """

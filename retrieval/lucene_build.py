@@ -72,7 +72,6 @@ class PostingsRun:
 
     @classmethod
     def load(cls, folder: Path) -> PostingsRun:
-        """Maps a saved run."""
         arrays = {name: map_array(folder / f"{name}.npy") for name in ("lengths", "starts", "rows", "tfs")}
         return cls(ids=BlobStore(folder / "ids"), terms=BlobStore(folder / "terms"), **arrays)
 

@@ -223,7 +223,6 @@ class Tally:
 
 
 def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
-    """Plays all turns with the engine and with the peer."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
@@ -376,7 +375,6 @@ def cells(tally: Tally) -> list[str]:
 
 
 def measure(name: str, config: RolloutBench) -> list[Tally]:
-    """Measures all cells of one model."""
     import torch
 
     shape, turns, batches = MODELS[name]
@@ -389,7 +387,6 @@ def measure(name: str, config: RolloutBench) -> list[Tally]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `turngym bench rollout`."""
     config = read_options(RolloutBench, argv, prog="turngym bench rollout", about=__doc__)
     import torch
 

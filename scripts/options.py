@@ -274,7 +274,6 @@ def _first_sentence(text: str) -> str:
 
 
 def _required(kind: Any, setting: Setting) -> bool:
-    """Whether a value must be given."""
     return not setting.tables and must_be_given(kind, setting.path)
 
 
@@ -286,7 +285,6 @@ def _shown(value: Any) -> str:
 
 
 def is_switch(setting: Setting) -> bool:
-    """Whether a setting is on or off."""
     return setting.type is bool
 
 

@@ -78,7 +78,6 @@ def plan_table(options: PlanOptions) -> Table:
 
 
 def _models(options: PlanOptions) -> tuple[ModelShape, ModelShape | None]:
-    """Shapes of the student and of the teacher."""
     return _shape(options.student), None if options.teacher is None else _shape(options.teacher)
 
 

@@ -76,7 +76,6 @@ FULL_DEPTH = "Steps played to full depth only."
 
 
 def turn_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
-    """All figures over turns of the runs side by side."""
     return [
         _curves(runs, "kl", "kl_by_turn", "KL by turn", "K_t, reverse KL per token"),
         _curves(runs, "teacher_entropy", "teacher_entropy_by_turn", "Teacher entropy by turn", "Teacher entropy"),

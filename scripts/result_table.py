@@ -60,7 +60,6 @@ class Group:
     """Results by the name of their file, the most successful first."""
 
     def table(self) -> Table:
-        """One row per result."""
         results = self.results.values()
         extras = {key: title for key, title in EXTRAS.items() if any(result.scores.get(key) for result in results)}
         otherwise = {name: "; ".join(deviations(result.spec)[1]) for name, result in self.results.items()}
@@ -321,7 +320,6 @@ def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
 
 
 def panel_name(spec: EvalSpec) -> str:
-    """The panel of a result."""
     return spec.play.tasks.panel if isinstance(spec.play.tasks, OnPanel) else "no panel"
 
 

@@ -85,7 +85,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def open_episodes(config: ServeMcp, keys: ClientKeys) -> Episodes:
-    """The episodes of the chosen panel."""
     sessions = PanelSessions.of(
         config.panel,
         channel="tool",

@@ -263,7 +263,6 @@ def latest_model(run: Path) -> Path:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The JSON part of a checkpoint."""
     state = read_manifest(checkpoint / "state.json", dict[str, Any], CheckpointError)
     if state["schema"] != SCHEMA:
         raise CheckpointError(f"{checkpoint} has schema {state['schema']}; this version reads {SCHEMA}")

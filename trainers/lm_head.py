@@ -265,17 +265,6 @@ def project(
     logp_i(v) = z_iv - logsumexp_u z_iu, z = logits / temperature, in fp32. Entropy: -sum_v p log p, nats. Tail:
     logsumexp_{u not in K} z_iu - logsumexp_u z_iu.
     Source: docs/algorithms.md#log-probabilities.
-
-    Args:
-        hidden_N: final hidden states [N, d], with gradient.
-        head: a callable, a weight [V, d], or (weight, bias).
-        label_N: ids [N] that were chosen.
-        topk_ids_NK: further ids [N, K] at each position; None for none.
-        chunk: rows of logits that exist at a time.
-        entropy_gradient: whether it carries a gradient.
-        vocab: cuts the logits to their first ids; None: all count.
-        into_grad: whether the backward pass adds to the head's `grad` in place.
-        tail: whether to return the mass of all ids but the K.
     """
     ids_N1 = label_N[:, None].long()
     # label and support in one gather, so that the logits of a chunk are computed once

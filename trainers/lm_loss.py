@@ -89,8 +89,6 @@ class LmLoss:
     a resumed run reads what it would have read. Documents are cut at `max_length` tokens.
 
     Args:
-        config: the files, how many documents a step reads and where they are cut, the mean, and lambda.
-        encode: from a text to its ids.
         micro_tokens: tokens of a pass at most, padding included; a longer document has a pass of its own.
     """
 

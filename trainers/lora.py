@@ -48,8 +48,6 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
     exactly.
 
     Args:
-        model: changed in place.
-        config: rank, alpha and the layers that get adapters.
         base: name of the model in the saved adapter; empty: it names none.
         seed: fixes the half of each adapter that begins random; the other half begins with zeros.
     """

@@ -88,7 +88,6 @@ def _packed_passes(rows: Sequence[Ids], max_tokens: int) -> list[Pass]:
 
 
 def packed_pass(rows: Sequence[Ids], members: Sequence[int]) -> Pass:
-    """The rows with the numbers `members`, packed into one line."""
     ordered, line = _line(rows, members)
     sizes, shared = np.array(line, np.int64).T
     return Pass(

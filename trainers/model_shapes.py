@@ -121,7 +121,6 @@ class ModelShape:
 
     @property
     def _linear_parameters(self) -> int:
-        """Parameters of all layers with linear attention."""
         if self.linear is None:
             return 0
         around = 3 * self.width * self.mlp + 2 * self.width

@@ -191,10 +191,6 @@ def hidden_states(
     mean nothing. Where several rows share one line (`microbatch.Pass`), `line` tells them apart and
     `positions_BL` holds each token's position in its own row; that wants `rows_apart` around it.
 
-    Args:
-        positions_BL: position of each id in its row; None: 0 to L - 1.
-        line: which tokens of a line belong together; None: each line is a row.
-
     Raises ModelError for rows that are longer than the model's context (`position_limit`), and for ids that it has no
     embedding for.
     """

@@ -62,10 +62,6 @@ def privileged_logprobs(
 
     Raises TargetError as `score_turns` does.
     Source: [sdar]; docs/algorithms.md#told.
-
-    Args:
-        episodes: what `batch` was packed from; their turns hold the prompts with the text.
-        scorers: the student and the models that may read the text.
     """
     turns = privileged_turns(batch, episodes)
     student_N = label_logprobs(scorers.student, batch, "student")

@@ -33,7 +33,6 @@ def episode_reward(episode: Episode, kind: Reward) -> float:
 
 
 def rewards(batch: RolloutBatch, episodes: Sequence[Episode], kind: Reward) -> NDArray[np.float64]:
-    """`episode_reward` of each episode of the batch: float64 [E]."""
     return np.array([episode_reward(episodes[source], kind) for source in batch.source_E], np.float64)
 
 

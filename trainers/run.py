@@ -343,7 +343,6 @@ def _source(
 
 
 def _with_folders(config: TrainConfig) -> TrainConfig:
-    """`config` with the folders of models that are named as on the hub."""
     models, method = changed(config.models, student=hub_folder(config.models.student)), config.method
     if teacher := config.part("teacher"):
         folder = None if config.teacher is None else hub_folder(config.teacher)

@@ -26,11 +26,7 @@ def spec_of_run(
 ) -> dict[str, Any]:
     """The settings of a run as a table, with what its environments, its student's folder and its panels say.
 
-    Args:
-        config: the settings of the run.
-        envs: the run's environments by name; its own is "".
-        further: those of --also.
-        panels: the evaluations by the name of their environment.
+    `envs` and `panels` go by the names of environments; the run's own is "", `further` are those of --also.
     """
 
     def found(name: str) -> dict[str, Any]:

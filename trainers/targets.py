@@ -140,10 +140,6 @@ def combined_advantage(
 
     `reward_N` is in whatever unit the reward's advantage has (standard deviations of its group), `log_ratio_N` in nats.
     Source: [openclaw-rl], [slime]; docs/contrib_algorithms.md#combined-advantage.
-
-    Args:
-        reward_N: the reward's advantage [N].
-        log_ratio_N: log q - log p [N] at the sampled id, nats, q the teacher.
     """
     return (w_reward * reward_N + w_teacher * log_ratio_N).astype(np.float32)
 

@@ -146,10 +146,6 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
     """Returns `settings` with the limit of ids that the teachers have, and says so where it is less than the student's.
 
     Raises SettingsError for settings that go beyond the student's positions.
-
-    Args:
-        longest: most ids that every teacher can read (`teachers_length`).
-        settings: the student's; those that are saved with it stay.
     """
     known, wanted = position_limit(model.config), settings.max_context
     if known is not None and wanted is not None and wanted > known:

@@ -74,10 +74,6 @@ def blend_alpha(step: int, total: int, start: float = 0.0, end: float = 1.0) -> 
 
     alpha = clip((step / total - start) / (end - start), 0, 1); with end == start, 0 before it and 1 from it on.
     Source: [turnopd] Algorithm 1, Table 7; docs/algorithms.md#blended-weights.
-
-    Args:
-        start: share of training at which alpha leaves 0.
-        end: share of training at which alpha reaches 1.
     """
     progress = step / total
     if end == start:

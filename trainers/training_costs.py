@@ -177,7 +177,6 @@ class StepWorkload(Spec):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows of an episode."""
         return sum(self.row_lengths)
 
     @property
@@ -306,13 +305,6 @@ def estimate(
     student: ModelShape, teacher: ModelShape | None, chip: Chip, gpus: int, work: StepWorkload
 ) -> CostEstimate:
     """Memory and time of one training step on `gpus` equal chips; no teacher for algorithms that need none.
-
-    Args:
-        student: sizes of the model that learns.
-        teacher: sizes of its teacher; None: there is none.
-        chip: memory and speed of one GPU.
-        gpus: number of them.
-        work: what a step plays and trains on.
 
     Raises:
         TurngymError: a server of the run's own with several GPUs.

@@ -27,7 +27,6 @@ def turn_row(
     Args:
         columns: numbers per token [N] by name, as the forward pass measured them.
         weight_N: how much each token counts [N]; the sum is 1.
-        full_depth: whether the depth cap is the full depth of the run.
     """
     turns = int(batch.depth_E.max())
     unknown_E = batch.truncated_E & batch.short_E if full_depth else batch.truncated_E

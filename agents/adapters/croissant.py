@@ -50,9 +50,7 @@ CONTEXT: dict[str, Any] = {
 
 def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, license: str, creator: str) -> Path:
     """Writes the manifests and `croissant.json` into the folder `out`, and returns the path of the latter.
-
-    Args:
-        license: of the manifests, as an SPDX id.
+    `license` is that of the manifests, as an SPDX id.
 
     Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
     """

@@ -37,11 +37,6 @@ def write(
 ) -> list[Path]:
     """Writes both files below `out`, in the folders of their repository, and returns their paths.
 
-    Args:
-        out: folder; `data/PANEL/DEVELOPER/MODEL` is made in it.
-        model: its id on the Hub, ORGANIZATION/NAME.
-        relationship: of who evaluated to who made the model.
-
     Raises EvaluationError for another id of a model, and for a result without episodes that ended well.
     """
     developer, _, name = hub_id("--model", model).partition("/")

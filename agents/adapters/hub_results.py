@@ -25,10 +25,6 @@ SHOWN_METRICS = ("avg-", "pass-at-", "pass-all-", "score")
 def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     """Writes both files below `out` and returns their paths.
 
-    Args:
-        out: folder; `.eval_results` is of the model's repository, `eval.yaml` of the benchmark's data set.
-        dataset: id of the benchmark's data set on the Hub, ORGANIZATION/NAME.
-
     Raises EvaluationError for another id, and for a result without episodes that ended well.
     """
     hub_id("--dataset", dataset)

@@ -124,7 +124,6 @@ class Episodes:
         return self._step(episode, playing, name, arguments)
 
     def close(self) -> None:
-        """End what is open."""
         while self._open:
             self._give_up(*self._open.popitem(), "the client left")
         self.sessions.write_results()

@@ -173,10 +173,8 @@ def check_result(
     """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
 
     Args:
-        result: the file, or what was read of it.
         panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
             not believed where its panel is.
-        data: folder of the environment's data; by default where the environment looks for it.
         env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
         other_rules: whether settings that change what scores may differ from the panel's.
 

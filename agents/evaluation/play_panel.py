@@ -72,7 +72,6 @@ class RecordedEpisodes:
 
     @classmethod
     def of(cls, trace: Path) -> RecordedEpisodes:
-        """All episodes of a trace."""
         found = cls(trace)
         for place, item in iter_places(trace):
             if isinstance(item, TraceProblem):
@@ -146,14 +145,7 @@ class RecordedEpisodes:
 def read_recorded(
     trace: Path | None, tasks: Sequence[Task], samples: Mapping[str, int], spec: EvalSpec, errors_again: bool
 ) -> RecordedEpisodes:
-    """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation.
-
-    Args:
-        trace: the file; None or missing: nothing is recorded.
-        samples: how many episodes of each task, by its id.
-        spec: settings of this evaluation, which the trace must share.
-        errors_again: whether episodes that ended in an error are played again.
-    """
+    """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation."""
     recorded, hashes = RecordedEpisodes(trace), {task.task_id: task.sha256 for task in tasks}
     if trace is None or not trace.exists():
         return recorded

@@ -164,10 +164,9 @@ class Scores:
 
 
 def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
-    """Score one evaluation. Raises ScoreError if no episode ended without an error.
+    """Score one evaluation; without `play` each task counts alike, and scores are the benchmark's.
 
-    Args:
-        play: what was played; None: each task alike, and scores are the benchmark's.
+    Raises ScoreError if no episode ended without an error.
     """
     apart = play is not None and drawn(play)
     every = as_outcomes(episodes)
@@ -350,7 +349,6 @@ def _row(name: str, runs: Sequence[Sequence[EpisodeOutcome]], apart: bool = Fals
 
 
 def _by_task(episodes: Played) -> dict[str, tuple[int, int]]:
-    """Task id to (successes, samples), sorted."""
     found: dict[str, tuple[int, int]] = {}
     for one in episodes:
         if not one.status.is_error:

@@ -327,11 +327,6 @@ def half_of_arms(arms: Sequence[VarianceParts], between_tasks: float, t_tasks: f
     seeds of both: V = t(f)^2 max(A_1 + A_2 - K, 0), f by Welch (`degrees_of_two`). Else V = sum_i t(S_i - 1)^2
     max(A_i - c_i C_i, 0), each with its own quantile: Welch's f covers too little where the fewer seeds vary more. One
     arm alone, against a player without seeds: `crossed_half`.
-
-    Args:
-        arms: A and C of each method that has seeds, one or two.
-        between_tasks: B, variance of the mean of the differences between tasks.
-        t_tasks: t(n - 1), the quantile for tasks.
     """
     chance = math.fsum(arm.chance for arm in arms)
     if len(arms) == 1:

@@ -131,9 +131,7 @@ def _reserve(number: int, size: int) -> None:
 def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]) -> None:
     """Main loop of the child process: one local engine that answers until the other end of `pipe` is closed.
 
-    Args:
-        pipe: this process's end of it; both ends send pairs (kind, value).
-        path: the parameters that `share_parameters` wrote; the file is removed at the end.
+    The file at `path`, which `share_parameters` wrote, is removed at the end.
     """
     try:
         engine = LocalEngine(mapped_model(payload, path), **settings)

@@ -224,10 +224,8 @@ class Worker:
 class LocalWorkers:
     """`count` processes, started when first called; each gets its share of this process's cores.
 
-    They end with this process, however it ends. Payloads are shared as files in a temporary folder.
-
-    Args:
-        threads: threads of each worker's libraries; None: its share of the cores, at most OMP_NUM_THREADS.
+    They end with this process, however it ends. Payloads are shared as files in a temporary folder. `threads` is what
+    each worker's libraries use; None: its share of the cores, at most OMP_NUM_THREADS.
     """
 
     def __init__(self, count: int, *, threads: int | None = None) -> None:

@@ -17,14 +17,12 @@ from turngym.core.redaction import excerpt
 class RayWorkers:
     """`count` actors, spread over the nodes; every node needs turngym and the data installed.
 
-    An existing connection of this process to Ray is used as it is, whatever `address` says, and left open. An actor for
-    which no node has `cpus` and `gpus` waits until one has, while the others play. If a node is lost, the calls of its
-    actors are answered with the cause of death.
+    Without an `address` `$RAY_ADDRESS` counts, else Ray is started on this machine. An existing connection of this
+    process to Ray is used as it is, whatever `address` says, and left open. An actor for which no node has `cpus` and
+    `gpus` waits until one has, while the others play. If a node is lost, the calls of its actors are answered with the
+    cause of death.
 
     Raises MissingExtra if Ray is not installed, ExecutorError if there is no cluster at `address`.
-
-    Args:
-        address: of the cluster; None: `$RAY_ADDRESS`, else Ray is started on this machine.
     """
 
     def __init__(self, count: int, *, address: str | None = None, cpus: float = 1.0, gpus: float = 0.0) -> None:

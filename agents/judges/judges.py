@@ -35,7 +35,6 @@ def hint_vote(hint: str | None) -> str:
 
 
 def expert_hint(action: str) -> str:
-    """The hint of an expert who would do `action`."""
     return f"The best action here is: {action}"
 
 

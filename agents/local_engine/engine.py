@@ -153,7 +153,6 @@ class LocalEngine:
 
     @property
     def model(self) -> Any:
-        """The model as it was given."""
         return self._model.source
 
     @property
@@ -452,7 +451,6 @@ class Batch:
 
     @property
     def active_rows(self) -> list[RequestRow]:
-        """The rows that have not finished."""
         return [row for row in self.rows if not row.finish] if self.idle else self.rows
 
     @property

@@ -138,7 +138,6 @@ class Captured:
         self._place: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
-        """How many graphs there are."""
         return len(self._graphs)
 
     def usable(self) -> bool:

@@ -320,8 +320,6 @@ class SessionPool:
         Raises AgentError for settings whose `memory` is not `all`.
 
         Args:
-            tokenizer: the model's; None: sessions are text only.
-            settings: channel, system message and limits; None: the defaults of `ChatSettings`.
             stop_ids: further ids that end a response, if the model's generation config names some.
         """
         settings = settings or ChatSettings()

@@ -306,9 +306,6 @@ class MixedAgent(ScriptedAgent):
     wander, or repeat their responses exactly, noise or not, except for `loop_slips`. A loop is what a poor policy does
     and no demonstration (origin `policy`): a student trained on both learns to continue a loop, even if the
     environment refuses every turn of it. Noise is never imitated.
-
-    Args:
-        noise: share of random actions, as in `ExpertAgent`; for every player but `expert`, until its loop begins.
     """
 
     def __init__(

@@ -151,7 +151,6 @@ class TimedCalls:
         return done
 
     def call(self, function: Callable[[], Any]) -> CallResult:
-        """The outcome of one call."""
         return self.run([function])[0]
 
     def close(self) -> None:

@@ -90,7 +90,6 @@ class StructuredAnswers:
 
 
 def message_with_calls(content: str, thought: str | None, calls: Sequence[Any], tags: Thoughts) -> Message:
-    """The message of an answer with tool calls."""
     if tags.aside and content and thought:
         # GPT-OSS's template takes either beside a call, and writes both as a thought
         content, thought = "", f"{thought}\n{content}"

@@ -57,7 +57,6 @@ class Skills:
 
     @property
     def texts(self) -> frozenset[str]:
-        """All texts of the folder."""
         return frozenset({self.always, self.otherwise, *self.category.values(), *self.keyword.values()} - {""})
 
     @property

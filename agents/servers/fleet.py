@@ -228,7 +228,6 @@ class Fleet:
 
     @property
     def dialect(self) -> ServerDialect:
-        """How the servers are spoken to."""
         return self.servers[0].dialect
 
     @property

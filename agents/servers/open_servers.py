@@ -36,10 +36,6 @@ def eval_policy(options: Addressed, folder: Path, tokenizer: Any, max_length: in
     """Servers that play with the weights of `folder`, which are not loaded here.
 
     Raises ServerError if a server has another model, vocabulary or weights.
-
-    Args:
-        folder: the model that is meant; a server's own folder is compared with it where it can be read from here.
-        max_length: most ids of prompt and response together; None: what the servers allow.
     """
     config = model_config(str(folder))
     vocabulary = _vocabulary(config, folder)
@@ -80,7 +76,6 @@ def train_policy(
     Args:
         max_length: most ids of prompt and response together; None: what the servers allow.
         out: folder of the run; weights are written to a folder in it, unless `options` name another one.
-        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
         own: the server that this run has started, which replaces the addresses in `options`.
     """
     from turngym.agents.local_engine.model import CausalModel

@@ -83,8 +83,7 @@ def make_generation(
 ) -> Generation:
     """A generation that `spans` cover; empty spans are dropped, and neighbors of the same version merged.
 
-    Args:
-        finish: as in `Generation`, or `abort` for a part that will be continued.
+    `finish` is as in `Generation`, or `abort` for a part that will be continued.
     """
     merged: list[PolicySpan] = []
     for version, start, end in spans:

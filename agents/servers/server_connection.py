@@ -127,10 +127,9 @@ def fields_of_other_types(where: str) -> Iterator[None]:
 
 
 def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    """A number of things, as a server says it. Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
+    """A number of things, as a server says it; `default` stands for a field that is not there.
 
-    Args:
-        default: stands for a field that is not there; None: the field must be there.
+    Raises BadAnswer for all but whole numbers from 1 to `MOST_IDS`.
     """
     value = fields.get(name, default)
     if type(value) is not int or not 1 <= value <= MOST_IDS:
@@ -234,9 +233,6 @@ class Connection:
         self, method: str, path: str, body: Any = None, *, timeout: float, limit: int = SMALL_ANSWER
     ) -> Any:
         """One attempt: the JSON of a 200, a text that is not JSON, or None for no body.
-
-        Args:
-            body: bytes of JSON, or a value that becomes JSON; None: no body.
 
         Raises:
             ServerDown: no connection, or a status in `PASSING`.

@@ -243,7 +243,6 @@ class BroadcastSync:
         self.published = version
 
     def close(self) -> None:
-        """Destroy the group."""
         self.fleet.repair = None
         self._destroy_group()
 

@@ -330,7 +330,6 @@ def goal_rate(problem: Problem, state: GameState) -> float:
 
 
 def _with(things: Indices, thing: int) -> Indices:
-    """`things` and `thing`, ascending."""
     return things if thing in things else tuple(sorted((*things, thing)))
 
 

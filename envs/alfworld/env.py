@@ -119,7 +119,6 @@ class ALFWorldEnv(TextEnv):
 
     @property
     def engine(self) -> NativeEngine | Reference:
-        """The engine that plays."""
         engine = self._reference or self._native
         if engine is None:
             raise TaskError(f"{self.env_id}: there is no game before reset()")

@@ -266,11 +266,9 @@ class Teller:
         return members[int(self.rng.choice(len(members), p=weights / weights.sum()))]
 
     def members(self, kind: str | None = None) -> list[Entity]:
-        """The entities of one kind, or all."""
         return self._members.get((self.part, kind), [])
 
     def inside(self, subject: Entity) -> list[Fact]:
-        """The facts of `subject`."""
         return self._inside.get((self.part, subject.id), [])
 
     def only(self, subject: Entity, relation: str) -> Fact:
@@ -281,7 +279,6 @@ class Teller:
         raise NoQuestion
 
     def sources(self, target: Entity) -> list[Fact]:
-        """The facts whose object is `target`."""
         return self._sources.get((self.part, target.id), [])
 
     def met(self) -> list[Entity]:
@@ -299,7 +296,6 @@ class Teller:
         return self._same[key]
 
     def target(self, fact: Fact) -> Entity:
-        """The object of a fact that has an entity for object."""
         return self.graph.entities[str(fact.target)]
 
     def wants_yes(self, form: str) -> bool:

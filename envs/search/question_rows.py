@@ -152,7 +152,6 @@ def _asked_in(row: _Row, extra: _Row) -> str:
 
 
 def _last_message(row: _Row) -> str | None:
-    """The prompt, or the content of its last message."""
     prompt = row.unfolded("prompt")
     if prompt is None or isinstance(prompt, str):
         return row.text("prompt")

@@ -73,7 +73,6 @@ class Corpus:
     passages: tuple[Passage, ...] = field(repr=False)
 
     def titles(self) -> dict[str, str]:
-        """Passage id -> title."""
         return {passage.id: passage.title for passage in self.passages}
 
 

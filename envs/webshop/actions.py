@@ -48,7 +48,6 @@ def parse_action(action: str) -> tuple[str, str] | None:
 
 
 def click_action(label: str) -> str:
-    """The action that clicks what is called `label`."""
     return f"{CLICK}[{label.lower()}]"
 
 

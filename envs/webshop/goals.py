@@ -230,8 +230,6 @@ def make_splits(
     for a scheme that the shop cannot have, and for a shop without goals.
 
     Args:
-        goals: all of the shop, in their order.
-        scheme: one of the four names; None: the shop's default.
         part_of: from a product's asin to `train` or `eval`, as the generator planned; None: a real shop.
     """
     if not len(goals):

@@ -127,7 +127,6 @@ def best_purchase(
     Args:
         product: only its `options` are read, the choices that are open.
         facts: what else the reward reads of the same product.
-        price: of the product in this shop, in dollars; chosen options do not change it.
     """
     wanted = wanted_options(goal)
     literal = {option if isinstance(option, str) else option[1] for option in goal.goal_options}

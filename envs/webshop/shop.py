@@ -78,12 +78,7 @@ class Shop:
         price_seed: int = DEFAULT_PRICE_SEED,
         tagger: str | NounTagger | None = None,
     ) -> None:
-        """Draws the prices of all products and the price caps of all goals.
-
-        Args:
-            price_seed: prices and caps are what the original draws after `random.seed(price_seed)`.
-            tagger: what finds the nouns of titles, as for `open_shop`.
-        """
+        """Draws the prices of all products and the price caps of all goals."""
         self.profile = profile
         self.products = catalog
         self.price_seed = price_seed

@@ -315,7 +315,6 @@ class ShopPages:
         return redirect("/shop", 303)
 
     def error(self, status: int) -> tuple[str, int]:
-        """A page that says what went wrong."""
         texts = {
             400: "The browser sent something that cannot be read.",
             403: "This page was not made for your visit, or the shop was restarted since.",

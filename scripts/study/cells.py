@@ -141,7 +141,6 @@ def _check_games(cells: Sequence[Cell], where: str) -> None:
 
 
 def _with_seed(cell: Cell, seed: int) -> Cell:
-    """The cell of another seed."""
     folder = cell.folder.with_name(f"{cell.method}-seed{seed}")
     spec: TrainConfig | EvalSpec
     if isinstance(cell.spec, EvalSpec):
@@ -172,7 +171,6 @@ def _cell(
     *,
     is_start: bool = False,
 ) -> Cell:
-    """The run of a method or a start in a world, with seed 0."""
     where = f"{study.where}, {method.name} in {place.name}"
     folder = out / "cells" / place.name / (f"start-{method.name}" if is_start else f"{method.name}-seed0")
     shared, wanted = _shared(study, place, method.algorithm), study.evaluate

@@ -32,7 +32,6 @@ class CoverageOptions(Spec):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `turngym study coverage` with `argv`."""
     options = read_options(CoverageOptions, argv, prog="turngym study coverage", about=__doc__)
     rows = [
         [

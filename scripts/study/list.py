@@ -15,7 +15,6 @@ class ListOptions(Spec):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `turngym study list`."""
     read_options(ListOptions, argv, prog="turngym study list", about=__doc__)
     for name, path in built_in().items():
         study = read_study_file(path)

@@ -220,7 +220,6 @@ def spread_table(spread: Spread, pilot: Pilot) -> Table:
 
 
 def said(pilot: Pilot, spread: Spread) -> str:
-    """What the pilot itself found."""
     found, size = rise(pilot.first, pilot.second), pilot.design
     ends = f"{100 * found.mean:+z.1f} points [{100 * found.low:+z.1f}, {100 * found.high:+z.1f}]"
     expected = f"expected to reach {100 * half_width(spread, size, spread.mean):.1f} to either side"

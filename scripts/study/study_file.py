@@ -117,7 +117,6 @@ class StudyMethod:
 
     @property
     def about(self) -> str:
-        """What it is, in a line."""
         return self.keys.about or self.keys.agent or self.algorithm
 
     def layers(self, world: str) -> list[Layer]:

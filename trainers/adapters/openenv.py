@@ -61,7 +61,6 @@ def generation(action: Mapping[str, Any]) -> Generation:
 
 
 def first(session: EpisodeSession) -> dict[str, Any]:
-    """The fields of the first observation."""
     if session.done:
         raise TurngymError(f"the environment failed: {session.episode().meta.get('error')}")
     request = session.request
@@ -160,12 +159,6 @@ class MakesRoom:
 
     A WebSocket ends after `idle` seconds without a message. If a new one comes while `most` are open, the one that has
     been silent longest ends, provided that it has been silent for `silent` seconds.
-
-    Args:
-        app: the ASGI application behind it.
-        most: WebSockets that may be open before a silent one has to make room; the application has its own limit.
-        idle: seconds without a message from the client after which a WebSocket ends.
-        silent: seconds without a message after which a WebSocket may be ended for a new one.
     """
 
     def __init__(self, app: Any, *, most: int, idle: float = IDLE, silent: float = SILENT) -> None:

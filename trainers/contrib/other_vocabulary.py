@@ -72,12 +72,6 @@ def shared_ids(student: Any, teacher: Any, size: int, ends: tuple[int | None, in
     Tokens of one name that decode alike are the same, and so are ordinary tokens of one text (` go` is ` go` in a
     byte-level tokenizer and `▁go` in SentencePiece's). `ends` (student's, teacher's) end a response: they are the same
     by their role. Equal tokenizers give 0, 1, 2, ...
-
-    Args:
-        student: the student's tokenizer.
-        teacher: the teacher's tokenizer.
-        size: V, rows of the teacher's head.
-        ends: the ids with which the student and the teacher end a response; None where there is none.
     """
     mine, theirs = _names(student), _names(teacher)
     by_name = {token: number for number, token in mine.items()}
@@ -505,12 +499,6 @@ class OtherVocabulary:
 
     The teacher's K likeliest ids at each of its tokens become ids of the student (`Pieces`, `divided`); tokens that no
     span holds have empty rows, whose divergence is 0.
-
-    Args:
-        target_fn: asks the teacher about the batch's rows.
-        student: the student's renderer.
-        reader: writes episodes as the teacher's ids.
-        sizes: rows of the LM heads (student's, teacher's).
     """
 
     def __init__(

@@ -130,10 +130,6 @@ def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str,
     """The settings of a proxy from tables with short names, and who gives them, the last one on top.
 
     Raises SettingsError for a setting that does not exist, that cannot have its value, or that nothing would read.
-
-    Args:
-        algorithm: what is trained; None: nothing.
-        layers: pairs of name and table.
     """
     cls = proxy_class(algorithm)
     usual: dict[str, Any] = {"engine": {"when_busy": "retract"}}

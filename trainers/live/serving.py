@@ -94,11 +94,6 @@ def open_engine(
 
     If adapters are trained, `model` gets them here, after it has been copied: the copy keeps the ordinary weights.
     Raises TurngymError if the model cannot be served or adapted as the options say.
-
-    Args:
-        config: names what answers and how weights get there.
-        max_length: context limit in ids; None: the model's own.
-        vocab_size: only the first so many ids are drawn, as an algorithm scores no others; None: all.
     """
     kind = _kind(config, model)
     served = frozen_copy(model) if kind in ("process", "copy") else None

@@ -199,7 +199,6 @@ def at_step(seeds: Mapping[int, Record], step: int) -> tuple[float, Cost]:
 
 
 def mean_cost(costs: Sequence[Cost]) -> Cost:
-    """Mean of costs."""
     known: dict[str, float] = {}
     for name in MEASURES:
         column = [getattr(cost, name) for cost in costs]
