@@ -37,7 +37,7 @@ from turngym.agents.endpoint.failures import (
 )
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
+from turngym.agents.endpoint.reader import CALLED, ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.errors import AgentError, did_you_mean
@@ -279,6 +279,7 @@ class EndpointClient:
         self.reached = True
 
         # An error, with whatever status.
+        odd: list[str] = []
         try:
             value = reply.json()
         except BadReply as error:
@@ -295,13 +296,14 @@ class EndpointClient:
                 failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:
                 return ChatAnswer(content="", finish="content_filter", usage=Usage(answers=1))
-            # the model wrote a call that its server could not read, and this is what it wrote
-            if failed.written is not None and self.expected.tools:
-                return ChatAnswer(content=failed.written)
-            if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
-                failed.passing = False
-                failed.foreign = not (isinstance(value, Mapping) and value.get("choices"))
-            raise failed
+            if failed.written is None:
+                if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
+                    failed.passing = False
+                    failed.foreign = not (isinstance(value, Mapping) and value.get("choices"))
+                raise failed
+            # the model did answer, with what its own server cannot read
+            value = {"choices": [{"message": {"content": failed.written}, "finish_reason": "stop"}]}
+            odd.append(Noticed.UNREAD)
 
         # A completion, which must be one that the request allows.
         try:
@@ -318,9 +320,13 @@ class EndpointClient:
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
             reason = f"the answer has {size} characters; at most {tokens} tokens were asked for"
             raise RequestFailed(reason, passing=False, usage=paid)
-        if self.ids and answer.ids is None:
+        if self.ids and answer.ids is None and not odd:
             reason = "the answer has no token ids (return_token_ids); leave out --token-ids"
             raise RequestFailed(reason, passing=self.worked, usage=paid)
+        # some servers call whatever has a call finished
+        cut = answer.ending.lower() in CALLED and answer.usage.completion_tokens == tokens
+        odd += [Noticed.CUT] if cut else []
+        answer = replace(answer, finish="length" if cut else answer.finish, noticed=(*answer.noticed, *odd))
         for words in answer.noticed:
             self._say(f"{Noticed.said(words)}. Said once; the results count it under usage")
         self.worked = True
