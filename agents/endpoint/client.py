@@ -29,6 +29,7 @@ import numpy as np
 
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
 from turngym.agents.endpoint.failures import (
+    ADDRESS,
     SHOWN_LETTERS,
     RequestFailed,
     advice,
@@ -362,8 +363,10 @@ class EndpointClient:
                 "long prompts at a time, which its own log says. Start it again, and repeat the command with fewer "
                 f"--slots: {REPEAT}"
             )
-        if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
-            help_text = await self._models()
+        if failed.code in (400, 404) and help_text in ("", ADDRESS) and "did you mean" not in reason.lower():
+            # an address with a list of models is right
+            listed = await self._models()
+            help_text = help_text if listed is None else listed
         said = f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" .")
         if not (failed.rejected and self.worked):
             return EndpointError(said)
@@ -376,8 +379,8 @@ class EndpointClient:
         tools, reasoning = bool(self.expected.tools), self.profile.reasoning
         return advice(failed, model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning)
 
-    async def _models(self) -> str:
-        """A sentence that lists the endpoint's models, if the requested one is not among them."""
+    async def _models(self) -> str | None:
+        """A sentence that lists the endpoint's models, empty if the requested one is among them; None without a list."""
         assert self._http is not None
         url = self.address.at("/models")
         # any failure here is ignored, since the error being explained matters more
@@ -385,9 +388,9 @@ class EndpointClient:
             reply = await self._http.send("GET", url, seconds=10.0, limit=SMALL_ANSWER)
             names = sorted(str(model["id"]) for model in reply.json()["data"])
         except (ExchangeError, TypeError, LookupError):
-            return ""
+            return None
         if not names or self.model in names:
-            return ""
+            return "" if names else None
         names = [excerpt(name, NAME_SHOWN) for name in names]
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names

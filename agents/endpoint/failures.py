@@ -286,6 +286,7 @@ def error_in(body: Any) -> Any:
 
 # What may help.
 
+ADDRESS = "--base-url is the address with the version, for example http://HOST:PORT/v1."
 _REFUSED = re.compile(
     r"unsupported|not supported|unknown|unexpected|not permitted|not allowed|unrecognized|extra|invalid"
 )
@@ -315,7 +316,7 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool = Fal
     # a router has the model, and nobody who takes tools for it
     no_tools = tools and "tool" in low
     if failed.foreign or failed.code == 405 or (failed.code == 404 and model not in text and not no_tools):
-        return "--base-url is the address with the version, for example http://HOST:PORT/v1."
+        return ADDRESS
     if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", low) and "reasoning_effort" not in low:
         if reasoning and _REFUSED.search(low):
             return "--reasoning-back drop leaves the reasoning of earlier turns out."

@@ -508,6 +508,8 @@ NO_MODEL = r"status 404: The model `tiny` does not exist.*The endpoint has: tiny
     [
         ("text", {"key": "x"}, r"status 401: Incorrect API key.*\. The key is read from \$OPENAI_API_KEY; --key-env"),
         ("text", {"model": "tiny-2"}, NO_MODEL),
+        # its address has a list of models, so it is no wrong one
+        ("text", {"fault": lambda n, b: Fault(404, error("Only supported in v1/responses"))}, r"in v1/responses$"),
         ("tool", {"fault": lambda n, b: NO_TOOLS}, r"--channel text writes"),
         ("text", {"fault": lambda n, b: NO_STOP}, r"--no-send-stop leaves"),
         ("text", {"fault": lambda n, b: TOO_LONG}, r"status 400: too long\. The first prompt alone fills the context"),
