@@ -342,7 +342,8 @@ class EndpointAgent:
         if self._sampled is not None and result.ids is not None:
             origin, logprobs = "policy", result.ids.logprobs if self._sampled.holds else None
             conversation.thread = add_ids(conversation.thread, result.ids)
-        return Reply(text=response_of(result, text), logprobs=logprobs, finish=result.finish, origin=origin)
+        said = response_of(result, text, self.channel)
+        return Reply(text=said, logprobs=logprobs, finish=result.finish, origin=origin)
 
     def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
         used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
