@@ -10,10 +10,11 @@ import numpy as np
 
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel, with_stops
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import Example, TokenHistory
+from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
 from turngym.agents.rendering.renderer import ChatRenderer, Ids
 from turngym.agents.rendering.skills import Skills
+from turngym.agents.rendering.token_history import TokenHistory
 from turngym.core.episode import Status, wrong_numbers
 from turngym.core.errors import AgentError
 from turngym.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings
+from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings, say_untied
 from turngym.agents.model_folder_check import check_model_files, model_files
 from turngym.core.errors import ModelError, SettingsError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
@@ -145,6 +145,8 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
         _forget_quantization(model)
     elif (kind := getattr(config, "quantization_config", None)) and getattr(model, "hf_quantizer", None) is None:
         raise ModelError(f"{folder} is quantized in a way that transformers does not read: {brief(kind, 80)}")
+    # files may hold a head of its own although their configuration ties it, and transformers keeps both
+    say_untied(model)
     return model.to(target).eval()
 
 

@@ -36,11 +36,11 @@ from turngym.agents.play_spec import (
 from turngym.agents.playing.agent import Agent, system_message
 from turngym.agents.playing.scripted import PLAYERS, ExpertAgent, RandomAgent, ReplayAgent, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
-from turngym.agents.rendering.conversation import Memory
 from turngym.agents.rendering.examples import Examples, read_examples
+from turngym.agents.rendering.memory import Memory
 from turngym.agents.rendering.open_renderer import complete_settings, renderer_of
-from turngym.agents.rendering.prompt_templates import NAMES, read_templates
 from turngym.agents.rendering.skills import SKILLS_PREFIX
+from turngym.agents.rendering.verl_agent_prompts import NAMES, read_templates
 from turngym.core.errors import AgentError as AgentError
 from turngym.core.errors import nearest
 from turngym.core.hub import pinned

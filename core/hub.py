@@ -31,7 +31,9 @@ MOST_FILES = 1000
 INDEX = "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates"
 """The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
-CONFIG_FILES = re.compile(rf"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|{TEMPLATES}/[\w.-]+\.jinja")
+POOLING = "1_Pooling/config.json"
+"""Where the folder of an encoder of sentence-transformers says how states become one vector."""
+CONFIG_FILES = re.compile(rf"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|{TEMPLATES}/[\w.-]+\.jinja|{POOLING}")
 """Names of the configuration's and the tokenizer's files."""
 WEIGHTS = re.compile(r"(?!consolidated)[\w.-]+\.safetensors")
 

@@ -322,11 +322,11 @@ def _read_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _opened(arguments: Any) -> Any:
-    """The arguments of a call, maybe out of a string of JSON. Raises ValueError, with a clause, for other strings."""
-    if not isinstance(arguments, str):
-        return arguments
+    """The arguments of a call, maybe out of a string of JSON; none are none, however that is written. Raises
+    ValueError, with a clause, for other strings."""
     try:
-        return json.loads(arguments)
+        opened = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
+        return {} if opened is None else opened
     except (ValueError, RecursionError):
         raise ValueError("the arguments of the tool call are not valid JSON") from None
 

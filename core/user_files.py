@@ -155,8 +155,8 @@ def too_many_values(body: bytes, most: int) -> bool:
 
 
 def json_of(text: str | bytes) -> Any:
-    """The JSON value of a stranger's text. Raises ValueError, for one that is nested too deep or has more than
-    `MOST_VALUES` values, too."""
+    """The JSON value of a stranger's text, which may begin with a byte order mark. Raises ValueError, for one that is
+    nested too deep or has more than `MOST_VALUES` values, too."""
     # a text that is short enough is not encoded for that
     if len(text) > 2 * MOST_VALUES:
         body = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -164,7 +164,7 @@ def json_of(text: str | bytes) -> Any:
             raise ValueError(f"it has more than {MOST_VALUES:,} values")
         del body
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

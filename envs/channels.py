@@ -48,6 +48,10 @@ class Channel(Protocol):
     def name(self) -> str: ...
 
     @property
+    def thoughts(self) -> Thoughts:
+        """How thoughts are marked."""
+
+    @property
     def stop_text(self) -> tuple[str, ...]:
         """Strings after which a response is complete; generation may stop there, with or without the string."""
 
@@ -152,12 +156,16 @@ class ToolChannel:
         return "tool" if self.dialect is HERMES else f"tool:{self.dialect.name}"
 
     @property
+    def thoughts(self) -> Thoughts:
+        return self.dialect.thoughts
+
+    @property
     def stop_text(self) -> tuple[str, ...]:
         return (*self.dialect.stop_text, *(f"</{tag}>" for tag in self.tool.tags[1:]))
 
     def parse(self, response: str) -> Parsed:
         spoken = self.tool.tags[1:]
-        thought, body, reason = self.dialect.thoughts.split(printable(response), self._begins)
+        thought, body, reason = self.thoughts.split(printable(response), self._begins)
         if reason is not None:
             return Parsed(thought=thought, reason=reason)
         start = self.dialect.find(body)
@@ -186,11 +194,11 @@ class ToolChannel:
 
     def format(self, action: str, thought: str | None = None) -> str:
         action = argument = self.tool.canonical(action)
-        written = self.dialect.thoughts.write(thought)
+        written = self.thoughts.write(thought)
         if len(self.tool.tags) > 1:
             verb = first_action(argument, self.tool.tags)
             if verb is None or verb[0] != self.tool.tags[0]:
-                return _checked(self, f"{written}{self.dialect.thoughts.spoken}{argument}", action, thought)
+                return _checked(self, f"{written}{self.thoughts.spoken}{argument}", action, thought)
             argument = verb[1]
         call = self.dialect.write(*self.tool.call(argument))
         return _checked(self, f"{written}{call}", action, thought)

@@ -40,6 +40,22 @@ _GLM = TaggedCalls(
     argument="<arg_key>%k</arg_key>\n<arg_value>%s</arg_value>\n",
     thoughts=Thoughts(before="", after="", gap="\n"),
 )
+
+
+def _dsml(name: str, section: str) -> TaggedCalls:
+    return TaggedCalls(
+        name=name,
+        starts=(f"<｜DSML｜{section}>", "<｜DSML｜invoke name="),
+        head=rf"\s*(?:<｜DSML｜{section}>)?\s*<｜DSML｜invoke name=\"(?P<name>[^\">\n]{{1,200}})\">",
+        key=('<｜DSML｜parameter name="', ">"),
+        value=("", "</｜DSML｜parameter>"),
+        ends=("</｜DSML｜invoke>", f"</｜DSML｜{section}>"),
+        form=f'<｜DSML｜{section}>\n<｜DSML｜invoke name="%n">\n%s</｜DSML｜invoke>\n</｜DSML｜{section}>',
+        argument='<｜DSML｜parameter name="%k" string="%t">%s</｜DSML｜parameter>\n',
+        stop_text=(f"</｜DSML｜{section}>",),
+    )
+
+
 _MISTRAL = JsonCalls(
     name="mistral",
     opening="[TOOL_CALLS]",
@@ -94,7 +110,14 @@ _ALL: tuple[CallDialect, ...] = (
         thoughts=SEED,
     ),
     JsonCalls(name="llama", keys=_LLAMA, prefixes=("<|python_tag|>",)),
-    JsonCalls(name="llama4", keys=_LLAMA, prefixes=("<|python_tag|>",), form="%s\n"),
+    JsonCalls(name="llama4", keys=_LLAMA, prefixes=("<|python_tag|>", "<|python_start|>"), form="%s\n"),
+    NamedCalls(
+        name="llama-function",
+        starts=("<function=",),
+        head=r"\s*<function=(?P<name>[^>={\n]{1,200})[>=]?\s*(?=\{)",
+        form="<function=%n>%s</function>",
+        stop_text=("</function>",),
+    ),
     JsonCalls(name="json", keys=("name", "arguments")),
     JsonCalls(name="json-list", keys=("name", "arguments"), listed=True),
     _MISTRAL,
@@ -121,17 +144,19 @@ _ALL: tuple[CallDialect, ...] = (
         form="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%n<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         stop_text=("<｜tool▁calls▁end｜>",),
     ),
+    _dsml("deepseek-v3.2", "function_calls"),
+    _dsml("deepseek-v4", "tool_calls"),
     NamedCalls(
         name="kimi",
-        starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-        head=r"\s*(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>\s*"
+        starts=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+        head=r"\s*(?:<\|tool_calls?_section_begin\|>)?\s*<\|tool_call_begin\|>\s*"
         r"(?P<id>(?:functions\.)?(?P<name>[\w./-]{1,200}?)(?::\d{1,9})?)\s*<\|tool_call_argument_begin\|>",
         form="<|tool_calls_section_begin|><|tool_call_begin|>functions.%n:0<|tool_call_argument_begin|>%s"
         "<|tool_call_end|><|tool_calls_section_end|>",
         stop_text=("<|tool_calls_section_end|>",),
     ),
     PythonicCalls(name="lfm2", opening="<|tool_call_start|>", closing="<|tool_call_end|>"),
-    PythonicCalls(name="pythonic", double_quotes=True),
+    PythonicCalls(name="pythonic", double_quotes=True, prefixes=("<|python_start|>",)),
     GemmaCalls(name="gemma4", opening="<|tool_call>", closing="<tool_call|>", quote='<|"|>'),
     GemmaCalls(name="function-gemma", opening="<start_function_call>", closing="<end_function_call>", quote="<escape>"),
     HarmonyCalls(),

@@ -23,6 +23,7 @@ from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tag
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.lookalikes import LONGEST_COMPARED, alike, plain
 from turngym.envs.spaces import printable
+from turngym.envs.tool_calls import THINK
 
 Reading = Literal["strict", "folded", "lenient"]
 _MOST_LINES = 64
@@ -127,8 +128,8 @@ def _search(response: str, channel: Channel | None, env: ActionRules) -> str | N
         if (action := other.parse(text).action) is not None:
             return _looks_possible(env, action) or action
     # a thought that was never closed is searched too: its response has no other text
-    closing = getattr(channel, "thoughts", TextChannel().thoughts).closing
-    return _in_lines(text.rpartition(closing)[2], env)
+    thoughts = THINK if channel is None else channel.thoughts
+    return _in_lines(text.rpartition(thoughts.closing)[2], env)
 
 
 def _in_lines(text: str, env: ActionRules) -> str | None:

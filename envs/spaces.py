@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector.utils import create_empty_array
+from gymnasium.wrappers.utils import create_zero_array
 
 _RANGES = ((0x20, 0x7F), (0x09, 0x0B), (0xA1, 0x250), (0x370, 0x400), (0x4E00, 0x9FA0), (0x1F300, 0x1F650))
 """Half-open ranges that samples draw from: ASCII, tab and newline, accents, Greek, Han, emoji. No surrogates."""
@@ -56,6 +57,10 @@ class UnicodeText(Space[str]):
 def _empty_texts(space: UnicodeText, n: int = 1, fn: Callable[..., Any] = np.zeros) -> tuple[str, ...]:
     # Gymnasium's default for unknown spaces is None, which is no member of the batched space
     return ("",) * n
+
+
+# what Gymnasium's wrappers show where there is no observation yet (FrameStackObservation, DelayObservation)
+create_zero_array.register(UnicodeText, lambda space: "")
 
 
 def printable(text: str) -> str:

@@ -107,7 +107,10 @@ COHERE = Thoughts(
 GEMMA = Thoughts(opening="<|channel>thought", closing="<channel|>", gap="")
 MISTRAL = Thoughts(opening="[THINK]", closing="[/THINK]", before="", after="", gap="")
 SEED = Thoughts(opening="<seed:think>", closing="</seed:think>", before="", after="", gap="\n")
+MINIMAX = Thoughts(opening="<mm:think>", closing="</mm:think>", gap="\n")
+KIMI = Thoughts(opening="◁think▷", closing="◁/think▷", before="", after="", gap="")
 STYLES = {"harmony": HARMONY, "cohere": COHERE, "gemma": GEMMA, "mistral": MISTRAL, "seed": SEED}
+STYLES |= {"minimax": MINIMAX, "kimi": KIMI}
 """Ways to write thoughts that differ from THINK, by name."""
 
 
@@ -599,7 +602,7 @@ class TaggedCalls(_Headed):
     value: tuple[str, str]
     """The texts before and after its value; white space around the value does not belong to it."""
     argument: str
-    """One argument: `%k` stands for its name, `%s` for its value."""
+    """One argument: `%k` stands for its name, `%s` for its value, `%t` for `true` if that is a text, else `false`."""
     ends: tuple[str, ...]
     """Any of these ends the arguments, and a value that was never closed."""
     python: bool = False
@@ -623,14 +626,19 @@ class TaggedCalls(_Headed):
             start = text.find(self.key[0], position)
             if start < 0:
                 break
-            key, position = _until(text, start + len(self.key[0]), self.key[1])
+            key, position = self._key(text, start)
             opened = text.find(self.value[0], position)
             # nothing but white space may stand between an argument's name and its value
             if opened < 0 or text[position:opened].strip():
-                return f"the tool call has an argument {excerpt(key.strip(), 80)!r} without a value"
+                return f"the tool call has an argument {excerpt(key, 80)!r} without a value"
             value, position = _until(text, opened + len(self.value[0]), self.value[1])
-            found.setdefault(key.strip(), Untyped(value.strip()))
+            found.setdefault(key, Untyped(value.strip()))
         return found
+
+    def _key(self, text: str, start: int) -> tuple[str, int]:
+        """The name of the argument that begins at `start`, without further attributes, and where reading goes on."""
+        key, end = _until(text, start + len(self.key[0]), self.key[1])
+        return key.partition('"')[0].strip(), end
 
     def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         """The call at `start`: a value keeps its white space, but for the line end that some families write at each
@@ -641,12 +649,12 @@ class TaggedCalls(_Headed):
         found: dict[str, str] = {}
         place = _after_space(text, head.end())
         while text.startswith(self.key[0], place):
-            key, place = _until(text, place + len(self.key[0]), self.key[1])
+            key, place = self._key(text, place)
             opened = _after_space(text, place) if self.value[0] else place
             end = text.find(self.value[1], opened)
-            if not text.startswith(self.value[0], opened) or end < 0 or key.strip() in found:
+            if not text.startswith(self.value[0], opened) or end < 0 or key in found:
                 return None
-            found[key.strip()] = text[opened + len(self.value[0]) : end].removeprefix("\n").removesuffix("\n")
+            found[key] = text[opened + len(self.value[0]) : end].removeprefix("\n").removesuffix("\n")
             place = _after_space(text, end + len(self.value[1]))
         *inner, last = self.ends
         for mark in inner:
@@ -662,7 +670,10 @@ class TaggedCalls(_Headed):
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         written = "".join(
-            self.argument.replace("%k", name).replace("%s", self._written(value)) for name, value in arguments.items()
+            self.argument.replace("%k", name)
+            .replace("%t", json.dumps(isinstance(value, str)))
+            .replace("%s", self._written(value))
+            for name, value in arguments.items()
         )
         return self.form.replace("%n", tool).replace("%s", written)
 

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from turngym.core.errors import RetrievalError, checked_choice
 from turngym.core.files import missing_weights
-from turngym.core.hub import load_problem, model_folder
+from turngym.core.hub import POOLING, load_problem, model_folder
 from turngym.core.memory_mapped import map_array
 from turngym.core.plugin_values import failures_of
 from turngym.core.plugins import PluginError, find, installed
 from turngym.core.redaction import brief
-from turngym.core.user_files import json_object, library_path, user_path
+from turngym.core.user_files import json_file, json_object, library_path, user_path
 from turngym.retrieval.core import Encoder, Passage, RetrieverUnavailable
 from turngym.retrieval.open_tokenizer import open_tokenizer
 from turngym.retrieval.precision import cast_parameters
@@ -247,6 +247,8 @@ STYLES = {
     "plain": EncoderStyle(pooling="mean"),
 }
 """Prefixes that the families' model cards name; `plain` adds nothing."""
+MODULES = "modules.json"
+"""Of what the folder of an encoder of sentence-transformers is made."""
 FAMILIES = {
     "e5": re.compile(r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?"),
     "bge": re.compile(r"bge-(small|base|large)-en(-v1\.5)?"),
@@ -275,7 +277,7 @@ class HuggingFaceEncoder:
 
         Args:
             model: a folder, a hub name, or `minilm`.
-            style: a name of `STYLES`, a style of your own, or None to choose by the model's name.
+            style: what `find_style` takes.
             passage_model: the model for passages, if queries and passages have one each (dpr).
             batch_tokens: most tokens of one forward pass, padding included; by default 4,096 on a CPU (16,384 took a
                 fifth longer with MiniLM) and 16,384 elsewhere.
@@ -361,7 +363,11 @@ class HuggingFaceEncoder:
 
 
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
-    """The style of that name; for None, that of the model's family (`FAMILIES`). Raises RetrievalError."""
+    """A style of your own as it is; the style of that name; for None, that of the model's family (`FAMILIES`).
+
+    The folder of a model of sentence-transformers says how it pools, which holds whatever the named style has. Raises
+    RetrievalError for an unknown style, and for a folder that wants another pooling than ours, or layers behind it.
+    """
     if isinstance(style, EncoderStyle):
         return style
     if style is None and model == MINILM:
@@ -371,7 +377,20 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
         style = next((key for key, names in FAMILIES.items() if names.fullmatch(name)), None)
         if style is None:
             raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
-    return STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
+    found = STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
+    folder = model_folder(model_files(model))
+    if not (folder / MODULES).is_file():
+        return found
+    kinds = re.findall(r'"type": "[\w.]*?(\w+)"', json.dumps(json_file(folder / MODULES, RetrievalError)))
+    said = json_object(folder / POOLING, RetrievalError) if "Pooling" in kinds else {}
+    on = [name.split("_")[2] for name, value in said.items() if value is True and name.startswith("pooling_mode_")]
+    pooling: Any = said.get("pooling_mode") or "+".join(on)
+    if pooling not in ("mean", "cls") or set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+        raise RetrievalError(
+            f"{model} is made of {', '.join(kinds)} with the pooling {brief(pooling, 60)} ({MODULES}); valid: "
+            "Transformer, Pooling and Normalize, with the pooling mean or cls"
+        )
+    return dataclasses.replace(found, pooling=pooling)
 
 
 def weights_digest(model: Any) -> str:

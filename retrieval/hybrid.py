@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from turngym.core.errors import RetrievalError
 from turngym.core.plugin_values import failures_of
+from turngym.core.redaction import brief
 from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, check_request, checked_hits, searched
 from turngym.retrieval.encoders import load_model, weights_digest
 from turngym.retrieval.lucene_text import analyze
@@ -170,8 +171,8 @@ class CoverageReranker:
 
 
 class CrossEncoderReranker:
-    """Scores query and passage together with a Hugging Face sequence classifier, best first: by its logit, and with
-    several classes (no, yes) by the log-probability of the last one."""
+    """Scores query and passage together with a Hugging Face sequence classifier, best first: by its logit, and with two
+    classes without names (no, yes) by the log-probability of the second."""
 
     def __init__(self, model: str, *, device: str = "cpu", max_length: int = 512, batch: int = 32) -> None:
         """Loads `model`. Raises RetrievalError for missing packages, or if there is no such model, or it cannot score.
@@ -183,6 +184,13 @@ class CrossEncoderReranker:
         # an encoder without a classification head would give random scores
         self._tokenizer, loaded = load_model(model, "reranker", "AutoModelForSequenceClassification")
         self._model: Any = loaded.to(device)
+        # of classes with names (entailment, neutral) nobody says which is the relevant one
+        labels = [str(label) for _, label in sorted(loaded.config.id2label.items())]
+        if len(labels) > 1 and labels != ["LABEL_0", "LABEL_1"]:
+            raise RetrievalError(
+                f"{model} tells {brief(', '.join(labels), 120)} apart; a reranker has one class, or two without names "
+                "(no, yes: no id2label in its config.json)"
+            )
         # a fast tokenizer cannot be used from two threads at once
         self._tokenizing = threading.Lock()
         self._device, self._max_length = device, min(max_length, self._tokenizer.model_max_length)

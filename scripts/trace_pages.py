@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from turngym.agents.evaluation.scores import EpisodeOutcome
-from turngym.agents.rendering.conversation import without
+from turngym.agents.rendering.memory import without
 from turngym.core.episode import Episode, Turn, outcome_of
 from turngym.core.errors import TurngymError
 from turngym.core.task import Task, Verdict

@@ -14,7 +14,7 @@ from turngym.agents.models import load_tokenizer
 from turngym.agents.named_agent import chat_settings
 from turngym.agents.play_spec import EvalSpec, Model, ModelChat, OpenAI
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_messages, without
+from turngym.agents.rendering.memory import ALL, Memory, PastTurn, chat_messages, without
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.nested import at

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from turngym.agents.rendering.conversation import require_memory
+from turngym.agents.rendering.memory import require_memory
 from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.numbers import BelowOne, Count, Million, NotNegative, Number, Portion
 from turngym.core.spec import Spec, changed

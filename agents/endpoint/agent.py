@@ -34,7 +34,7 @@ from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel
-from turngym.agents.rendering.conversation import ALL, Example, Memory, by_category, of_category
+from turngym.agents.rendering.memory import ALL, Example, Memory, by_category, of_category
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
 from turngym.core.http_client import LoopThread
@@ -329,7 +329,8 @@ class EndpointAgent:
         if self._sampled is not None and result.ids is not None:
             origin, logprobs = "policy", result.ids.logprobs if self._sampled.holds else None
             conversation.thread = add_ids(conversation.thread, result.ids)
-        return Reply(text=response_of(result, text), logprobs=logprobs, finish=result.finish, origin=origin)
+        said = response_of(result, text, self.channel)
+        return Reply(text=said, logprobs=logprobs, finish=result.finish, origin=origin)
 
     def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
         used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}

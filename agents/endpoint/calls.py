@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from turngym.agents.endpoint.completion_fields import (
 from turngym.core.redaction import excerpt
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.spaces import printable
-from turngym.envs.tool_calls import STYLES, THINK, read_calls
+from turngym.envs.tool_calls import STYLES, THINK, Thoughts, read_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class AnswerCall:
     """One call as the server gave it. Half surrogate pairs are replaced, in the text of its arguments too."""
 
     id: str
+    """Empty if the server gave none, or one that another call of the answer has."""
     name: Any
     arguments: Any
     """JSON text, by the API; some servers give an object."""
@@ -54,7 +56,7 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
         reading.note(Noticed.OLD_CALL)
         given = [{"function": message.function_call}]
     calls: list[AnswerCall] = []
-    for place, table in enumerate(given):
+    for table in given:
         call = reading.take(Call, table, "tool_calls.")
         function = reading.take(Function, call.function, "function.")
         if not isinstance(function.name, str) or not function.name.strip():
@@ -68,7 +70,7 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
         more = rest_of(Call, table) if isinstance(table, Mapping) else {}
         calls.append(
             AnswerCall(
-                id=call.id if call.id not in taken else own_id(place),
+                id=call.id if call.id not in taken else "",
                 name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
                 arguments=_arguments(function.arguments, reading),
                 more={**more, **({"function": inner} if inner else {})},
@@ -83,14 +85,18 @@ def _tool_in(name: str, tools: Collection[str]) -> str:
     return found.pop() if name not in tools and len(found) == 1 else name
 
 
-def own_id(place: int, episode: int = 0) -> str:
-    """The id of a call that has none: nine letters and digits, which is what Mistral's models demand."""
-    return f"c{episode % 10_000:04}{place % 10_000:04}"
+def own_id(message: int, place: int) -> str:
+    """An id for the call at `place` of the message of this number: nine letters and digits, which every server takes,
+    and no other of its conversation."""
+    return f"c{message % 100_000:05}{place % 1000:03}"
 
 
 def _arguments(given: Any, reading: Reading) -> Any:
     """`given` without half surrogate pairs. Its text may escape them (`\\\\ud83d`), and servers that parse a
     conversation refuse them there."""
+    # of a tool that needs none, many servers send an empty text or nothing
+    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
+        return "{}"
     if not isinstance(given, str):
         return excerpt(given, 200) if deeper(given, DEEPEST) else given
     # the channel reads such a call, so that the model must not be told that its arguments were none
@@ -100,7 +106,7 @@ def _arguments(given: Any, reading: Reading) -> Any:
     if not HALF.search(given):
         return given
     read = json_of(given)
-    return given if read is None else json.dumps(without_halves(read), ensure_ascii=False)
+    return given if read is None else json.dumps(sendable(read), ensure_ascii=False)
 
 
 def json_of(text: Any) -> Any:
@@ -109,11 +115,16 @@ def json_of(text: Any) -> Any:
     read = text
     if isinstance(text, str):
         try:
-            read = json.loads(text)
+            read = json.loads(text, parse_constant=_no_json)
         # a few thousand open brackets raise RecursionError
         except (ValueError, RecursionError):
             return None
     return None if deeper(read, DEEPEST) else read
+
+
+def _no_json(word: str) -> None:
+    # Python reads and writes NaN and Infinity, and servers refuse a conversation with one
+    raise ValueError(f"{word} is no JSON")
 
 
 def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
@@ -122,8 +133,7 @@ def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
     Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
     dialects whose calls are bare JSON read those.
     """
-    style = next((style for style in (THINK, *STYLES.values()) if style.closing in text), THINK)
-    _, body, reason = style.split(text, lambda part: False)
+    _, body, reason = THINK.split(marked(text, THINK), lambda part: False)
     body = _FENCE.sub(r"\1", body.strip())
     found: list[WrittenCall] = []
     for dialect in DIALECTS.values() if reason is None else ():
@@ -143,21 +153,47 @@ _FENCE = re.compile(r"\A```(?:json|tool_call|xml)?\s*\n(.*)\n```\Z", re.DOTALL)
 
 def hides_call(text: str) -> bool:
     """Whether the tool channel would not see a call behind `text`: it opens a thought, or begins a call of its own."""
-    _, body, reason = THINK.split(text, lambda part: False)
+    _, body, reason = THINK.split(marked(text, THINK), lambda part: False)
     return reason is not None or DIALECTS["hermes"].find(body) >= 0
 
 
-# Surrogates: half a pair is text for Python, and for nobody else.
+# Thoughts that a server has left in the text.
+
+LEFT = (
+    *STYLES.values(),
+    # what gateways write around thoughts of Gemini, and Bedrock around those of GPT-OSS
+    *(Thoughts(opening=f"<{tag}>", closing=f"</{tag}>") for tag in ("thought", "reasoning")),
+)
+"""Markers that say as much as `<think>`."""
+
+
+def left_in(text: str) -> list[Thoughts]:
+    """The families whose thoughts stand in `text` with their markers, `<think>` left out."""
+    return [one for one in LEFT if one.opening in text or (one.may_be_open and one.closing in text)]
+
+
+def marked(text: str, thoughts: Thoughts) -> str:
+    """`text` with all its thoughts between the markers of `thoughts`: what is no thought for a channel may act."""
+    for style in (THINK, *left_in(text)):
+        if style is not thoughts:
+            text = text.replace(style.opening, thoughts.opening).replace(style.closing, thoughts.closing)
+    return text
+
+
+# What Python takes for text and for numbers, and servers do not: half a surrogate pair, NaN.
 
 HALF = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]|[\ud800-\udfff]")
 
 
-def without_halves(value: Any, levels: int = 2 * DEEPEST) -> Any:
-    """`value` with `?` for half surrogate pairs in its texts; what lies deeper than `levels` is left alone."""
+def sendable(value: Any, levels: int = 2 * DEEPEST) -> Any:
+    """`value` with `?` for half surrogate pairs in its texts, and null for numbers that are none; what lies deeper than
+    `levels` is left alone."""
     if isinstance(value, str):
         return printable(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if levels and isinstance(value, list):
-        return [without_halves(item, levels - 1) for item in value]
+        return [sendable(item, levels - 1) for item in value]
     if levels and isinstance(value, dict):
-        return {printable(name): without_halves(item, levels - 1) for name, item in value.items()}
+        return {printable(name): sendable(item, levels - 1) for name, item in value.items()}
     return value

@@ -29,6 +29,7 @@ import numpy as np
 
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
 from turngym.agents.endpoint.failures import (
+    ADDRESS,
     SHOWN_LETTERS,
     RequestFailed,
     advice,
@@ -37,7 +38,7 @@ from turngym.agents.endpoint.failures import (
 )
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
+from turngym.agents.endpoint.reader import CALLED, ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.errors import AgentError, did_you_mean
@@ -279,6 +280,7 @@ class EndpointClient:
         self.reached = True
 
         # An error, with whatever status.
+        odd: list[str] = []
         try:
             value = reply.json()
         except BadReply as error:
@@ -295,13 +297,14 @@ class EndpointClient:
                 failed.reason += f" (through the proxy that {reply.proxy} names)"
             if failed.filtered:
                 return ChatAnswer(content="", finish="content_filter", usage=Usage(answers=1))
-            # the model wrote a call that its server could not read, and this is what it wrote
-            if failed.written is not None and self.expected.tools:
-                return ChatAnswer(content=failed.written)
-            if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
-                failed.passing = False
-                failed.foreign = not (isinstance(value, Mapping) and value.get("choices"))
-            raise failed
+            if failed.written is None:
+                if reply.status < 400 and failed.code is None and not failed.limited and not self.worked:
+                    failed.passing = False
+                    failed.foreign = not (isinstance(value, Mapping) and value.get("choices"))
+                raise failed
+            # the model did answer, with what its own server cannot read
+            value = {"choices": [{"message": {"content": failed.written}, "finish_reason": "stop"}]}
+            odd.append(Noticed.UNREAD)
 
         # A completion, which must be one that the request allows.
         try:
@@ -318,9 +321,13 @@ class EndpointClient:
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
             reason = f"the answer has {size} characters; at most {tokens} tokens were asked for"
             raise RequestFailed(reason, passing=False, usage=paid)
-        if self.ids and answer.ids is None:
+        if self.ids and answer.ids is None and not odd:
             reason = "the answer has no token ids (return_token_ids); leave out --token-ids"
             raise RequestFailed(reason, passing=self.worked, usage=paid)
+        # some servers call whatever has a call finished
+        cut = answer.ending.lower() in CALLED and answer.usage.completion_tokens == tokens
+        odd += [Noticed.CUT] if cut else []
+        answer = replace(answer, finish="length" if cut else answer.finish, noticed=(*answer.noticed, *odd))
         for words in answer.noticed:
             self._say(f"{Noticed.said(words)}. Said once; the results count it under usage")
         self.worked = True
@@ -356,8 +363,10 @@ class EndpointClient:
                 "long prompts at a time, which its own log says. Start it again, and repeat the command with fewer "
                 f"--slots: {REPEAT}"
             )
-        if failed.code in (400, 404) and not help_text and "did you mean" not in reason.lower():
-            help_text = await self._models()
+        if failed.code in (400, 404) and help_text in ("", ADDRESS) and "did you mean" not in reason.lower():
+            # an address with a list of models is right
+            listed = await self._models()
+            help_text = help_text if listed is None else listed
         said = f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" .")
         if not (failed.rejected and self.worked):
             return EndpointError(said)
@@ -370,8 +379,8 @@ class EndpointClient:
         tools, reasoning = bool(self.expected.tools), self.profile.reasoning
         return advice(failed, model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning)
 
-    async def _models(self) -> str:
-        """A sentence that lists the endpoint's models, if the requested one is not among them."""
+    async def _models(self) -> str | None:
+        """A sentence that lists the models, empty if the requested one is among them; None without a list."""
         assert self._http is not None
         url = self.address.at("/models")
         # any failure here is ignored, since the error being explained matters more
@@ -379,9 +388,9 @@ class EndpointClient:
             reply = await self._http.send("GET", url, seconds=10.0, limit=SMALL_ANSWER)
             names = sorted(str(model["id"]) for model in reply.json()["data"])
         except (ExchangeError, TypeError, LookupError):
-            return ""
+            return None
         if not names or self.model in names:
-            return ""
+            return "" if names else None
         names = [excerpt(name, NAME_SHOWN) for name in names]
         return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
             self.model, names

@@ -79,6 +79,9 @@ class Noticed:
     THOUGHTS = Notice("thoughts though switched off", "--thinking off has no effect")
     NO_LOGPROBS = Notice("ids without their log-probabilities", "they cannot be trained on as they were sampled")
     END_LEFT = Notice("control token {} left in the text")
+    THOUGHT_LEFT = Notice("thoughts left in the text ({})", "they are read as such; the server has no parser for them")
+    UNREAD = Notice("answer that its own server cannot read", "it is read as far as the server tells it")
+    CUT = Notice("finish_reason of a call at the limit of tokens", "it counts as cut off")
     ENDING = Notice("unknown finish_reason {}", "it is taken as whole")
 
     @classmethod
@@ -134,6 +137,8 @@ class Message(AnswerTable):
 class Choice(AnswerTable):
     message: dict[str, Any]
     finish_reason: str = ""
+    native_finish_reason: str = ""
+    """What the server behind a router said."""
     stop_reason: Any = None
     matched_stop: Any = None
     logprobs: dict[str, Any] = {}
@@ -143,7 +148,7 @@ class Choice(AnswerTable):
     prompt_token_ids: Any = None
     essential = frozenset({"message"})
     known = frozenset(
-        {"index", "native_finish_reason", "content_filter_results", "content_filter_result", "seed", "text", "delta"}
+        {"index", "content_filter_results", "content_filter_result", "seed", "text", "delta"}
         | {"hidden_states", "routed_experts", "error", "provider_specific_fields", "stop_sequence"}
     )
 

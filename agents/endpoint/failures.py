@@ -42,7 +42,8 @@ class RequestFailed(Exception):
     param: str = ""
     """The field of the request that is at fault, if the server names it."""
     written: str | None = None
-    """What the model wrote, where the server refuses the model's own words: a call that it could not read."""
+    """What the model wrote, as far as it is known, where the server refuses the model's own words: a call that it could
+    not read."""
     filtered: bool = False
     """Whether the service's filter refuses the prompt, which is its answer to it."""
     foreign: bool = False
@@ -107,9 +108,8 @@ class _Said:
                 self.read(value.get(name), depth + 1)
 
     def _fields(self, fields: Mapping[str, Any]) -> None:
-        self.messages += [
-            excerpt(text, READ_LETTERS) for name in MESSAGES if isinstance(text := fields.get(name), str) and text
-        ]
+        texts = [text for name in MESSAGES if isinstance(text := fields.get(name), str) and text]
+        self.messages += [excerpt(text, READ_LETTERS) for text in texts]
         codes = [fields.get(name) for name in CODES]
         self.codes += [excerpt(code, 80).lower() for code in codes if type(code) in (str, int)]
         sizes = [(name, value) for name, value in fields.items() if type(value) is int and _COUNTED.search(name)]
@@ -122,6 +122,9 @@ class _Said:
         self.param = self.param or (named if isinstance(named, str) else "")
         if self.delay is None and isinstance(fields.get("retryDelay"), str):
             self.delay = _seconds(fields["retryDelay"])
+        unread = next(filter(None, map(_UNREAD.search, (*texts, *self.codes))), None)
+        if unread is not None and self.written is None:
+            self.written = unread["all"] or unread["raw"] or ""
         if isinstance(text := fields.get("failed_generation"), str):
             self.written = text
 
@@ -131,6 +134,12 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) if found else None
 
 
+_UNREAD = re.compile(
+    # an answer that its own server cannot read: llama.cpp and Ollama quote it, Groq may, vLLM does not
+    r"tool_use_failed|output_parse_failed|harmonyerror|unexpected tokens? .{0,40}(in message header|start token)"
+    r"|failed to parse input at pos \d{1,9}: (?P<all>.*)|error parsing tool call: raw='(?P<raw>.*)', err=",
+    re.DOTALL | re.IGNORECASE,
+)
 SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "insufficient_balance", "insufficient_credits"})
 """Error codes of a 429 that waiting does not cure."""
 FILTERS = frozenset(
@@ -178,7 +187,7 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
         after=retry_after(headers) if said.delay is None else said.delay,
         code=status or None,
         param=said.param,
-        written=said.written if status == 400 else None,
+        written=None if full or limited else said.written,
         filtered=filtered,
     )
 
@@ -277,6 +286,7 @@ def error_in(body: Any) -> Any:
 
 # What may help.
 
+ADDRESS = "--base-url is the address with the version, for example http://HOST:PORT/v1."
 _REFUSED = re.compile(
     r"unsupported|not supported|unknown|unexpected|not permitted|not allowed|unrecognized|extra|invalid"
 )
@@ -306,7 +316,7 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool = Fal
     # a router has the model, and nobody who takes tools for it
     no_tools = tools and "tool" in low
     if failed.foreign or failed.code == 405 or (failed.code == 404 and model not in text and not no_tools):
-        return "--base-url is the address with the version, for example http://HOST:PORT/v1."
+        return ADDRESS
     if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", low) and "reasoning_effort" not in low:
         if reasoning and _REFUSED.search(low):
             return "--reasoning-back drop leaves the reasoning of earlier turns out."

@@ -86,8 +86,9 @@ TRAITS = (
         name="temperature",
         values=(False,),
         turn=1,
-        # one that is out of range is the user's to change: without it the model would be drawn from at another
-        but=re.compile(rf"temperature.{{0,80}}{SIZE}"),
+        # one that is out of range, or may not stand beside the user's top_p, is the user's to change: without it the
+        # model would be drawn from at another
+        but=re.compile(rf"temperature.{{0,80}}({SIZE}|\bboth\b)"),
     ),
     Trait(name="seed", values=(False,), turn=1),
     Trait(name="stop", values=(False,), turn=1),
@@ -118,6 +119,12 @@ TRAITS = (
         words=re.compile(r"extra|not permitted|not allowed|unsupported|unknown|unrecognized|unexpected|propert"),
     ),
     Trait(
+        name="call_ids",
+        values=(False,),
+        turn=2,
+        words=re.compile(r"\b(call|use)[ _.]?ids?\b|tool_calls\S{0,20}\bid\b"),
+    ),
+    Trait(
         name="silence",
         values=("words",),
         turn=2,
@@ -141,6 +148,7 @@ SAID = {
     "tool_name": "wants the tool's name in results",
     "blank": "does not take its own messages with calls back as they came",
     "silence": "refuses a turn without text, for which some words stand",
+    "call_ids": "refuses its own ids of calls, which get others",
     "own_fields": "refuses fields that came with its own answers, which are left out of conversations",
     "reasoning": "decides itself whether earlier reasoning goes back",
 }
@@ -182,8 +190,9 @@ async def fit(
             answer = await client.attempts(body, rng, where)
             return await _with_less(client, body, rng, where, answer, together, begun) if together else answer
         except RequestFailed as failed:
-            # another form of a request is tried where the form is refused; templates that refuse one end in a 500, too
-            if not failed.rejected and failed.code != 500:
+            # another form of a request is tried where the form is refused; templates that refuse one end in a 500, and
+            # in mlx_lm.server, as all that is wrong, in a 404
+            if not failed.rejected and failed.code not in (404, 500):
                 raise await client.given_up(failed, where) from None
             if client.profile is not sent:
                 # another request has learned something meanwhile

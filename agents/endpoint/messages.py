@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turngym.agents.endpoint.calls import AnswerCall, hides_call, json_of, own_id
+from turngym.agents.endpoint.calls import AnswerCall, hides_call, json_of, marked, own_id
 from turngym.agents.endpoint.completion_fields import REASONING
 from turngym.agents.endpoint.reader import ChatAnswer, TokenIds
-from turngym.agents.rendering.conversation import Example, IdBuffer, TokenHistory
+from turngym.agents.rendering.memory import Example
+from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.tools import Tools
 from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES
 from turngym.envs.spaces import printable
-from turngym.envs.tool_calls import THINK
 
 SKIPPED = "Not carried out: one call is made each turn, and the first of several is the one that counts."
 """The result of all calls of a turn but the first; the API requires one result per call."""
@@ -65,7 +65,8 @@ class Transcript:
         """Add an answer with the content `text`, its reasoning and the fields that are not known here."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else answer.blank}
         if answer.calls:
-            message["tool_calls"] = [_sent_back(call) for call in answer.calls]
+            number = len(self.messages)
+            message["tool_calls"] = [_sent_back(call, own_id(number, at)) for at, call in enumerate(answer.calls)]
         message |= {name: thought for name, thought in answer.thoughts.items() if name in REASONING}
         if parts := answer.thoughts.get("content"):
             message["content"] = [*parts, *([{"type": "text", "text": text}] if text else [])]
@@ -77,8 +78,8 @@ class Transcript:
 def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools) -> tuple[dict[str, Any], ...]:
     """Episodes as messages of the API; in the tool channel actions are calls, each with its result."""
     shown = Transcript()
-    for number, example in enumerate(examples):
-        for turn, (observation, response) in enumerate(example.turns):
+    for example in examples:
+        for observation, response in example.turns:
             shown.observe("", observation)
             action = channel.parse(response).action if channel.name == "tool" else None
             verb = None if action is None else first_action(action, tool.tags)
@@ -88,7 +89,7 @@ def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools)
                 continue
             name, arguments = tool.call(action if verb is None else verb[1])
             written = json.dumps(arguments, ensure_ascii=False)
-            call = AnswerCall(id=own_id(turn, number + 1), name=name, arguments=written)
+            call = AnswerCall(id="", name=name, arguments=written)
             shown.answer(ChatAnswer(content="", calls=(call,)), "")
         if shown.open_calls:
             shown.observe("", example.final)
@@ -109,13 +110,15 @@ def content_of(answer: ChatAnswer, channel: Channel) -> str:
     return text
 
 
-def response_of(answer: ChatAnswer, text: str) -> str:
-    """What the environment reads: the thought, `text`, and the first call as the tool channel writes it."""
-    thought = answer.reasoning
+def response_of(answer: ChatAnswer, text: str, channel: Channel) -> str:
+    """What the environment reads in `channel`: the thought, `text`, the first call as the tool channel writes it."""
+    thought, thoughts = answer.reasoning, channel.thoughts
     if thought is not None:
-        # a tag inside a thought must not end it
-        thought = printable(thought).replace("<think>", "< think>").replace("</think>", "</ think>")
-    said = THINK.write(thought)
+        thought = printable(thought)
+        for tag in (thoughts.opening, thoughts.closing):
+            # a tag inside a thought must not end it
+            thought = thought.replace(tag, f"{tag[:1]} {tag[1:]}")
+    said, text = thoughts.write(thought), marked(text, thoughts)
     if answer.written is not None:
         call = answer.written
         return said + (text if call.dialect == HERMES.name else with_call(call.before, call.name, call.arguments))
@@ -130,8 +133,8 @@ def response_of(answer: ChatAnswer, text: str) -> str:
     return said + with_call(text, made.name, made.arguments if read is None else read)
 
 
-def _sent_back(call: AnswerCall) -> dict[str, Any]:
-    """The call in the history that is sent with the next request."""
+def _sent_back(call: AnswerCall, id: str) -> dict[str, Any]:
+    """The call in the history that is sent with the next request, with `id` if it has none."""
     read = json_of(call.arguments)
     if isinstance(read, dict):
         arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(read, ensure_ascii=False)
@@ -140,7 +143,7 @@ def _sent_back(call: AnswerCall) -> dict[str, Any]:
     name = call.name if isinstance(call.name, str) and TOOL_NAME.fullmatch(call.name) else UNNAMED
     function = {"name": name, "arguments": printable(arguments)}
     inner = call.more.get("function", {})
-    return {"id": printable(call.id), "type": "function", **call.more, "function": {**inner, **function}}
+    return {"id": printable(call.id) or id, "type": "function", **call.more, "function": {**inner, **function}}
 
 
 def add_ids(history: TokenHistory | None, ids: TokenIds) -> TokenHistory:

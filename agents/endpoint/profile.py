@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from turngym.agents.endpoint.calls import own_id
 from turngym.agents.endpoint.completion_fields import REASONING
 
-NO_ANSWER = "(no answer)"
-"""What stands for a turn without any text at servers that refuse one."""
+NO_ANSWER, NO_TEXT = "(no answer)", "(no text)"
+"""What stands for a turn without any text at servers that refuse one: the model's own, and any other."""
 NOT_TRIED = "not tried"
 """What a profile says of a server with which nobody shook hands."""
 
@@ -38,7 +39,9 @@ class EndpointProfile:
     blank: Literal["as it came", "empty", "null", "left out", "words"] = "as it came"
     """Content of an own turn that has calls and no text."""
     silence: Literal["empty", "words"] = "empty"
-    """Content of an own turn without text and calls."""
+    """Content of a message without text and calls."""
+    call_ids: bool = True
+    """Whether ids of calls go back as they came; else they have nine letters and digits."""
     own_fields: bool = True
     """Whether fields that came with its own answers may go back."""
     reasoning: bool = False
@@ -95,6 +98,7 @@ class EndpointProfile:
         """The messages as this server takes them."""
         seen = [name for name in REASONING if any(name in message for message in messages)]
         found = [self._message(message, seen or [self.thoughts or REASONING[0]]) for message in messages]
+        found = found if self.call_ids else _renamed(found)
         if self.system == "user" and found and found[0]["role"] == "system":
             rules, *found = found
             first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
@@ -108,7 +112,7 @@ class EndpointProfile:
         if sent["role"] == "tool" and not self.tool_name:
             sent.pop("name", None)
         if sent["role"] != "assistant":
-            return sent
+            return sent if sent["content"].strip() or self.silence == "empty" else {**sent, "content": NO_TEXT}
         if not self.own_fields:
             sent = _bare(sent)
         calls = bool(sent.get("tool_calls"))
@@ -119,11 +123,12 @@ class EndpointProfile:
         elif calls:
             # DeepSeek demands the field of every turn with calls, those without a thought included
             sent = {**dict.fromkeys(thoughts, ""), **sent}
-        if not sent["content"] and calls and self.blank != "as it came":
+        silent = not sent["content"] or (isinstance(sent["content"], str) and not sent["content"].strip())
+        if silent and calls and self.blank != "as it came":
             sent["content"] = {"empty": "", "null": None, "words": NO_ANSWER}.get(self.blank)
             if self.blank == "left out":
                 del sent["content"]
-        elif not sent["content"] and not calls and self.silence == "words":
+        elif silent and not calls and self.silence == "words":
             sent["content"] = NO_ANSWER
         return sent
 
@@ -137,6 +142,7 @@ LABELS = {
     "tool_name": "results name their tool",
     "blank": "content beside calls",
     "silence": "content of a silent turn",
+    "call_ids": "takes its own ids of calls",
     "own_fields": "takes its own fields back",
     "reasoning": "reasoning goes back",
     "model": "answers as model",
@@ -160,6 +166,19 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in DECIDING
         if now.get(name) != before.get(name)
     ]
+
+
+def _renamed(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with our own ids of calls, and of their results."""
+    found, ids = list[dict[str, Any]](), dict[str, str]()
+    for number, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            ids = {call["id"]: own_id(number, place) for place, call in enumerate(calls)}
+            message = {**message, "tool_calls": [{**call, "id": ids[call["id"]]} for call in calls]}
+        elif message["role"] == "tool":
+            message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
+        found.append(message)
+    return found
 
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:

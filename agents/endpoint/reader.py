@@ -16,7 +16,16 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.endpoint.calls import AnswerCall, WrittenCall, calls_of, hides_call, without_halves, written_calls
+from turngym.agents.endpoint.calls import (
+    AnswerCall,
+    WrittenCall,
+    calls_of,
+    hides_call,
+    left_in,
+    marked,
+    sendable,
+    written_calls,
+)
 from turngym.agents.endpoint.completion_fields import (
     DEEPEST,
     NAME_SHOWN,
@@ -132,7 +141,8 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
     if expected.logprobs and answer.ids is not None and answer.ids.logprobs is None:
         reading.note(Noticed.NO_LOGPROBS)
     # some templates open the thought in the prompt, and some servers count thoughts and hide them
-    written = THINK.closing in answer.content or answer.content.lstrip().startswith(THINK.opening)
+    said = marked(answer.content, THINK)
+    written = THINK.closing in said or said.lstrip().startswith(THINK.opening)
     if not expected.thoughts and (answer.reasoning or written or usage.reasoning_tokens):
         reading.note(Noticed.THOUGHTS)
     return replace(answer, model=named, usage=usage, counted=counted, noticed=tuple(reading.noticed))
@@ -143,7 +153,7 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         raise UnreadableAnswer("the answer has no choices: []", foreign=True)
     choices = [reading.take(Choice, given, "choice.") for given in completion.choices[:MOST_TOP]]
     for choice in choices:
-        choice.message = without_halves(choice.message)
+        choice.message = sendable(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
 
     # What counts: the first choice, and calls of another one where it has none.
@@ -165,6 +175,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         content = content[: left.start()]
         reading.note(Noticed.END_LEFT, left[1])
     back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
+    for style in left_in(content):
+        reading.note(Noticed.THOUGHT_LEFT, style.opening)
     reasoning = next((text for text in back.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
         parts = [part for part in message.content if isinstance(part, Mapping) and part.get("type") == "thinking"]
@@ -175,11 +187,11 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
 
     # What ended it, and what is odd about it.
     empty = not (content or reasoning or calls)
-    finish, ending = _ending(first.finish_reason, empty, no_tokens)
+    finish, ending = _ending(first.finish_reason, first.native_finish_reason, empty, no_tokens)
     if ending:
         reading.note(Noticed.ENDING, ending)
     written = None
-    if expected.tools and not calls and finish == "stop":
+    if expected.tools and not calls and finish != "content_filter":
         written = written_calls(content, expected.tools)
         if written is not None:
             reading.note(Noticed.WRITTEN, written.dialect)
@@ -210,10 +222,10 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
 
 
 _END = re.compile(
-    r"(?:\s*(<\|(?:im_end|eot|eot_id|eom|eom_id|end|return|endoftext|end_of_text|end_of_turn|END_OF_TURN_TOKEN|user"
-    r"|observation)\|>|</s>|<eos>|<end_of_turn>|<｜end▁of▁sentence｜>))+\s*\Z"
+    r"(?:\s*(<\|(?:im_end|eot|eot_id|eom|eom_id|end|return|call|python_end|tool_call_section_end|endoftext|end_of_text"
+    r"|end_of_turn|END_OF_TURN_TOKEN|user|observation)\|>|</s>|<eos>|<end_of_turn>|<｜end▁of▁sentence｜>))+\s*\Z"
 )
-"""Tokens with which models end an answer. No dialect of calls has one of them."""
+"""Tokens with which models end an answer. No dialect of calls needs one of them."""
 
 
 def _parts(content: Any, reading: Reading) -> tuple[str, str]:
@@ -262,13 +274,17 @@ _BROKE = re.compile(
 )
 
 
-def _ending(given: str, empty: bool, drew_none: bool) -> tuple[str, str]:
-    """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `given`.
+def _ending(given: str, native: str, empty: bool, drew_none: bool) -> tuple[str, str]:
+    """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `given`, and in the words of the
+    server behind a router with `native`.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
     """
     # Gemini: `content_filter: SAFETY`
-    word = given.partition(":")[0].strip().lower()
+    word, behind = (one.partition(":")[0].strip().lower() for one in (given, native))
+    # a router says `stop` or `error` of what it has no word for
+    if word in STOPPED | {"error"} and (behind in FULL | CUT | FILTERED | MISCALLED or _BROKE.search(behind)):
+        word, given = behind, native
     if word in FULL or word in CUT:
         # nothing was drawn: there was no room for it
         if empty and (word in FULL or drew_none):

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from turngym.agents.judges.judges import expert_hint, is_plain
 from turngym.agents.playing.scripted import MakeExpert, PrivilegedExpert
-from turngym.agents.rendering.conversation import IdBuffer, TokenHistory
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import HINT_HEAD, Skills
 from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.episode import Episode, Turn
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.protocols import Position

@@ -139,7 +139,7 @@ def merge_adapter(model: Any, folder: Path) -> None:
         raise ModelError(f"the adapter in {folder} does not fit its base or is damaged: {first}") from error
     if not any("a" in found for found in parts.values()):
         raise ModelError(f"the adapter in {folder} holds no LoRA weights")
-    _say_untied(model)
+    say_untied(model)
 
 
 def _fit_vocabulary(model: Any, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -243,7 +243,7 @@ def _merge_layer(
             own.copy_(value)
 
 
-def _say_untied(model: Any) -> None:
+def say_untied(model: Any) -> None:
     """Make the configuration say that head and embedding are apart, if they are: files and loaders follow it."""
     head = model.get_output_embeddings()
     if head is None or head.weight is model.get_input_embeddings().weight:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NAMES = ("max_position_embeddings", "max_seq_len")
+NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length")
 """Settings that say how many positions a model knows. transformers gives most families' own names as the first."""
 
 
 def position_limit(config: Any) -> int | None:
     """Most ids of a row, prompt and response together; None for a model whose configuration states none.
 
-    It is one of `NAMES` in the settings of the text part, with two kinds of stretched rotary positions apart:
+    It is the greatest of `NAMES` in the settings of the text part: where positions are stretched evenly, the first may
+    be that of the plain model (Vicuna) or the stretched one (DeepSeek Coder). Two other ways of stretching are apart:
 
     - YaRN as Qwen2.5's card has it: `max_position_embeddings` stays that of the plain model, and the model knows
       `factor` times its `original_max_position_embeddings`.
@@ -22,8 +23,8 @@ def position_limit(config: Any) -> int | None:
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     # XLNet says -1 of a model without a limit
-    limit = next((found for name in NAMES if (found := getattr(text, name, None) or 0) > 0), None)
-    if limit is None:
+    limit = max(getattr(text, name, None) or 0 for name in NAMES)
+    if limit <= 0:
         return None
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         original = rope.get("original_max_position_embeddings")

@@ -13,8 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, TokenHistory, chat_messages
+from turngym.agents.rendering.memory import ALL, Memory, PastTurn, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
+from turngym.agents.rendering.token_history import TokenHistory
 from turngym.core.episode import Origin, Status
 from turngym.core.errors import AgentError
 from turngym.core.protocols import Sampling

@@ -28,7 +28,7 @@ from turngym.agents.playing.agent import (
     system_message,
 )
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT, CallResult, TimedCalls, attempt, close_all
-from turngym.agents.rendering.conversation import PastTurn, without
+from turngym.agents.rendering.memory import PastTurn, without
 from turngym.agents.rendering.renderer import ChatRenderer, Ids, Shown
 from turngym.core.episode import LENIENT, SHORT, Episode, Status, Turn
 from turngym.core.errors import AgentError, TaskError

@@ -86,7 +86,9 @@ def _content(content: Any, where: str) -> str:
 def _call(call: Any, where: str) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    arguments = function.get("arguments", "") if isinstance(function, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if arguments is None:
+        arguments = ""
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not name or not isinstance(arguments, str):

@@ -32,8 +32,8 @@ from turngym.agents.proxy.turn_records import (
     is_tagged,
     tool_text,
 )
+from turngym.agents.rendering.answer_messages import Message, message_with_calls
 from turngym.agents.rendering.chat_template import ChatTemplate, ObservationRole, RenderError, TemplateCostError
-from turngym.agents.rendering.conversation import IdBuffer, Message, message_with_calls
 from turngym.agents.rendering.renderer import BORDER
 from turngym.agents.rendering.template_dialect import (
     TemplateCalls,
@@ -43,6 +43,7 @@ from turngym.agents.rendering.template_dialect import (
     thought_style,
 )
 from turngym.agents.rendering.text_encoder import Shielded, TextEncoder
+from turngym.agents.rendering.token_history import IdBuffer
 from turngym.core.episode import Span
 from turngym.core.redaction import brief
 from turngym.core.tools import ToolSpec

@@ -27,7 +27,7 @@ from turngym.agents.proxy.turn_records import (
     as_observation,
     common_prefix,
 )
-from turngym.agents.rendering.conversation import Message
+from turngym.agents.rendering.answer_messages import Message
 from turngym.core.episode import Episode, Span
 
 NO_IDS = np.empty(0, np.int32)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict
 
-from turngym.agents.rendering.conversation import Memory
-from turngym.agents.rendering.prompt_templates import PromptTemplates
+from turngym.agents.rendering.memory import Memory
+from turngym.agents.rendering.verl_agent_prompts import PromptTemplates
 from turngym.core.errors import AgentError
 from turngym.core.files import SUMS_FILE
 from turngym.core.numbers import Count

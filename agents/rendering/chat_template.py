@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering import template_limits
-from turngym.agents.rendering.conversation import AnswerForm, ContentAnswers, Message, StructuredAnswers
+from turngym.agents.rendering.answer_messages import AnswerForm, ContentAnswers, Message, StructuredAnswers
 from turngym.agents.rendering.template_limits import TRUSTED, TemplateLimit
 from turngym.agents.rendering.text_encoder import CACHE, Shielded, TextEncoder
 from turngym.core.errors import TurngymError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from turngym.agents.rendering.conversation import Example
+from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.renderer import said_in
 from turngym.agents.rendering.skills import SKILLS_PREFIX, Skills, read_skills
 from turngym.core.episode import Episode

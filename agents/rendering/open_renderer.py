@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, RenderError
-from turngym.agents.rendering.conversation import Example
+from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.template_dialect import with_dialect

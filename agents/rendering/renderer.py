@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from turngym.agents.rendering.answer_messages import Message
 from turngym.agents.rendering.chat_template import (
     OBSERVATION,
     SYSTEM,
@@ -25,18 +26,10 @@ from turngym.agents.rendering.chat_template import (
     ObservationRole,
     RenderError,
 )
-from turngym.agents.rendering.conversation import (
-    ALL,
-    Example,
-    IdBuffer,
-    Memory,
-    Message,
-    TokenHistory,
-    by_category,
-    of_category,
-)
+from turngym.agents.rendering.memory import ALL, Example, Memory, by_category, of_category
 from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.text_encoder import CACHE
+from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.episode import Episode, Origin, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt

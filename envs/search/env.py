@@ -18,8 +18,9 @@ from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render
 from turngym.envs.search.players import SearchScene
-from turngym.envs.search.questions import Question, RewardKind, RewardRule, answer_f1, assert_disjoint
+from turngym.envs.search.questions import Question, assert_disjoint
 from turngym.envs.search.retrievers import Searcher
+from turngym.envs.search.reward import RewardKind, RewardRule, answer_f1
 from turngym.envs.search.sources import PROMPT, asked, open_source
 from turngym.retrieval.core import Hit, Passage, Retriever
 from turngym.retrieval.hybrid import Reranker

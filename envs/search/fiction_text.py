@@ -23,7 +23,8 @@ from turngym.envs.search.fiction import (
     pick,
     relations,
 )
-from turngym.envs.search.questions import Question, normalize
+from turngym.envs.search.questions import Question
+from turngym.envs.search.reward import normalize
 from turngym.retrieval.core import Passage
 
 MOST_WORDS = 200

@@ -11,7 +11,8 @@ import numpy as np
 
 from turngym.envs.search import turn_protocol
 from turngym.envs.search.passage_text import harmless
-from turngym.envs.search.questions import Question, normalize
+from turngym.envs.search.questions import Question
+from turngym.envs.search.reward import normalize
 from turngym.retrieval.core import Hit, Passage
 
 _WORD = re.compile(r"\w+(?:['’.-]\w+)*")

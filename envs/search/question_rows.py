@@ -19,7 +19,7 @@ from turngym.core.rows import absent, read_rows, show, stem
 from turngym.core.task import content_hash
 from turngym.core.user_files import text_problem, user_path
 from turngym.envs.search.parquet_rows import read_parquet
-from turngym.envs.search.questions import Question, blank
+from turngym.envs.search.questions import Question
 
 QUESTIONS = ("question", "Question")
 IDS = ("id", "_id", "question_id", "QuestionId")
@@ -128,6 +128,11 @@ def _question(value: Any, where: str, data_source: str, unnamed: str, aliases: _
     )
 
 
+def _blank(text: str) -> bool:
+    """Whether a text holds no visible character."""
+    return not any(sign.isprintable() and not sign.isspace() for sign in text)
+
+
 def _asked_in(row: _Row, extra: _Row) -> str:
     found = [*((row, name) for name in QUESTIONS), (extra, "question")]
     text = next((text for holder, name in found if (text := holder.text(name)) is not None), None)
@@ -138,7 +143,7 @@ def _asked_in(row: _Row, extra: _Row) -> str:
     if text is None:
         # BEIR's queries
         text = row.text("text")
-    if text is None or blank(text):
+    if text is None or _blank(text):
         raise TaskError(
             f"{row.where}: no question{row.blanks(QUESTIONS)}; a row needs question, or a prompt that ends with "
             f"Question: ...; its fields are {brief(sorted(row.fields), 200)}"
@@ -195,12 +200,12 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
             f"or a list of texts; its fields are {brief(sorted(row.fields), 200)}"
         )
     main, other = _accepted(row, field, value)
-    if empty := [text for text in main if blank(text)]:
+    if empty := [text for text in main if _blank(text)]:
         raise row.wrong(field, empty[0], "an answer that can be seen")
     other += row.texts(ANSWER_ALIASES, any_text=True)
     if (answer_id := row.text("answer_id")) is not None:
         other += aliases.of(answer_id)
-    found = main + tuple(text for text in dict.fromkeys(other) if text not in main and not blank(text))
+    found = main + tuple(text for text in dict.fromkeys(other) if text not in main and not _blank(text))
     if set(found) == {_UNLABELED}:
         raise row.wrong(field, value, "a known answer; this split has none, take one that has, such as validation")
     if not found:

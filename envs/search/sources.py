@@ -27,7 +27,8 @@ from turngym.envs.search.fiction import preset
 from turngym.envs.search.fiction_questions import generate_fictions
 from turngym.envs.search.passage_text import harmless
 from turngym.envs.search.question_rows import ALIAS_FILE, read_questions
-from turngym.envs.search.questions import Question, assert_disjoint, normalize
+from turngym.envs.search.questions import Question, assert_disjoint
+from turngym.envs.search.reward import normalize
 from turngym.retrieval.core import Passage
 from turngym.retrieval.corpus import corpus_sha256, read_corpus
 

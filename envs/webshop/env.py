@@ -25,6 +25,7 @@ from turngym.envs.webshop.actions import (
     parse_action,
 )
 from turngym.envs.webshop.goals import Goal, GoalIds, listed_goals
+from turngym.envs.webshop.pages import Page, page_of
 from turngym.envs.webshop.players import (
     ReadingShopPlayer,
     ShopScene,
@@ -34,7 +35,7 @@ from turngym.envs.webshop.players import (
     random_action,
     wandering_action,
 )
-from turngym.envs.webshop.session import Page, SessionState, page_of, play
+from turngym.envs.webshop.session import SessionState, play
 from turngym.envs.webshop.shop import OracleQuery, Shop, goal_task, open_shop
 from turngym.envs.webshop.views import SEPARATOR, Mode, PageView, view
 

@@ -23,8 +23,8 @@ from turngym.envs.webshop.actions import (
     clicks,
     item_buttons,
 )
+from turngym.envs.webshop.pages import RATING, Node, Page, clickables, done_texts, nodes, parts, sub_texts
 from turngym.envs.webshop.products import Product
-from turngym.envs.webshop.session import RATING, Node, Page, clickables, done_texts, nodes, parts, sub_texts
 
 Mode = Literal["text", "text_rich", "html", "url"]
 SEPARATOR = " [SEP] "

@@ -23,9 +23,9 @@ from turngym.envs.spaces import printable
 from turngym.envs.visitors import LEFT, MAX_FORM, Forms, Visitors, guard_pages
 from turngym.envs.webshop.actions import click_action, click_on, search_action
 from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.pages import Page
 from turngym.envs.webshop.players import ShopScene
 from turngym.envs.webshop.reward import ProductFacts, Reward
-from turngym.envs.webshop.session import Page
 from turngym.envs.webshop.shop import Shop
 
 try:

@@ -31,7 +31,7 @@ from turngym.agents.executor.workers import open_workers
 from turngym.agents.play_spec import EndpointChat, OpenAI
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.rendering.conversation import Example, Memory
+from turngym.agents.rendering.memory import Example, Memory
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.task import Verdict
@@ -318,6 +318,47 @@ def test_answers_that_are_the_models_own_fault(serve: Any, make_doors: Any) -> N
     assert broken.requests[1]["messages"][2] == {"role": "assistant", "content": text}
 
 
+@pytest.mark.parametrize("channel", ["text", "tool"])
+@pytest.mark.parametrize(
+    ("status", "words", "code", "action"),
+    [
+        (
+            500,
+            "Failed to parse input at pos 2: <|tool_call_start|>[door(action='open door 1')]<|tool_call_end|>",
+            "",
+            1,
+        ),
+        (500, 'error parsing tool call: raw=\'{"action": "ope\', err=unexpected end of JSON input', "", 0),
+        (500, 'unexpected tokens remaining in message header: Some("to=functions.door")', "", 0),
+        (200, "HarmonyError('Unknown role: <|start|>assistant')", "400", 0),
+        (400, "tool call validation failed: parameters for tool door did not match schema", "tool_use_failed", 0),
+    ],
+)
+def test_an_answer_that_its_server_cannot_read_is_a_turn(
+    status: int, words: str, code: str, action: int, channel: str, serve: Any, make_doors: Any
+) -> None:
+    """Asked again it would be another answer, or the same error until the episode is left out of the score."""
+    refused = json.dumps(error(words, code)).encode()
+    fake = serve(fault=lambda n, body: Fault(status, raw=refused) if n == 0 else None)
+    make = make_doors(channel)
+    (episode,) = rollout(JOB, make, agent_for(make, fake.url, channel), max_turns=1)
+    played = action and channel == "tool"
+    assert [t.verdict for t in episode.turns] == [Verdict.OK if played else Verdict.MALFORMED]
+    used = episode.meta["usage"]
+    assert used["noticed"]["answer that its own server cannot read"] == used["unreported"] == 1
+    assert (len(fake.requests), used["retries"]) == (1, 0)
+
+
+def test_a_call_at_the_limit_of_tokens_counts_as_cut_off(serve: Any, make_doors: Any) -> None:
+    make = make_doors("tool")
+    for limit, finish, cut in ((10, "tool_calls", 1), (11, "tool_calls", 0), (10, "stop", 0)):
+        made = call('{"action": "open door 1"}')
+        fake = serve(message=lambda body, made=made: {"tool_calls": [made]}, finish=finish)
+        (episode,) = rollout(JOB, make, agent_for(make, fake.url, "tool", max_tokens=limit), max_turns=1)
+        assert episode.meta["usage"].get("cut_off", 0) == cut
+        assert episode.turns[0].finish == ("length" if cut else "stop")
+
+
 def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:
     limited = Fault(status=429, error=error("slow down"), headers={"Retry-After": "1"})
     fake, make = serve(fault=lambda n, body: limited if n < 4 else None), make_doors()
@@ -467,6 +508,8 @@ NO_MODEL = r"status 404: The model `tiny` does not exist.*The endpoint has: tiny
     [
         ("text", {"key": "x"}, r"status 401: Incorrect API key.*\. The key is read from \$OPENAI_API_KEY; --key-env"),
         ("text", {"model": "tiny-2"}, NO_MODEL),
+        # its address has a list of models, so it is no wrong one
+        ("text", {"fault": lambda n, b: Fault(404, error("Only supported in v1/responses"))}, r"in v1/responses$"),
         ("tool", {"fault": lambda n, b: NO_TOOLS}, r"--channel text writes"),
         ("text", {"fault": lambda n, b: NO_STOP}, r"--no-send-stop leaves"),
         ("text", {"fault": lambda n, b: TOO_LONG}, r"status 400: too long\. The first prompt alone fills the context"),
@@ -621,8 +664,8 @@ def test_a_game_by_calls(serve: Any, make_doors: Any) -> None:
     ]
     said = episode.turns[0].response
     wanted = '{"name": "door", "arguments": {"action": "open door 1"}}'
-    assert said == f"<think>\ndoor 1 </ think> now\n</think>\n\nFirst one.\n<tool_call>\n{wanted}\n</tool_call>"
-    assert make().read(said).thought == "door 1 </ think> now"
+    assert said == f"<think>\ndoor 1 < /think> now\n</think>\n\nFirst one.\n<tool_call>\n{wanted}\n</tool_call>"
+    assert make().read(said).thought == "door 1 < /think> now"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from turngym.agents.endpoint.handshake import MOST_FORMS
 from turngym.agents.endpoint.messages import UNNAMED
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.playing.rollout import Job, rollout
-from turngym.agents.rendering.conversation import Example
+from turngym.agents.rendering.memory import Example
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError
 from turngym.envs.channels import make_channel

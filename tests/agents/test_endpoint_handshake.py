@@ -66,6 +66,7 @@ def test_eight_servers(name: str, channel: str, serve: Any, make_doors: Any) -> 
         "tool_name",
         "blank",
         "silence",
+        "call_ids",
         "own_fields",
         "reasoning",
     )
@@ -199,6 +200,7 @@ REFUSES: dict[str, Callable[[Any], bool]] = {
     "tool_name": lambda body: any(m["role"] == "tool" and "name" not in m for m in body["messages"]),
     "blank": lambda body: any(m.get("content", 0) is None for m in body["messages"]),
     "silence": lambda body: any(m.get("content") == "" for m in body["messages"]),
+    "call_ids": lambda body: any(len(c["id"]) > 9 for m in body["messages"] for c in m.get("tool_calls") or ()),
 }
 """What a server may refuse, by the field of the profile that meets it."""
 
@@ -242,6 +244,7 @@ def test_a_refusal_that_is_no_matter_of_form_ends_it_at_once(serve: Any, make_do
             (Fault(400, error(f"temperature {said}", param="temperature")), f"temperature {said}")
             for said in ("must be between 0 and 0.5", "must be less than or equal to 0.5", "> 0.5", "out of range")
         ),
+        (Fault(400, error("`temperature` and `top_p` cannot both be specified for this model.")), "both be specified"),
         (Fault(404, error("No endpoints found that support tool use")), "--channel text"),
         (Fault(401, error("no")), "status 401"),
         (Fault(404, error("The model `tiny` does not exist")), "status 404"),
@@ -280,7 +283,7 @@ def test_a_small_context_is_enough(serve: Any, make_doors: Any) -> None:
 
 
 def test_reasoning_cannot_go_back_in_a_window(make_doors: Any) -> None:
-    from turngym.agents.rendering.conversation import Memory
+    from turngym.agents.rendering.memory import Memory
 
     make, nobody = make_doors("tool"), FakeOpenAI(url="http://127.0.0.1:9/v1")
     with pytest.raises(AgentError, match=r"--reasoning-back send .*--memory window:2"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +19,7 @@ from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer,
 from turngym.agents.endpoint.failures import read_failure
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.endpoint.profile import EndpointProfile
+from turngym.agents.endpoint.profile import NO_ANSWER, NO_TEXT, EndpointProfile
 from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import NOTE, Prices, Usage
 from turngym.agents.named_agent import open_agent
@@ -117,8 +118,15 @@ def test_endings_that_nobody_knows() -> None:
 def test_calls_get_ids_that_differ() -> None:
     """Of nine letters and digits, as Mistral's models demand."""
     made = [{"id": "a"}, {"id": "a"}, {}, None, {"id": 3}]
-    found = [call.id for call in read_answer(body({"tool_calls": made})).calls]
-    assert found == ["a", *(f"c0000000{n}" for n in range(1, 5))]
+    transcript = Transcript()
+    for given in (made, [{}]):
+        transcript.answer(read_answer(body({"tool_calls": given})), "")
+        transcript.observe("", "Done.")
+    asked = [call["id"] for message in transcript.messages for call in message.get("tool_calls", ())]
+    assert asked[0] == "a"
+    assert len(set(asked)) == len(made) + 1
+    assert all(re.fullmatch("[a-z0-9]{9}", id) for id in asked[1:])
+    assert [message["tool_call_id"] for message in transcript.messages if message["role"] == "tool"] == asked
     assert read_answer(body({"content": "x", "tool_calls": None})).calls == ()
 
 
@@ -166,7 +174,7 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     found = read_answer(body({"content": [thought], "tool_calls": calls}), asked)
     assert found.noticed == (Noticed.NO_NAME, Noticed.TOO_DEEP.format("message.content"))
     transcript.answer(found, "")
-    assert "[" * 300 not in json.dumps(transcript.messages) + response_of(found, "")
+    assert "[" * 300 not in json.dumps(transcript.messages) + response_of(found, "", TextChannel())
 
 
 @pytest.mark.parametrize(
@@ -417,3 +425,18 @@ class Room:
     env_id = "turngym/ALFWorld-v0"
 
     tool = TOOL.tool
+
+
+def test_a_message_without_text_at_a_server_that_refuses_one() -> None:
+    """An environment may have nothing to say, too, and white space is no text."""
+    made = [{"id": "a", "type": "function", "function": {"name": "t", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": "\n"},
+        {"role": "assistant", "content": " ", "tool_calls": made},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "assistant", "content": "\n\n"},
+        {"role": "user", "content": "x"},
+    ]
+    assert EndpointProfile().conversation(messages) == messages
+    sent = EndpointProfile(silence="words", blank="null").conversation(messages)
+    assert [message["content"] for message in sent] == [NO_TEXT, None, NO_TEXT, NO_ANSWER, "x"]

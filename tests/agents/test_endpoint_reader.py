@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
+from turngym.agents.endpoint.calls import LEFT
 from turngym.agents.endpoint.completion_fields import (
     Call,
     Choice,
@@ -16,14 +18,16 @@ from turngym.agents.endpoint.completion_fields import (
     Function,
     Message,
     Noticed,
+    UnreadableAnswer,
     read_usage,
 )
 from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
-from turngym.core.tools import ToolSpec
-from turngym.envs.channels import ToolChannel
+from turngym.core.tools import Tool, ToolSet, ToolSpec, tool_call
+from turngym.envs.channels import TextChannel, ToolChannel
+from turngym.envs.tool_calls import Thoughts
 
 TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")
 CHANNEL = ToolChannel(tool=TOOL)
@@ -42,7 +46,7 @@ def body(*messages: dict[str, Any], finish: Any = "stop", **more: Any) -> dict[s
 
 def played(answer: Any) -> str | None:
     """The action that the environment reads in an answer."""
-    return CHANNEL.parse(response_of(answer, content_of(answer, CHANNEL))).action
+    return CHANNEL.parse(response_of(answer, content_of(answer, CHANNEL), CHANNEL)).action
 
 
 @pytest.mark.parametrize("kind", [Completion, Choice, Message, Call, Function, Counts, Details])
@@ -111,6 +115,13 @@ def test_a_call_in_another_choice_is_played() -> None:
             "<tool_call>\n<function=door>\n<parameter=action>\nopen door 1\n</parameter>\n</function>\n</tool_call>",
             "qwen-coder",
         ),
+        ('<function=door>{"action": "open door 1"}</function>', "llama-function"),
+        (
+            '<think>Hm</think><｜DSML｜tool_calls>\n<｜DSML｜invoke name="door">\n'
+            '<｜DSML｜parameter name="action" string="true">open door 1</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+            "deepseek-v4",
+        ),
     ],
 )
 def test_a_call_that_the_server_left_in_the_text_is_played(text: str, dialect: str) -> None:
@@ -118,6 +129,8 @@ def test_a_call_that_the_server_left_in_the_text_is_played(text: str, dialect: s
     assert found.written is not None
     assert (played(found), found.noticed) == ("open door 1", (Noticed.WRITTEN.format(found.written.dialect),))
     assert found.written.dialect == dialect
+    # whole at the limit of tokens is whole, too, and some servers call every answer cut
+    assert played(read_answer(body({"content": text}, finish="length"), ASKED)) == "open door 1"
     # what went to the server goes back as it came
     transcript = Transcript()
     transcript.answer(found, content_of(found, CHANNEL))
@@ -189,6 +202,21 @@ def test_another_tool_is_another_tool(name: str) -> None:
     assert (found.calls[0].name, found.noticed) == (name, ())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'<|python_start|>{{"name": "door", "parameters": {ARGUMENTS}}}<|python_end|>',
+        '<|python_start|>[door(action="open door 1")]<|python_end|>',
+        f"<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.door "
+        f"<|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+        f"<|tool_call_section_begin|><|tool_call_begin|>functions.door:0<|tool_call_argument_begin|>{ARGUMENTS}"
+        "<|tool_call_end|><|tool_call_section_end|>",
+    ],
+)
+def test_control_tokens_around_a_call_that_was_left_in_the_text(text: str) -> None:
+    assert played(read_answer(body({"content": text}), ASKED)) == "open door 1"
+
+
 @pytest.mark.parametrize("end", ["<|eot_id|>", "<|eom_id|>\n", "</s>", " <end_of_turn>", "<|im_end|><|endoftext|>"])
 @pytest.mark.parametrize("text", [f'{{"name": "door", "parameters": {ARGUMENTS}}}', "open door 1"])
 def test_a_control_token_at_the_end_is_no_text_of_the_model(text: str, end: str) -> None:
@@ -197,6 +225,68 @@ def test_a_control_token_at_the_end_is_no_text_of_the_model(text: str, end: str)
     assert found.noticed[0].startswith("control token ")
     # elsewhere it is text
     assert read_answer(body({"content": end + text}), Expected()).content == end + text
+
+
+@pytest.mark.parametrize("style", LEFT, ids=lambda style: style.opening)
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_action_in_a_thought_that_a_server_left_is_not_played(style: Thoughts, whole: bool) -> None:
+    """Whatever the markers of a family are, and where the template has opened the thought, too."""
+    opened = style.opening if whole or not style.may_be_open else ""
+    text = f"{opened}<action>open door 9</action>?{style.closing}{style.gap}{style.spoken}<action>open door 1</action>"
+    found, channel = read_answer(body({"content": text}), Expected(thoughts=False)), TextChannel()
+    assert channel.parse(response_of(found, content_of(found, channel), channel)).action == "open door 1"
+    assert found.noticed == (f"thoughts left in the text ({style.opening})", Noticed.THOUGHTS)
+    # it goes back as it came
+    assert found.content == text
+    own = TextChannel(name="text:own", thoughts=style)
+    assert own.parse(response_of(found, text, own)).action == "open door 1"
+    # a call behind it, and one that it would hide
+    call_too = read_answer(body({"content": f"{style.opening}Hm", "tool_calls": [call()]}), ASKED)
+    assert played(call_too) == "open door 1"
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", "{}", "null", {}])
+def test_a_tool_without_arguments_is_called_in_many_ways(arguments: Any) -> None:
+    tools = ToolSet(tools=(Tool(name="wait", description=""),), examples=(tool_call("wait"),))
+    channel, made = ToolChannel(tool=tools), call() | {"function": {"name": "wait", "arguments": arguments}}
+    found = read_answer(body({"content": None, "tool_calls": [made]}), Expected(tools=("wait",)))
+    assert channel.parse(response_of(found, "", channel)).action == tool_call("wait")
+    transcript = Transcript()
+    transcript.answer(found, "")
+    assert transcript.messages[0]["tool_calls"][0]["function"]["arguments"] == "{}"
+    # and so it is in a text
+    written = json.dumps({"name": "wait"} | ({} if arguments is None else {"arguments": arguments}))
+    assert channel.parse(f"<tool_call>{written}</tool_call>").action == tool_call("wait")
+
+
+def test_what_no_json_is_does_not_go_back() -> None:
+    made = call('{"action": NaN}') | {"score": math.nan}
+    found = read_answer(body({"content": None, "tool_calls": [made], "more": [math.inf]}), ASKED)
+    transcript = Transcript()
+    transcript.answer(found, "")
+    sent = json.dumps(transcript.messages, allow_nan=False)
+    assert json.loads(json.loads(sent)[0]["tool_calls"][0]["function"]["arguments"]) == {INVALID: '{"action": NaN}'}
+
+
+@pytest.mark.parametrize(
+    ("finish", "native", "found"),
+    [
+        ("stop", "network_error", None),
+        ("error", "MALFORMED_FUNCTION_CALL", "stop"),
+        ("stop", "MAX_TOKENS", "length"),
+        ("stop", "SAFETY", "content_filter"),
+        ("stop", "STOP", "stop"),
+        ("tool_calls", "incomplete", "stop"),
+    ],
+)
+def test_the_server_behind_a_router_says_how_it_ended(finish: str, native: str, found: str | None) -> None:
+    answer = body({"content": ""}, finish=finish)
+    answer["choices"][0]["native_finish_reason"] = native
+    if found is None:
+        with pytest.raises(UnreadableAnswer, match="network_error"):
+            read_answer(answer, Expected())
+    else:
+        assert read_answer(answer, Expected()).finish == found
 
 
 def test_a_part_without_text_is_counted() -> None:

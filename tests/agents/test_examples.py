@@ -18,8 +18,8 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.chat_template import RenderError
-from turngym.agents.rendering.conversation import Example, Memory
 from turngym.agents.rendering.examples import read_examples
+from turngym.agents.rendering.memory import Example, Memory
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.errors import AgentError, TurngymError

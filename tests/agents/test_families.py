@@ -17,10 +17,10 @@ from families import FAMILIES, family_tokenizer
 from turngym.agents.playing.agent import system_message
 from turngym.agents.rendering.chat_settings import ChatSettings, describe
 from turngym.agents.rendering.chat_template import RenderError
-from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import complete_settings, open_renderer
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
+from turngym.agents.rendering.token_history import TokenHistory
 from turngym.core.tools import ToolSpec, tool_call
 from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.guard import ActionGuard

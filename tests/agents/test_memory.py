@@ -15,7 +15,7 @@ from turngym.agents.playing.agent import Conversation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import ALL, Memory, PastTurn, chat_messages
+from turngym.agents.rendering.memory import ALL, Memory, PastTurn, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.errors import AgentError, TurngymError
 from turngym.envs.channels import TextChannel

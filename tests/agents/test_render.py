@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers_of import reveal
 
 from turngym.agents.rendering.chat_template import RenderError
-from turngym.agents.rendering.conversation import TokenHistory
 from turngym.agents.rendering.open_renderer import end_ids
 from turngym.agents.rendering.renderer import ChatRenderer
+from turngym.agents.rendering.token_history import TokenHistory
 from turngym.core.tools import ToolSpec
 
 QWEN3 = """

@@ -124,6 +124,18 @@ def test_what_is_read_back_is_the_model(family: str, dtype: Any, tmp_path: Path)
     assert torch.equal(logits(load_model(tmp_path, dtype=str(dtype)[6:])), logits(model))
 
 
+def test_a_head_of_its_own_is_said_to_be_one(tmp_path: Path) -> None:
+    """Servers and older loaders ask the configuration alone, and would play with the embedding as head."""
+    model = tiny("Qwen2", tie_word_embeddings=False)
+    save_model(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    read = load_model(tmp_path)
+    assert torch.equal(logits(read), logits(model))
+    save_model(read, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is False
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 

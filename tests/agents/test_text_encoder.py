@@ -26,9 +26,10 @@ from turngym.agents.evaluation.packed_file import read_result
 from turngym.agents.judges.model_judges import PolicyJudge
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_template import ChatTemplate
-from turngym.agents.rendering.conversation import Example, TokenHistory
+from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.renderer import ChatRenderer, read_exactly
 from turngym.agents.rendering.text_encoder import TextEncoder
+from turngym.agents.rendering.token_history import TokenHistory
 from turngym.core.protocols import Generation, JudgeRequest
 from turngym.core.tools import ToolSpec
 from turngym.envs.dialects import HERMES

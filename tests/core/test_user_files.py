@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from turngym.core.errors import TurngymError
-from turngym.core.user_files import keep_inputs, must_be_new, must_end, named_path, read_text, text_lines, user_path
+from turngym.core.user_files import (
+    json_file,
+    json_of,
+    keep_inputs,
+    must_be_new,
+    must_end,
+    named_path,
+    read_text,
+    text_lines,
+    user_path,
+)
 
 SIGNS = "a b=c:d,e@f#[g]{h}'\"$*?%!;&|<>()^`\\ü\n-~"
 
@@ -40,6 +50,8 @@ def test_marks_and_line_ends_of_any_system(data: bytes, tmp_path: Path) -> None:
     path.write_bytes(data)
     assert read_text(path, ValueError) == "a\nb\n"
     assert list(text_lines(path, ValueError)) == ["a\n", "b\n"]
+    path.write_bytes(data.replace(b"a", b'["a",').replace(b"b", b'"b"]'))
+    assert json_file(path, ValueError) == json_of(path.read_bytes()) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ WRITTEN = {
     '"look"\n        }\n    }\n]',
     "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "alfworld_step", "parameters": '
     '{"action": "look"}}\n]<|END_ACTION|>',
+    "llama-function": '<function=alfworld_step>{"action": "look"}</function>',
+    "deepseek-v3.2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="alfworld_step">\n'
+    '<｜DSML｜parameter name="action" string="true">look</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>",
     "minimax": '<minimax:tool_call>\n<invoke name="alfworld_step">\n<parameter name="action">look</parameter>\n'
     "</invoke>\n</minimax:tool_call>",
 }
@@ -54,6 +58,7 @@ VARIANTS = {
     "mistral": '[TOOL_CALLS] [{"name": "alfworld_step", "arguments": "{\\"action\\": \\"look\\"}"}]',
     "mistral-args": '[TOOL_CALLS]alfworld_step[CALL_ID]aBcDeFgHi[ARGS]{"action": "look", "why": 1}',
     "deepseek": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>alfworld_step\n```json\n{"action": "look"}',
+    "llama-function": '<function=alfworld_step={"action": "look"}',
     "lfm2": '<|tool_call_start|>[alfworld_step(action="look", loud=True)]',
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.alfworld_step <|constrain|>json<|message|>"
     '{"action": "look"}',

@@ -8,6 +8,7 @@ import pickle
 import gymnasium as gym
 import pytest
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.wrappers.utils import create_zero_array
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_batches_are_tuples_of_strings() -> None:
     assert len(set(sample)) == 3, "each place must have a random stream of its own"
     assert list(iterate(batch, ("a", "b", "c"))) == ["a", "b", "c"]
     assert create_empty_array(UnicodeText(), 3) == ("", "", "")
+    assert create_zero_array(UnicodeText()) == ""
     assert concatenate(UnicodeText(), ["a", "long " * 100], ("", "")) == ("a", "long " * 100)
 
 

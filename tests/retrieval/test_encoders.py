@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,30 @@ def test_styles(tiny_bert: Path, style: str, query: tuple[str, None], passage: t
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
+def test_a_folder_of_sentence_transformers_says_how_it_pools(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "other")
+    (folder / "1_Pooling").mkdir()
+
+    def declare(pooling: dict[str, Any], *kinds: str) -> None:
+        modules = [{"path": "", "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+
+    both = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    for said in (both, {"pooling_mode": "cls"}):
+        declare(said, "Transformer", "Pooling", "Normalize")
+        encoder = HuggingFaceEncoder(str(folder), "plain")
+        wanted = reference(folder, "rush", None, "cls", True)
+        np.testing.assert_allclose(encoder.encode_queries(["rush"])[0], wanted, atol=2e-6)
+    last = {"pooling_mode_lasttoken": True}
+    for said, kinds in ((last, ("Transformer", "Pooling")), (both, ("Transformer", "Pooling", "Dense")), (both, ())):
+        declare(said, *kinds)
+        with pytest.raises(RetrievalError, match=r"modules\.json"):
+            find_style("plain", str(folder))
+    # whoever says it in Python means it
+    assert find_style(STYLES["plain"], str(folder)).pooling == "mean"
+
+
 def test_fingerprints(tiny_bert: Path, tmp_path: Path) -> None:
     import torch
     import transformers
@@ -281,7 +306,7 @@ def test_what_cannot_be_an_encoder(tmp_path: Path) -> None:
         find_style("e55", "m")
     with pytest.raises(RetrievalError, match="cannot tell the style of 'some/model'"):
         find_style(None, "some/model")
-    assert find_style(None, "x/bge-small-en@refs/pr/3").pooling == "cls"
+    assert find_style(None, f"{tmp_path}/bge-small-en@refs/pr/3").pooling == "cls"
     for other in ("e5-mistral-7b-instruct", "multilingual-e5-large-instruct", "bge-m3", "bge-large-zh-v1.5"):
         with pytest.raises(RetrievalError, match="cannot tell the style"):
             find_style(None, f"x/{other}")

@@ -201,6 +201,18 @@ def test_of_two_classes_the_probability_counts(tmp_path: Path) -> None:
     assert [int(hit.passage.id) for hit in found] == chances.argsort(descending=True).tolist()
 
 
+def test_classes_that_mean_something_else_rank_nothing(tmp_path: Path) -> None:
+    """A classifier of entailment ranked passages by how neutral they are, or by how little they follow."""
+    with pytest.raises(RetrievalError, match="tells 'LABEL_0, LABEL_1, LABEL_2' apart"):
+        open_reranker(f"hf:{cross_encoder(tmp_path / 'three', 3)}")
+    folder = cross_encoder(tmp_path / "named", 2)
+    config = json.loads((folder / "config.json").read_text())
+    named = {"id2label": {"0": "entailment", "1": "other"}, "label2id": {"entailment": 0, "other": 1}}
+    (folder / "config.json").write_text(json.dumps(config | named))
+    with pytest.raises(RetrievalError, match="tells 'entailment, other' apart"):
+        open_reranker(f"hf:{folder}")
+
+
 def test_cross_encoder(tmp_path: Path) -> None:
     from turngym.retrieval.hybrid import CrossEncoderReranker
 

@@ -37,7 +37,7 @@ def server(corpus: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_it_serves_until_a_signal(server: subprocess.Popen[str], number: signal.Signals) -> None:
     assert server.stdout is not None
     ready = server.stdout.readline()

@@ -218,6 +218,6 @@ def refused(fake: FakeOpenAI) -> list[bool]:
 def page_row(name: str, profile: EndpointProfile) -> str:
     """The line of docs/research/handshakes.md about a server."""
     usual, found = dict(EndpointProfile().rows()), dict(profile.rows())
-    takes = [f"{label}: {found[label]}" for label in [*usual][:10] if found[label] != usual[label]]
+    takes = [f"{label}: {found[label]}" for label in [*usual][:11] if found[label] != usual[label]]
     shown = (name, "; ".join(takes), *(found[label] for label in ("calls come", "reasoning comes in", "noticed")))
     return f"| {' | '.join(shown)} |".replace("|  |", "| |").replace("|  |", "| |")

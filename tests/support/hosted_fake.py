@@ -160,6 +160,12 @@ def with_call(**more: Any) -> Callable[[Body, int], Body]:
     return said
 
 
+def renamed(said: Body) -> Body:
+    """A message with ids as a UUID has them."""
+    calls = said["tool_calls"] and [{**call, "id": f"call-{call['id']}-0f0f-0f0f"} for call in said["tool_calls"]]
+    return {**said, "tool_calls": calls}
+
+
 def signed(body: Body, number: int) -> Body:
     google = {"google": {"thought_signature": f"sig{number}"}}
     calls = [call(body, max(number - 1, 0), extra_content=google)] if "tools" in body else None
@@ -200,6 +206,14 @@ FAMILIES = {
             mistral_order,
             known_fields("prefix", words="messages.{place}.{name}: Extra inputs are not permitted"),
             never_empty("Assistant message must have either content or tool_calls, but not none."),
+        ),
+    ),
+    # it refuses its own ids, with the one status that it has
+    "mlx": Family(
+        lambda body, number: renamed(with_call()(body, number)),
+        (
+            *COMMON,
+            lambda body: mistral_order(body) and refuse("Tool call IDs should have length 9!", 404),
         ),
     ),
     "groq": Family(

@@ -89,6 +89,8 @@ def served(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
     """`fake` on a free port of this machine, at `fake.url`."""
 
     def reply(path: str, body: Any, headers: Mapping[str, str]) -> Answer:
+        if body is None and path.partition("?")[0] != "/v1/models":
+            return Answer({"detail": "Not Found"}, 404)
         if body is None:
             return Answer({"object": "list", "data": [{"id": fake.model, "object": "model"}]})
         with fake.lock:

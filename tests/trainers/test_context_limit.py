@@ -62,6 +62,10 @@ def test_what_models_know() -> None:
     assert position_limit(config("Phi3", **LONGROPE, hidden_size=32, num_attention_heads=4)) == 64
     dynamic = {"rope_type": "dynamic", "factor": 4.0, **THETA}
     assert position_limit(config("Llama", max_position_embeddings=64, rope_parameters=dynamic)) == 64
+    # positions that are stretched evenly: Vicuna 16k says those of the plain model first, others say the stretched ones
+    even = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **THETA}}
+    assert position_limit(config("Llama", max_position_embeddings=4096, max_sequence_length=16_384, **even)) == 16_384
+    assert position_limit(config("Llama", max_position_embeddings=16_384, **even)) == 16_384
     assert position_limit(config("GPTBigCode", n_positions=256)) == 256
     assert position_limit(config("Mpt", max_seq_len=300)) == 300
     assert position_limit(config("XLNet", d_model=32, n_head=4)) is None

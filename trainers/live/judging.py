@@ -21,7 +21,7 @@ from turngym.agents.judges.votes import MORE_THAN
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, Place
 from turngym.agents.proxy.turn_records import ToolCall, Tools, messages_from_json
-from turngym.agents.rendering.conversation import Message
+from turngym.agents.rendering.answer_messages import Message
 from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.core.background_threads import SupervisedThread
 from turngym.core.episode import Episode, Turn

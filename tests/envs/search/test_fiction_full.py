@@ -12,7 +12,8 @@ from gold_recall import hop_recall, question_recall
 from turngym.core.errors import TaskError
 from turngym.envs.search.fiction import FULL, LIKE_PUBLIC, FictionConfig, english, preset, relations
 from turngym.envs.search.fiction_questions import Fiction, generate_fiction
-from turngym.envs.search.questions import Question, assert_disjoint, normalize
+from turngym.envs.search.questions import Question, assert_disjoint
+from turngym.envs.search.reward import normalize
 from turngym.envs.testing import expect
 from turngym.retrieval.bm25 import BM25Retriever
 from turngym.retrieval.lucene_text import analyze

@@ -14,7 +14,8 @@ import pytest
 from turngym.core.errors import TaskError
 from turngym.envs.search import parquet_rows, question_rows
 from turngym.envs.search.question_rows import FIELDS, read_questions
-from turngym.envs.search.questions import Question, RewardRule
+from turngym.envs.search.questions import Question
+from turngym.envs.search.reward import RewardRule
 from turngym.envs.search.sources import open_source
 
 

@@ -14,7 +14,8 @@ import search_toy as toy
 from turngym.core.errors import TaskError
 from turngym.envs.panels import load_panel, verify_panel
 from turngym.envs.search.env import SearchEnv
-from turngym.envs.search.questions import Question, assert_disjoint, normalize
+from turngym.envs.search.questions import Question, assert_disjoint
+from turngym.envs.search.reward import normalize
 from turngym.envs.search.sources import PROMPT, half, open_source, prompt_rows, read_questions, write_prompts
 from turngym.envs.testing import expect
 from turngym.retrieval.index import BuildPlan, build_index

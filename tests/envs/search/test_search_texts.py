@@ -13,7 +13,7 @@ from turngym.core.errors import TaskError
 from turngym.envs.channels import blocks
 from turngym.envs.search import turn_protocol
 from turngym.envs.search.passage_text import DocFormat, harmless, render, shorten
-from turngym.envs.search.questions import (
+from turngym.envs.search.reward import (
     RewardRule,
     answer_f1,
     exact,

@@ -13,8 +13,8 @@ from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.departures import Departures
 from turngym.agents.models import load_tokenizer
 from turngym.agents.rendering.chat_settings import ChatSettings
-from turngym.agents.rendering.conversation import Memory, PastTurn
-from turngym.agents.rendering.prompt_templates import FOLDER, PromptTemplates, read_templates
+from turngym.agents.rendering.memory import Memory, PastTurn
+from turngym.agents.rendering.verl_agent_prompts import FOLDER, PromptTemplates, read_templates
 from turngym.core.errors import AgentError, TurngymError
 from turngym.envs.channels import VerlAgentChannel, make_channel
 from turngym.scripts import main as command
