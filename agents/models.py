@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings, say_untied
-from turngym.agents.model_folder_check import check_model_files, model_files
 from turngym.core.errors import ModelError, SettingsError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
+from turngym.core.model_folder_check import model_files
 from turngym.core.nested import at
 from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
@@ -48,15 +48,12 @@ MOST_ADAPTERS = 8
 def hub_folder(named: str | Path, *, weights: bool = True) -> Path:
     """The folder of a model: a path as it is, `ORG/NAME[@REVISION]` of the hub from its cache, fetched if need be.
 
-    Raises ModelError for a name of the hub that cannot be had, and for a folder that `check_model_files` refuses.
+    Raises ModelError where `model_folder` refuses it.
     """
     try:
-        folder = model_folder(named, weights=weights)
+        return model_folder(named, weights=weights)
     except HubError as error:
         raise ModelError(str(error)) from None
-    if folder.is_dir():
-        check_model_files(folder)
-    return folder
 
 
 def set_torch_variables() -> None:
