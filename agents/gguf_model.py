@@ -23,7 +23,7 @@ from turngym.agents.models import require_memory
 from turngym.agents.saved_model import save_model, save_tokenizer
 from turngym.core.errors import AgentError
 from turngym.core.files import new_folder, write_sums
-from turngym.core.redaction import excerpt
+from turngym.core.redaction import brief, excerpt
 
 CONFIGS = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
 """The families that are read: `general.architecture` and the configuration of transformers."""
@@ -46,6 +46,16 @@ WHOLE_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", 
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """How GPT-4 splits text; %s is how many digits stay together."""
+READ = frozenset(
+    (
+        *("vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count"),
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
+        *("attention.layer_norm_rms_epsilon", "rope.freq_base", "tensor_data_layout"),
+    )
+)
+"""Settings of a model that are read, or change nothing. Others stretch, cut or scale what it computes: a file is
+refused unless they say what is plain (`PLAIN`, and the width of a head)."""
+PLAIN = {"rope.scaling.type": "none", "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0}
 SPLITS = {"gpt-2": None, "smollm": None, "llama-bpe": WORDS % r"\p{N}{1,3}", "qwen2": WORDS % r"\p{N}"}
 """`tokenizer.ggml.pre` and the pattern of its pieces; None: GPT-2's own, of which `smollm` splits off each digit."""
 LLAMA_3 = "llama-bpe"
@@ -211,13 +221,15 @@ def _config(found: _Metadata, transformers: Any, *, tied: bool) -> Any:
         "eos_token_id": eos,
         "pad_token_id": _first(found.token_id("padding"), eos),
     }
-    if found.fields.get(f"{kind}.rope.scaling.type", "none") != "none":
-        raise AgentError(f"{found.file} stretches its rotary positions ({kind}.rope.scaling.type), which is not read")
     theta = float(found.fields.get(f"{kind}.rope.freq_base", 10_000.0))
     values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    if (width := found.fields.get(f"{kind}.attention.key_length")) is not None:
-        values["head_dim"] = int(width)
-    return getattr(transformers, CONFIGS[kind])(**values)
+    width = int(found.fields.get(f"{kind}.attention.key_length", values["hidden_size"] // heads))
+    plain = PLAIN | dict.fromkeys(("attention.value_length", "rope.dimension_count"), width)
+    for name, value in found.fields.items():
+        key = name.removeprefix(f"{kind}.")
+        if key != name and key not in READ and (key not in plain or plain[key] != value):
+            raise AgentError(f"{found.file} says {name} = {brief(value, 60)}, which is not read")
+    return getattr(transformers, CONFIGS[kind])(**values, head_dim=width)
 
 
 def _weights(found: _Metadata, reader: Any, config: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from turngym.agents.local_engine.lora_weights import ADAPTER, adapter_config, merge_adapter, more_settings, say_untied
-from turngym.agents.model_folder_check import check_model_files, model_files
 from turngym.core.errors import ModelError, SettingsError, did_you_mean
 from turngym.core.files import check_sums, missing_weights
 from turngym.core.hub import WEIGHTS, HubError, cached_folder, is_hub_name, load_problem, model_folder
+from turngym.core.model_folder_check import model_files
 from turngym.core.nested import at
 from turngym.core.plugins import need
 from turngym.core.provenance import CONFIG_FILE
@@ -47,15 +48,12 @@ MOST_ADAPTERS = 8
 def hub_folder(named: str | Path, *, weights: bool = True) -> Path:
     """The folder of a model: a path as it is, `ORG/NAME[@REVISION]` of the hub from its cache, fetched if need be.
 
-    Raises ModelError for a name of the hub that cannot be had, and for a folder that `check_model_files` refuses.
+    Raises ModelError where `model_folder` refuses it.
     """
     try:
-        folder = model_folder(named, weights=weights)
+        return model_folder(named, weights=weights)
     except HubError as error:
         raise ModelError(str(error)) from None
-    if folder.is_dir():
-        check_model_files(folder)
-    return folder
 
 
 def set_torch_variables() -> None:
@@ -122,7 +120,7 @@ def load_model(folder: str | Path, *, dtype: str = "float32", device: str = "cpu
     load: Any = auto_class(config).from_pretrained
     quantized = _dequantized(config)
     try:
-        require_memory(path, _numbers(path), dtype)
+        require_memory(path, _numbers(path, config), dtype)
         library_folder = library_path(path)
         wanted = {"config": config, "dtype": getattr(torch, dtype), "output_loading_info": True}
         # shapes that differ are told by name, below
@@ -304,8 +302,16 @@ def free_bytes() -> float:
     return next(1024 * int(row.split()[1]) for row in rows if row.startswith("MemAvailable"))
 
 
-def _numbers(folder: Path) -> int:
-    """How many numbers the safetensors of a model folder hold, by their headers."""
+SCALED = re.compile(r"F[48]_.*|F[46]|I8")
+"""Types of numbers in safetensors that mean nothing without their scales; bytes (U8) may be a mask."""
+
+
+def _numbers(folder: Path, config: Any) -> int:
+    """How many numbers the safetensors of a model folder hold, by their headers.
+
+    Raises ModelError for `SCALED` ones of which `config` does not say how they are to be read: transformers would take
+    them as they stand, as those of TensorRT's hf_quant_config.json, which it does not know.
+    """
     from safetensors import safe_open
 
     found = 0
@@ -313,8 +319,14 @@ def _numbers(folder: Path) -> int:
     for file in (one for one in library_path(folder).iterdir() if WEIGHTS.fullmatch(one.name)):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
+                part = weights.get_slice(name)
+                if SCALED.fullmatch(part.get_dtype()) and not getattr(config, "quantization_config", None):
+                    raise ModelError(
+                        f"{folder} is quantized ({name} is {part.get_dtype()}), and its config.json has no "
+                        "quantization_config that says how to read it; valid: weights in full precision"
+                    )
                 # MXFP4 keeps two numbers in a byte
-                found += math.prod(weights.get_slice(name).get_shape()) * (2 if name.endswith("_blocks") else 1)
+                found += math.prod(part.get_shape()) * (2 if name.endswith("_blocks") else 1)
     return found
 
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turngym.agents.model_folder_check import model_files
 from turngym.agents.models import lineage, load_model, require_plain
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
 from turngym.core.errors import ModelError
 from turngym.core.files import SUMS_FILE
-from turngym.core.hub import TEMPLATES
+from turngym.core.model_folder_check import TEMPLATES, model_files
 from turngym.core.user_files import json_object, library_path
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from turngym.core.errors import RetrievalError
+from turngym.core.errors import ModelError, RetrievalError
+from turngym.core.model_folder_check import TEMPLATES, check_model_files
 from turngym.core.redaction import brief, excerpt, redacted
 from turngym.core.user_files import json_object, user_path
 
@@ -29,8 +30,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_FILES = 1000
 """Files of a model at most."""
 INDEX = "model.safetensors.index.json"
-TEMPLATES = "additional_chat_templates"
-"""The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
 POOLING = "1_Pooling/config.json"
 """Where the folder of an encoder of sentence-transformers says how states become one vector."""
 CONFIG_FILES = re.compile(rf"[\w.-]+\.(?:json|jinja|txt|model|tiktoken)|{TEMPLATES}/[\w.-]+\.jinja|{POOLING}")
@@ -55,11 +54,15 @@ def model_folder(named: str | os.PathLike[str], *, weights: bool = True) -> Path
 
     Without `weights` only configuration and tokenizer are needed.
 
-    Raises HubError for a hub name that cannot be had.
+    Raises HubError for a hub name that cannot be had, and for a folder that `check_model_files` refuses.
     """
-    if not is_hub_name(named):
-        return user_path(named)
-    return _folder(os.fspath(named), weights)
+    folder = _folder(os.fspath(named), weights) if is_hub_name(named) else user_path(named)
+    try:
+        if folder.is_dir():
+            check_model_files(folder)
+    except ModelError as error:
+        raise HubError(str(error)) from None
+    return folder
 
 
 def cached_folder(named: str) -> Path | None:

@@ -76,12 +76,13 @@ def backbone(model: Any) -> nn.Module:
     """The part of a causal model that turns ids into final hidden states (norm included, head excluded)."""
     from transformers import PreTrainedModel
 
-    # transformers' get_decoder and base_model fall back to the model itself, which ends in logits
+    # transformers' get_decoder and base_model fall back to the model itself, which ends in logits, and some models call
+    # a layer of their head `decoder`
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     parts = [decoder, getattr(model, "base_model", None)]
     # Llama 4's base model bears another name than its text part has
     parts += [child for child in model.children() if isinstance(child, PreTrainedModel)]
-    inner = next((part for part in parts if part is not None and part is not model), None)
+    inner = next((part for part in parts if isinstance(part, PreTrainedModel) and part is not model), None)
     if inner is None:
         raise ModelError(f"{type(model).__name__} has no backbone apart from its head; use a Hugging Face causal model")
     return inner

@@ -59,6 +59,9 @@ def write(file: Path, family: str, model: Any, *, sort: Any = None, pre: str | N
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(50_000.0)
+    writer.add_rope_dimension_count(more.get("rotated", 16 if family == "qwen3" else 8))
+    for name, value in more.get("settings", {}).items():
+        writer.add_float32(f"{family}.{name}", value)
     if family == "qwen3":
         writer.add_key_length(config.head_dim)
     writer.add_tokenizer_model(more.get("tokenizer", "gpt2"))
@@ -166,6 +169,9 @@ def test_llama_3_reads_whole_words_first_and_begins_texts(pre: str, wanted: list
         ({"pre": "poro-chat"}, r"splits text as 'poro-chat', which is not known here; known: gpt-2, smollm"),
         ({"tokenizer": "llama"}, r"tokenizer of kind 'llama'; byte-level BPE \('gpt2'\) alone is read"),
         ({"eos": 9999}, r"its eos token 9999 is outside the vocabulary of \d+"),
+        ({"settings": {"rope.scale_linear": 4.0}}, r"says llama\.rope\.scale_linear = 4\.0, which is not read"),
+        ({"settings": {"attention.scale": 0.5}}, r"says llama\.attention\.scale = 0\.5, which is not read"),
+        ({"rotated": 4}, r"says llama\.rope\.dimension_count = 4, which is not read"),
         ({"extra": "rope_freqs.weight"}, r"stretches its rotary positions as Llama 3\.1 does"),
         ({"extra": "blk.7.attn_norm.weight"}, r"holds no whole llama model: RuntimeError: "),
         ({"heads": 0}, r"holds no whole llama model: ZeroDivisionError: "),

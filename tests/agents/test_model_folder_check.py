@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from turngym.agents import load_world
-from turngym.agents.model_folder_check import check_model_files
 from turngym.agents.models import file_hashes, hub_folder, load_tokenizer
-from turngym.core.errors import ModelError, TurngymError
+from turngym.core.errors import ModelError, RetrievalError, TurngymError
 from turngym.core.files import ChangedFileError, locked_folder, read_sums
 from turngym.core.line_file import LineFile
 from turngym.core.manifest import write_manifest
+from turngym.core.model_folder_check import check_model_files
 from turngym.core.trace import TraceError, TraceWriter
+from turngym.retrieval.encoders import HuggingFaceEncoder
+from turngym.retrieval.hybrid import open_reranker
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "generation_config.json", "additional_chat_templates/rag.jinja"])
@@ -31,6 +33,10 @@ def test_what_is_no_file_is_in_no_model(name: str, kind: str, tmp_path: Path) ->
         path.symlink_to("/dev/zero")
     with pytest.raises(ModelError, match=f"holds {path.name}, which is no file"):
         hub_folder(tmp_path)
+    with pytest.raises(RetrievalError, match=f"holds {path.name}, which is no file"):
+        HuggingFaceEncoder(str(tmp_path), "plain")
+    with pytest.raises(RetrievalError, match=f"holds {path.name}, which is no file"):
+        open_reranker(f"hf:{tmp_path}")
 
 
 def test_a_further_template_is_part_of_a_model(tmp_path: Path) -> None:

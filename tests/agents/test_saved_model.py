@@ -98,6 +98,16 @@ def test_a_quantized_model_is_saved_as_the_numbers_that_it_was_trained_as(
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
+def test_quantized_weights_without_a_word_on_them_are_refused(tmp_path: Path) -> None:
+    """As TensorRT's folders have them: every FP8 number was taken for the weight itself."""
+    fp8(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"down_proj\.weight is F8_E4M3"):
+        load_model(tmp_path)
+
+
 def test_what_stays_quantized_in_memory_is_not_saved(tmp_path: Path) -> None:
     model = tiny("Llama")
     kind = transformers.utils.quantization_config.QuantizationMethod.BITS_AND_BYTES

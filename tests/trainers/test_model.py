@@ -165,6 +165,12 @@ def test_a_family_whose_logits_are_not_its_heads_is_not_trained(tmp_path: Path, 
         changes.pop(0)
 
 
+def test_a_head_of_several_layers_is_said_to_be_one() -> None:
+    """ModernBERT's decoder calls the last of them `decoder`, which was taken for the model's body."""
+    with pytest.raises(ModelError, match="ModernBertDecoderForCausalLM makes its logits in a way that is not known"):
+        check_head(tiny("ModernBertDecoder", **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)))
+
+
 def test_a_model_that_reads_in_both_directions_is_not_trained() -> None:
     from transformers import BertGenerationConfig, BertGenerationDecoder
 

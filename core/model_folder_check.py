@@ -10,10 +10,11 @@ import stat
 from pathlib import Path
 
 from turngym.core.errors import ModelError
-from turngym.core.hub import TEMPLATES
 from turngym.core.redaction import brief
 from turngym.core.user_files import json_file
 
+TEMPLATES = "additional_chat_templates"
+"""The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
 SMALL_JSON = 1 << 24
 """Bytes of JSON that no reader needs to fear, whatever they hold."""
 INDEX = "*.index.json"
