@@ -380,7 +380,7 @@ class EndpointClient:
         return advice(failed, model=self.model, key_env=self.address.key_env, tools=tools, reasoning=reasoning)
 
     async def _models(self) -> str | None:
-        """A sentence that lists the endpoint's models, empty if the requested one is among them; None without a list."""
+        """A sentence with the endpoint's models, empty if the requested one is one of them; None without a list."""
         assert self._http is not None
         url = self.address.at("/models")
         # any failure here is ignored, since the error being explained matters more
