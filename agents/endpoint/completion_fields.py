@@ -69,8 +69,10 @@ class Noticed:
     UNASKED = Notice("call though no tool was offered", "it is malformed; the server took a text for a call")
     ONLY_THOUGHT = Notice(
         "reasoning and nothing else",
-        "the turn is malformed; does the server have another model's reasoning parser?",
+        "the turn is malformed; does the server have another model's reasoning parser, or did a stop string end the "
+        "thought (--no-send-stop)?",
     )
+    EMPTY = Notice("nothing at all", "the turn is malformed; a model is seldom silent, and servers lose texts")
     TOO_DEEP = Notice("field {} that is nested too deep", "it does not go back with the conversation")
     HIDDEN = Notice("text beside a call that would hide it", "the call counts")
     USAGE_PART = Notice("usage in part", "tokens and cost are too low")

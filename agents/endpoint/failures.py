@@ -122,7 +122,8 @@ class _Said:
         self.param = self.param or (named if isinstance(named, str) else "")
         if self.delay is None and isinstance(fields.get("retryDelay"), str):
             self.delay = _seconds(fields["retryDelay"])
-        unread = next(filter(None, map(_UNREAD.search, (*texts, *self.codes))), None)
+        # a longer text would be looked at for each of its words
+        unread = next(filter(None, (_UNREAD.search(text[: 4 * READ_LETTERS]) for text in (*texts, *self.codes))), None)
         if unread is not None and self.written is None:
             self.written = unread["all"] or unread["raw"] or ""
         if isinstance(text := fields.get("failed_generation"), str):
@@ -150,7 +151,9 @@ _LIMITED = re.compile(
     r"rate.?limit|too many requests|per.?(second|minute|min|hour|day)\b|\b[tr]p[smd]\b|quota|billing|credit|balance"
     r"|overloaded|concurren"
 )
-_TEMPLATE = re.compile(r"jinja|chat.?template|raise_exception|roles? must alternate|\brole\b.{0,20}not supported")
+_TEMPLATE = re.compile(
+    r"jinja|chat.?template|raise_exception|roles? must alternate|\brole\b.{0,20}not supported|tool.?call.?ids?\b"
+)
 _LIMIT = re.compile(r"limit:? *(\d[\d,]*)\D{1,40}requested:? *(\d[\d,]*)")
 
 

@@ -143,7 +143,7 @@ SAID = {
     "limit": "calls the limit of tokens max_completion_tokens",
     "temperature": "takes no temperature, so the model samples at the server's own",
     "seed": "takes no seed",
-    "stop": "takes no stop strings",
+    "stop": "is sent no stop strings, which it refuses, or which would end its thoughts",
     "system": "takes no message of role system, so the rules stand in front of the first message",
     "tool_name": "wants the tool's name in results",
     "blank": "does not take its own messages with calls back as they came",
@@ -330,7 +330,9 @@ async def shake_hands(
             await request(2)
     finally:
         client.headers = {}
-    profile = client.profile = replace(client.profile, **_answered(answers, "tools" in fields), ids=ids)
+    profile = replace(client.profile, **_answered(answers, "tools" in fields), ids=ids)
+    # many servers look for stop strings in thoughts, too, where a model quotes the form of an action
+    profile = client.profile = replace(profile, stop=profile.stop and not (profile.thoughts and "stop" in fields))
     said = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
     if "tools" in fields and profile.calls == "none came":
         said.append("passed no call on in the handshake, which asked for one")

@@ -31,7 +31,7 @@ class EndpointProfile:
     """Whether requests may say one; else the model samples at its own."""
     seed: bool = True
     stop: bool = True
-    """Whether requests may have stop strings; actions are read without them, too."""
+    """Whether requests have stop strings; actions are read without them, too."""
     system: Literal["system", "user"] = "system"
     """Where the rules stand: in a message of role system, or in front of the first message of the user."""
     tool_name: bool = False

@@ -201,8 +201,8 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         reading.note(Noticed.UNASKED)
     if calls and hides_call(content):
         reading.note(Noticed.HIDDEN)
-    if reasoning and not content and not calls and finish == "stop":
-        reading.note(Noticed.ONLY_THOUGHT)
+    if not content and not calls and finish == "stop" and Noticed.NO_CALL not in reading.noticed:
+        reading.note(Noticed.ONLY_THOUGHT if reasoning else Noticed.EMPTY)
 
     more = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)

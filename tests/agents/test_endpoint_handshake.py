@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eight_servers import SERVERS, page_row, refused
+from eight_servers import SERVERS, door_of, page_row, refused
 from openai_fake import FakeOpenAI, Fault, error, served
 from toy_evaluation import toy_evaluation
 
@@ -268,6 +268,25 @@ def test_a_template_that_refuses_with_status_500_is_not_waited_for(serve: Any, m
     with pytest.warns(UserWarning, match="call left in the text"):
         assert agent_for(make_doors("tool"), fake).shake_hands().system == "user"
     assert len(fake.requests) == 3
+
+
+def test_a_stop_string_ends_no_thought(serve: Any, make_doors: Any) -> None:
+    """SGLang, llama.cpp and vLLM look for it in all that is drawn: a model that quotes an action never comes to one."""
+
+    def message(body: Any) -> Any:
+        action = f"<action>open door {door_of(body)}</action>"
+        if "stop" in body:
+            return {"content": None, "reasoning": action.removesuffix(body["stop"][0])}
+        return {"content": action, "reasoning": f"I could say {action}."}
+
+    make, fake = make_doors("text"), serve(FakeOpenAI(message=message))
+    agent = agent_for(make, fake, "text")
+    with pytest.warns(UserWarning, match="did a stop string end the thought"):
+        episodes = rollout(JOBS, make, agent)
+    assert {turn.verdict.value for one in episodes for turn in one.turns} == {"ok"}
+    assert agent.profile.stop is False
+    # where nobody thinks, an answer ends with its action
+    assert agent_for(make, serve(FakeOpenAI()), "text").shake_hands().stop is True
 
 
 def test_a_small_context_is_enough(serve: Any, make_doors: Any) -> None:

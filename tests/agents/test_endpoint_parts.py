@@ -85,7 +85,9 @@ def test_what_ends_an_answer(word: str, finish: str | None) -> None:
                 read_answer(body({"content": text}, finish_reason=word))
         else:
             found = read_answer(body({"content": text}, finish_reason=word))
-            assert (found.content, found.finish, found.ending, found.noticed) == (text, finish, word, ())
+            assert (found.content, found.finish, found.ending) == (text, finish, word)
+            # a model is seldom silent, and servers lose texts
+            assert found.noticed == (() if text or finish != "stop" else (Noticed.EMPTY,))
 
 
 def test_endings_that_nobody_knows() -> None:

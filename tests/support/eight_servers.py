@@ -163,7 +163,7 @@ SERVERS = {
         calls(reasoning_content="hm"),
         (*COMMON, reasoned_calls("reasoning_content", DEEPSEEK)),
         {"reasoning": True, "thoughts": "reasoning_content", "calls": "parsed"},
-        {"reasoning": False, "calls": "not asked for"},
+        {"reasoning": False, "calls": "not asked for", "stop": False},
         extra=usage(prompt_cache_hit_tokens=64, prompt_cache_miss_tokens=36),
     ),
     "lm studio": Server(
@@ -174,7 +174,10 @@ SERVERS = {
         extra=lambda body: {**usage()(body), "stats": {"tokens_per_second": 51}},
     ),
     "ollama": Server(
-        calls(reasoning="hm"), COMMON, {"thoughts": "reasoning", "calls": "parsed"}, {"calls": "not asked for"}
+        calls(reasoning="hm"),
+        COMMON,
+        {"thoughts": "reasoning", "calls": "parsed"},
+        {"calls": "not asked for", "stop": False},
     ),
     "gemma behind vllm": Server(
         bare_json, (no_system,), {"system": "user", "calls": "in the text (llama)"}, {"calls": "not asked for"}
