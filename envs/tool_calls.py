@@ -112,6 +112,9 @@ KIMI = Thoughts(opening="◁think▷", closing="◁/think▷", before="", after=
 STYLES = {"harmony": HARMONY, "cohere": COHERE, "gemma": GEMMA, "mistral": MISTRAL, "seed": SEED}
 STYLES |= {"minimax": MINIMAX, "kimi": KIMI}
 """Ways to write thoughts that differ from THINK, by name."""
+_GATEWAYS = [Thoughts(opening=f"<{tag}>", closing=f"</{tag}>") for tag in ("thought", "reasoning")]
+EVERY_STYLE = (THINK, *STYLES.values(), *_GATEWAYS)
+"""All ways to mark thoughts, with those of gateways in front of Gemini and GPT-OSS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

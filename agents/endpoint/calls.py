@@ -22,7 +22,7 @@ from turngym.agents.endpoint.completion_fields import (
 from turngym.core.redaction import excerpt
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.spaces import printable
-from turngym.envs.tool_calls import STYLES, THINK, Thoughts, read_calls
+from turngym.envs.tool_calls import EVERY_STYLE, THINK, Thoughts, read_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,24 +159,16 @@ def hides_call(text: str) -> bool:
 
 # Thoughts that a server has left in the text.
 
-LEFT = (
-    *STYLES.values(),
-    # what gateways write around thoughts of Gemini, and Bedrock around those of GPT-OSS
-    *(Thoughts(opening=f"<{tag}>", closing=f"</{tag}>") for tag in ("thought", "reasoning")),
-)
-"""Markers that say as much as `<think>`."""
 
-
-def left_in(text: str) -> list[Thoughts]:
-    """The families whose thoughts stand in `text` with their markers, `<think>` left out."""
-    return [one for one in LEFT if one.opening in text or (one.may_be_open and one.closing in text)]
+def styles_in(text: str) -> list[Thoughts]:
+    """The ways in which thoughts are marked in `text`."""
+    return [one for one in EVERY_STYLE if one.opening in text or (one.may_be_open and one.closing in text)]
 
 
 def marked(text: str, thoughts: Thoughts) -> str:
     """`text` with all its thoughts between the markers of `thoughts`: what is no thought for a channel may act."""
-    for style in (THINK, *left_in(text)):
-        if style is not thoughts:
-            text = text.replace(style.opening, thoughts.opening).replace(style.closing, thoughts.closing)
+    for style in styles_in(text):
+        text = text.replace(style.opening, thoughts.opening).replace(style.closing, thoughts.closing)
     return text
 
 

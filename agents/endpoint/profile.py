@@ -137,7 +137,7 @@ LABELS = {
     "limit": "limit of tokens",
     "temperature": "takes a temperature",
     "seed": "takes a seed",
-    "stop": "takes stop strings",
+    "stop": "is sent stop strings",
     "system": "rules stand in role",
     "tool_name": "results name their tool",
     "blank": "content beside calls",

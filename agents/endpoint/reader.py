@@ -21,9 +21,9 @@ from turngym.agents.endpoint.calls import (
     WrittenCall,
     calls_of,
     hides_call,
-    left_in,
     marked,
     sendable,
+    styles_in,
     written_calls,
 )
 from turngym.agents.endpoint.completion_fields import (
@@ -175,8 +175,9 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         content = content[: left.start()]
         reading.note(Noticed.END_LEFT, left[1])
     back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
-    for style in left_in(content):
-        reading.note(Noticed.THOUGHT_LEFT, style.opening)
+    for style in styles_in(content):
+        if style is not THINK:
+            reading.note(Noticed.THOUGHT_LEFT, style.opening)
     reasoning = next((text for text in back.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
         parts = [part for part in message.content if isinstance(part, Mapping) and part.get("type") == "thinking"]

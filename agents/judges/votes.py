@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from turngym.envs.tool_calls import STYLES, THINK
+from turngym.envs.tool_calls import EVERY_STYLE
 
 BOX = "\\boxed"
 HINT = ("[HINT_START]", "[HINT_END]")
@@ -82,7 +82,7 @@ def choose_hint(votes: Iterable[HintVote]) -> str | None:
 
 def _said(text: str) -> str:
     """`text` without its thoughts, in which a judge tries verdicts; nothing where they do not end."""
-    for style in (THINK, *STYLES.values()):
+    for style in EVERY_STYLE:
         _, text, unread = style.split(text, lambda rest: False)
         if unread is not None:
             return ""

@@ -29,7 +29,7 @@ from turngym.core.strict_json import JsonError, strict_json
 from turngym.core.trace import TraceProblem, add_checksum, array_of, check_checksum, has_checksum, plain_value
 from turngym.core.user_files import json_of
 from turngym.envs.dialects import HERMES
-from turngym.envs.tool_calls import STYLES, THINK, CallDialect, TaggedCalls, read_calls
+from turngym.envs.tool_calls import EVERY_STYLE, CallDialect, TaggedCalls, read_calls
 
 Tools = tuple[Mapping[str, Any], ...]
 """Functions in the OpenAI form."""
@@ -122,7 +122,7 @@ class ChatMessage:
         """`identity` without the thoughts of an answer, as clients have it who show them apart or not at all."""
         role, text, calls = self.identity
         if role == "assistant":
-            for style in (THINK, *STYLES.values()):
+            for style in EVERY_STYLE:
                 text = style.split(text, bool)[1]
         return role, text.strip(), calls
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.endpoint.calls import LEFT
 from turngym.agents.endpoint.completion_fields import (
     Call,
     Choice,
@@ -27,7 +26,7 @@ from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
 from turngym.core.tools import Tool, ToolSet, ToolSpec, tool_call
 from turngym.envs.channels import TextChannel, ToolChannel
-from turngym.envs.tool_calls import Thoughts
+from turngym.envs.tool_calls import EVERY_STYLE, Thoughts
 
 TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")
 CHANNEL = ToolChannel(tool=TOOL)
@@ -227,7 +226,7 @@ def test_a_control_token_at_the_end_is_no_text_of_the_model(text: str, end: str)
     assert read_answer(body({"content": end + text}), Expected()).content == end + text
 
 
-@pytest.mark.parametrize("style", LEFT, ids=lambda style: style.opening)
+@pytest.mark.parametrize("style", EVERY_STYLE[1:], ids=lambda style: style.opening)
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_action_in_a_thought_that_a_server_left_is_not_played(style: Thoughts, whole: bool) -> None:
     """Whatever the markers of a family are, and where the template has opened the thought, too."""

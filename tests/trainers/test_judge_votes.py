@@ -42,7 +42,7 @@ BOX = r"\boxed"
         (f"<think>perhaps {BOX}{{1}}, or", None),
         (f"It failed: {BOX}{{-1}} <think>or", None),
         (f"perhaps {BOX}{{1}}</think>It failed.", None),
-        (f"[THINK]perhaps {BOX}{{1}}, or", None),
+        *((f"{style}perhaps {BOX}{{1}}, or", None) for style in ("[THINK]", "<mm:think>", "<thought>", "<reasoning>")),
         ("boxed{1}", None),
         ("1", None),
         ("", None),
