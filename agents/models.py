@@ -157,9 +157,13 @@ def model_config(folder: Path) -> Any:
     while base := base_model(folder):
         folder = base
     try:
-        return transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
+        # what a pass returns is the matter of whoever asks for it, not of the program that wrote the folder
+        for each in (config, config.get_text_config()):
+            each.return_dict, each.output_hidden_states, each.output_attentions = True, False, False
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
+    return config
 
 
 def auto_class(config: Any) -> Any:

@@ -231,8 +231,8 @@ class BuildPlan(Spec):
     """hashing (no model), minilm (needs turngym[minilm]), hf:MODEL (a folder or hub name), or an encoder of yours as
     `package.module:name`."""
     style: str | None = None
-    """Prefixes and pooling of the model: e5, bge, dpr or plain; by default what its name says. A folder that declares
-    its pooling has that one."""
+    """Prefixes and pooling of the model: e5, bge, dpr or plain; by default what its name says. Pooling that its folder
+    declares holds."""
     passage_model: str | None = None
     """Second model, where passages have their own (dpr)."""
     device: str = "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -68,6 +69,17 @@ def test_ids_that_nobody_scores_are_not_drawn(cache: Any) -> None:
             logp = (model(ids[None]).logits[0, :, :50] / 2.0).log_softmax(-1)
         places = torch.arange(len(prompt.prompt_ids), len(ids))
         np.testing.assert_allclose(one.logprobs, logp[places - 1, ids[places]].numpy(), atol=1e-4)
+
+
+def test_what_a_pass_returns_is_not_the_folders_matter(tmp_path: Path) -> None:
+    """Tuples were an AttributeError at the first token; states of all layers take memory for nothing."""
+    save_model(tiny("Qwen2"), tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    asked = {"return_dict": False, "output_hidden_states": True}
+    (tmp_path / "config.json").write_text(json.dumps(settings | asked))
+    model = load_model(tmp_path)
+    assert LocalEngine(model, cache="recompute").generate([request("a", [1, 2])])[0].ids.size == 8
+    assert model(torch.arange(4)[None]).hidden_states is None
 
 
 @pytest.mark.parametrize("servers", [False, True])
