@@ -147,8 +147,8 @@ WITH_MODELS = {
 LAST_AXIS = "the last axis of [N, K] is axis 1"
 SQUARED = "the difference is squared"
 SAME: dict[str, tuple[int, str]] = {
-    "_behind_last": (1, "neither is a box or a hint"),
-    "_said": (1, "neither is a box or a hint"),
+    "votes._behind_last": (1, "neither is a box or a hint"),
+    "votes._said": (1, "neither is a box or a hint"),
     "unmoved_loss": (1, "the difference has no sign"),
     "step_weights": (1, "a distance has no sign"),
     "BatchAdvantage.__call__": (1, "whatever is not std divides by nothing"),
