@@ -248,7 +248,7 @@ STYLES = {
 }
 """Prefixes that the families' model cards name; `plain` adds nothing."""
 MODULES = "modules.json"
-"""Of what the folder of an encoder of sentence-transformers is made."""
+"""The file in which sentence-transformers lists the parts of an encoder."""
 FAMILIES = {
     "e5": re.compile(r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?"),
     "bge": re.compile(r"bge-(small|base|large)-en(-v1\.5)?"),
