@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 from hypothesis import HealthCheck, settings
 from machine import computed_on
@@ -104,6 +106,15 @@ def _in_tests(path: Path) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The last line says what the tests were computed with, so that a failure elsewhere can be told from one here."""
     terminalreporter.write_line(f"computed on {computed_on()}")
+
+
+@pytest.fixture(autouse=True)
+def environments_stay() -> Iterator[None]:
+    """The process's other tests find each environment as its module registered it, in whatever order they run."""
+    before = dict(gym.registry)
+    yield
+    changed = [env_id for env_id, spec in before.items() if gym.registry.get(env_id) is not spec]
+    assert not changed, f"this test took away or replaced {changed}, which its module registers only once"
 
 
 def shared_data() -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the package `own_lamps` that is on nobody's path."""
     package = tmp_path / "own_lamps"
     package.mkdir()
-    shutil.copy(LAMPS, package / "__init__.py")
+    (package / "__init__.py").write_text(LAMPS.read_text().replace('"tests/', '"own/'))
     (package / "more.py").write_text("def made(*anything):\n    return 7.0\n\n\nmade.name = 'made'\n")
     (tmp_path / "own_broken.py").write_text("import nothing_of_that_name\n")
     monkeypatch.chdir(tmp_path)
@@ -45,7 +44,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_a_command_plays_what_lies_beside_it_in_workers_too(here: Path) -> None:
-    words = ("rollout", "--env", "own_lamps:tests/Lamps-v0", "--agent", "expert", "--tasks", "4")
+    words = ("rollout", "--env", "own_lamps:own/Lamps-v0", "--agent", "expert", "--tasks", "4")
     for more in ((), ("--workers", "2")):
         played = run(here, *words, *more)
         assert played.returncode == 0, played.stderr
@@ -58,21 +57,21 @@ def test_a_command_plays_what_lies_beside_it_in_workers_too(here: Path) -> None:
 
 def test_every_kind_of_name_is_looked_up_in_one_way(here: Path) -> None:
     before = sys.path[:]
-    assert require_env("own_lamps:tests/Lamps-v0") == "own_lamps:tests/Lamps-v0"
+    assert require_env("own_lamps:own/Lamps-v0") == "own_lamps:own/Lamps-v0"
     try:
         assert sys.path == [*before, str(here)]  # last, and once
         panel = panel_of_env(
-            "lamps", "own_lamps:tests/Lamps-v0", make_kwargs={"max_turns": 9}, task_ids=["kitchen/red"]
+            "lamps", "own_lamps:own/Lamps-v0", make_kwargs={"max_turns": 9}, task_ids=["kitchen/red"]
         )
         write_panel(panel, here / "own_lamps" / "panel_data")
     finally:
-        gym.registry.pop("tests/Lamps-v0", None)
+        gym.registry.pop("own/Lamps-v0", None)
     assert find("turngym.rewards", "own_lamps.more:made", {})() == 7.0
     assert find_encoder("own_lamps.more:made")("cpu") == 7.0
     assert load_panel("own_lamps:lamps") == panel
     assert sys.path == [*before, str(here)]
     with pytest.raises(TurngymError, match="own_lamps was imported"):
-        require_env("own_lamps:tests/Lampz-v0")
+        require_env("own_lamps:own/Lampz-v0")
 
 
 def test_each_kind_by_itself(here: Path) -> None:

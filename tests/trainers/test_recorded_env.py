@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What an expert did, in each environment; the last is another package's."""
     import lamps_env  # noqa: F401
 
@@ -49,8 +48,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]
         found[env] = folder / f"{env.rpartition('/')[2]}.jsonl"
         more = {"max_turns": 3} if env == HOUSE else {}
         play_episodes(env, "expert", tasks=2, env_kwargs={**kwargs, **more}, out=found[env], progress=False)
-    yield found
-    gym.registry.pop(LAMPS, None)
+    return found
 
 
 def options(model: Path, out: Path, algorithm: str, *more: str) -> Any:
