@@ -26,13 +26,13 @@ SHORTEST_KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """The key of every client by its name. One key under the name "" is shared by all; without keys none is asked."""
+    """Maps each client's name to its key. The name "" stands for a key that all share; if empty, no key is needed."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, shared: str | None, path: Path | None) -> ClientKeys:
-        """The keys of the file `path`, else the one that is shared. Raises TurngymError for an unusable file."""
+        """Reads the keys in the file `path`, else takes the shared one. Raises TurngymError for an unusable file."""
         if path is None:
             return cls({"": shared} if shared else {})
         text, mode = read_text(path, TurngymError), path.stat().st_mode
@@ -60,15 +60,15 @@ class ClientKeys:
         return cls(keys)
 
     def client_of(self, authorization: str) -> str | None:
-        """The name of the client whose key the header `Authorization: Bearer KEY` has; None where nobody's is there."""
+        """Returns the client whose key is in the header `Authorization: Bearer KEY`, or None if no client has it."""
         if not self.keys:
             return ""
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, credentials = authorization.partition(" ")
         # as the bytes that came (WSGI reads headers as Latin-1): compare_digest refuses text that is not ASCII
-        sent = given.strip().encode("latin-1", "replace")
+        sent = credentials.strip().encode("latin-1", "replace")
         same = [name for name, key in self.keys.items() if hmac.compare_digest(sent, key.encode())]
         return same[0] if same and scheme.lower() == "bearer" else None
 
     def share(self, limit: int) -> int:
-        """How much of `limit` one client may take: an equal part, so that none takes what others need."""
+        """Returns the part of `limit` that one client may use: the same for all, so that none starves the others."""
         return max(1, limit // max(1, len(self.keys)))

@@ -1,9 +1,8 @@
 """The original benchmarks' data: where they are published, how they are fetched, and where everything looks for them.
 
-`get` fetches a data set in parts that go on where they were cut, refuses what is not the file (a page of HTML, another
-size, another hash), unpacks safely, replaces no file that is there, and leaves nothing half-made where it would be
-found. What the games and shops are is checked afterwards by content: `turngym data verify` recomputes the hashes of
-the panels.
+`get` resumes interrupted downloads and refuses a wrong file (a page of HTML, another size, another hash). It unpacks
+safely, never replaces a file that exists, and leaves no incomplete file where a run would find it. Afterwards
+`turngym data verify` checks the content of games and shops: it recomputes the hashes of the panels.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SILENT_SECONDS = 60.0
 
 
 class DataError(TurngymError):
-    """A file of a data set cannot be had, or is not what it should be."""
+    """A file of a data set cannot be fetched, or is not the expected file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class DataSet:
     """Panels whose hashes tell whether it is the original's."""
 
     def folder(self, given: str | Path | None = None) -> Path:
-        """`given`, else what the variable names, else the home folder."""
+        """Returns `given`, else the folder that the variable names, else the home folder."""
         return user_path(given or os.environ.get(self.variable) or self.home)
 
 
@@ -124,7 +123,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 
 def data_set(name: str) -> DataSet:
-    """The data set called `name`. Raises DataError with the names there are."""
+    """Returns the data set called `name`. Raises DataError with the known names."""
     return DATA_SETS[checked_choice("the data set", name, DATA_SETS, DataError)]
 
 
@@ -138,53 +137,55 @@ def get(
 ) -> Path:
     """Fetches a data set into the folder where everything looks for it, and returns the folder.
 
-    Raises DataError, in one line: what failed, and what to do.
+    Raises DataError with one line that says what failed and what to do.
     """
-    known, wanted = data_set(name), dict(sha256 or {})
-    if unknown := sorted(wanted.keys() - {file.name for file in known.files}):
-        names = ", ".join(file.name for file in known.files)
+    published, hashes = data_set(name), dict(sha256 or {})
+    if unknown := sorted(hashes.keys() - {file.name for file in published.files}):
+        names = ", ".join(file.name for file in published.files)
         raise DataError(f"{name} has no file {brief(unknown[0], 80)}; its files: {names}")
-    folder = known.folder(out)
+    folder = published.folder(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked_folder(folder):
-            kept = folder / ".turngym.download"
-            for file in known.files:
+            downloads = folder / ".turngym.download"
+            for file in published.files:
                 url = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
-                fetch(url, kept / file.name, largest=file.largest, sha256=wanted.get(file.name), progress=progress)
+                fetch(url, downloads / file.name, largest=file.largest, sha256=hashes.get(file.name), progress=progress)
             try:
                 if name == "alfworld":
-                    unpack(kept / known.files[0].name, folder)
+                    unpack(downloads / published.files[0].name, folder)
                 elif name == "search":
-                    write_test_sets([kept / file.name for file in known.files], folder)
+                    write_test_sets([downloads / file.name for file in published.files], folder)
                 else:
-                    add_files([file.name for file in known.files], kept, folder, DataError)
+                    add_files([file.name for file in published.files], downloads, folder, DataError)
             except TurngymError:
                 # files that do not belong here must not be found by a run that names another mirror
-                shutil.rmtree(kept)
+                shutil.rmtree(downloads)
                 raise
-            shutil.rmtree(kept)
+            shutil.rmtree(downloads)
     except OSError as error:
-        what = "the disk is full; make room and run it again" if error.errno == errno.ENOSPC else error.strerror
-        raise DataError(f"{folder}: {what}; what was fetched is kept and nothing half-made is in its place") from None
+        problem = "the disk is full; make room and run it again" if error.errno == errno.ENOSPC else error.strerror
+        raise DataError(
+            f"{folder}: {problem}; what was fetched is kept and nothing half-made is in its place"
+        ) from None
     return folder
 
 
 def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, progress: bool = True) -> None:
-    """Fetches `url` into the file `target`, going on where an earlier call was cut. Raises DataError."""
+    """Fetches `url` into the file `target`, and resumes an interrupted download. Raises DataError."""
     part, tag = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.tag")
     if target.is_file() and (sha256 is None or _digest(target) == sha256):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     start = part.stat().st_size if part.is_file() and tag.is_file() else 0
-    heads = {"User-Agent": "turngym"}
+    headers = {"User-Agent": "turngym"}
     if start:
         # a file that has changed is sent from its beginning
-        heads |= {"Range": f"bytes={start}-", "If-Range": tag.read_text(encoding="utf-8")}
+        headers |= {"Range": f"bytes={start}-", "If-Range": tag.read_text(encoding="utf-8")}
     if problem := address_problem(url):
         raise DataError(f"{brief(url, 200)} {problem}")
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=heads), timeout=SILENT_SECONDS) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SILENT_SECONDS) as answer:
             if answer.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
                 raise DataError(
                     f"{url} answers with a page of HTML instead of the file (a quota, a login, a warning?): open it in "
@@ -193,24 +194,24 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
             goes_on = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", answer.headers.get("Content-Range") or "")
             start = start if answer.status == 206 and goes_on and int(goes_on[1]) == start else 0
             size = _number(answer.headers.get("Content-Length"))
-            whole = None if size is None else start + size
-            if whole is not None and whole > largest:
-                raise DataError(f"{url}: {whole:,} bytes; the file has at most {largest:,}")
+            total = None if size is None else start + size
+            if total is not None and total > largest:
+                raise DataError(f"{url}: {total:,} bytes; the file has at most {largest:,}")
             # only a strong tag proves that the rest belongs to the same file
             etag = answer.headers.get("ETag") or ""
             tag.write_text(etag, encoding="utf-8") if etag.startswith('"') else tag.unlink(missing_ok=True)
             if progress:
                 at = f", from byte {start:,}" if start else ""
-                shown = "unknown size" if whole is None else f"{whole / 1e6:.1f} MB"
-                print(f"turngym: fetching {target.name}, {shown}{at}, from {url}", file=sys.stderr)
-            had = start
+                size_text = "unknown size" if total is None else f"{total / 1e6:.1f} MB"
+                print(f"turngym: fetching {target.name}, {size_text}{at}, from {url}", file=sys.stderr)
+            received = start
             with part.open("r+b" if start else "wb") as file:
                 if start:
                     file.seek(start)
                     file.truncate()
                 while data := answer.read(CHUNK):
-                    had += len(data)
-                    if had > largest:
+                    received += len(data)
+                    if received > largest:
                         raise DataError(f"{url}: more than {largest:,} bytes; that is not the file")
                     file.write(data)
     except urllib.error.HTTPError as error:
@@ -220,8 +221,8 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         why = getattr(error, "reason", None) or error
         raise DataError(f"{url} cannot be fetched ({why}); run it again to go on, or {BY_HAND}") from None
-    if whole is not None and had != whole:
-        raise DataError(f"{url}: cut at {had:,} of {whole:,} bytes; run it again to go on")
+    if total is not None and received != total:
+        raise DataError(f"{url}: cut at {received:,} of {total:,} bytes; run it again to go on")
     if sha256 is not None and (digest := _digest(part)) != sha256:
         part.unlink()
         tag.unlink(missing_ok=True)
@@ -247,7 +248,7 @@ MOST_GAMES, LARGEST_GAME, LARGEST_ALL = 50_000, 1 << 24, 1 << 33
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpacks the games of a release into `folder`/json_2.1.1, beside whatever is there. Raises DataError."""
+    """Unpacks the games of a release into `folder`/json_2.1.1 and keeps the files there. Raises DataError."""
     scratch = folder / ".turngym.unpacking"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -275,7 +276,7 @@ def unpack(archive: Path, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(entry) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file, CHUNK)
-        # alfworld keeps files of its own beside the games, and people add games: only what is missing is put in
+        # alfworld keeps files of its own beside the games, and people add games: only missing files are added
         add_files(files_under(scratch), scratch, folder / ROOT_FOLDER, DataError)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         archive.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationFilter:
-    """Says why a demonstration is left out. The first of: failed, unsolved, low_reward, too_long."""
+    """Decides which demonstrations are used. The first reason counts: failed, unsolved, low_reward, too_long."""
 
     success: bool = False
     """Whether only demonstrations that succeeded count."""
@@ -42,7 +42,7 @@ class DemonstrationFilter:
     """Whether one fits the student's context; None: not asked."""
 
     def reason(self, episode: Episode) -> str:
-        """One of `REASONS`, or `USED`."""
+        """Returns a key of `REASONS`, or `USED`."""
         if episode.status.is_error or not episode.turns:
             return "failed"
         if self.success and not episode.success:
@@ -74,7 +74,7 @@ Demonstrator = Callable[[Sequence[Job]], list[Episode | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDemonstrator:
-    """Implements `Demonstrator`: an agent plays the jobs' tasks from their own start."""
+    """Implements `Demonstrator`: an agent plays the task of each job from its start."""
 
     agent: Agent
     make_env: MakeEnv
@@ -86,13 +86,13 @@ class LiveDemonstrator:
     play: PlayJobs = rollout
 
     def __call__(self, jobs: Sequence[Job]) -> list[Episode | None]:
-        asked = [replace(job, sample=job.sample + self.apart, max_turns=None) for job in jobs]
-        return list(self.play(asked, self.make_env, self.agent, slots=self.slots, system=self.system))
+        own_jobs = [replace(job, sample=job.sample + self.apart, max_turns=None) for job in jobs]
+        return list(self.play(own_jobs, self.make_env, self.agent, slots=self.slots, system=self.system))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedDemonstrator:
-    """Implements `Demonstrator` by recorded episodes of the same task; which of several, the job's own stream says."""
+    """Implements `Demonstrator` with recorded episodes. The job's random stream chooses among several of its task."""
 
     by_task: dict[str, list[Episode]] = field(default_factory=dict)
     """The episodes that count, by task id."""
@@ -101,23 +101,23 @@ class RecordedDemonstrator:
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], keep: DemonstrationFilter) -> RecordedDemonstrator:
-        found = cls()
+        demonstrator = cls()
         for episode in episodes:
             reason = keep.reason(episode)
-            found.counts[reason] += 1
+            demonstrator.counts[reason] += 1
             if reason == USED:
-                found.by_task.setdefault(episode.task.task_id, []).append(episode)
-        return found
+                demonstrator.by_task.setdefault(episode.task.task_id, []).append(episode)
+        return demonstrator
 
     def __call__(self, jobs: Sequence[Job]) -> list[Episode | None]:
         return [self._one(job) for job in jobs]
 
     def _one(self, job: Job) -> Episode | None:
-        known = self.by_task.get(job.task_id, [])
-        if len(known) < 2:
-            return known[0] if known else None
+        episodes = self.by_task.get(job.task_id, [])
+        if len(episodes) < 2:
+            return episodes[0] if episodes else None
         drawn = np.random.default_rng((job.seed, task_number(job.task_id), job.sample, CHOICE))
-        return known[int(drawn.integers(len(known)))]
+        return episodes[int(drawn.integers(len(episodes)))]
 
 
 # From demonstrations to jobs: what is replayed before a student plays, and where a response is cut.
@@ -142,7 +142,7 @@ class DemonstrationPlan:
 
 @dataclass(slots=True, kw_only=True)
 class Demonstrations:
-    """Demonstrations of a step's jobs: asked for, filtered, and written as the student would have said them."""
+    """Gets demonstrations of a step's jobs, filters them, and writes them as responses of the student."""
 
     source: Demonstrator
     keep: DemonstrationFilter = field(default_factory=DemonstrationFilter)
@@ -153,26 +153,26 @@ class Demonstrations:
     _said: bool = False
 
     def tasks(self, known: Sequence[str]) -> list[str]:
-        """The tasks of `known` that the file demonstrates. Raises AgentError where somebody demonstrates live."""
+        """Returns the tasks of `known` that the file demonstrates. Raises AgentError if the demonstrator is live."""
         if not isinstance(self.source, RecordedDemonstrator):
             raise AgentError("--demonstrated-tasks plays the tasks of a trace file: name one with --demonstrations")
         return [task for task in known if task in self.source.by_task]
 
     def episodes(self, jobs: Sequence[Job]) -> list[tuple[Episode | None, str]]:
-        """The demonstration of each job, and why it is left out or that it is `used`."""
+        """Returns the demonstration of each job, with `used` or the reason why it is left out."""
         if not jobs:
             return []
-        shown = self.source(jobs)
-        found = [(one, "missing" if one is None else self.keep.reason(one)) for one in shown]
-        counts = Counter(reason for _, reason in found)
-        if self.name and not self._said and counts[USED] < len(found):
+        episodes = self.source(jobs)
+        judged = [(episode, "missing" if episode is None else self.keep.reason(episode)) for episode in episodes]
+        counts = Counter(reason for _, reason in judged)
+        if self.name and not self._said and counts[USED] < len(judged):
             # once: what later steps leave out is in their metrics
             self._said = True
             print(f"{self.name}, first step: {left_out(counts)}", file=sys.stderr)
-        return found
+        return judged
 
     def plans(self, jobs: Sequence[Job]) -> list[DemonstrationPlan]:
-        """A plan for each job; an empty one says why."""
+        """Returns a plan for each job. A plan without turns holds the reason."""
         return [self._plan(episode, reason) for episode, reason in self.episodes(jobs)]
 
     def _plan(self, episode: Episode | None, reason: str) -> DemonstrationPlan:
@@ -184,7 +184,7 @@ class Demonstrations:
         return DemonstrationPlan(turns=turns, sha256=episode.task.sha256)
 
     def begun(self, job: Job, plan: DemonstrationPlan, ratio: float, unit: Literal["turns", "tokens"] = "turns") -> Job:
-        """`job` with the first `ratio` of the plan before it; of turns at least one, of tokens int(ratio L)."""
+        """Returns `job` begun with the first `ratio` of the plan: at least one turn, or int(ratio L) tokens."""
         if not plan.turns or ratio <= 0:
             return job
         if unit == "turns":
@@ -193,23 +193,23 @@ class Demonstrations:
         return replace(job, demonstration=turns, begun=begun, sha256=plan.sha256)
 
     def _cut(self, turns: Sequence[str | Shown], ratio: float) -> tuple[tuple[Shown, ...], Ids]:
-        """Whole turns, and the ids of the next one that are left of the first `ratio` of all responses' ids."""
-        writer, shown = self.writer, [turn for turn in turns if isinstance(turn, Shown)]
+        """Returns the first `ratio` of all responses' ids: complete turns, and the first ids of the next one."""
+        writer, shown_turns = self.writer, [turn for turn in turns if isinstance(turn, Shown)]
         if writer is None:
             raise AgentError("a prefix in tokens needs the student's tokens; this student plays in text")
-        left = int(ratio * sum(len(turn.ids) for turn in shown))
-        whole: list[Shown] = []
-        for turn in shown:
+        left = int(ratio * sum(len(turn.ids) for turn in shown_turns))
+        complete: list[Shown] = []
+        for turn in shown_turns:
             if left < len(turn.ids):
                 ids, over = begun_response(writer.renderer, turn, left, writer.channel.stop_text)
-                # the action stands there: the policy would only have to end
-                return ((*whole, replace(turn, ids=ids)), ()) if over else (tuple(whole), ids)
-            whole.append(turn)
+                # the action is complete: only the end of the response would be left to the policy
+                return ((*complete, replace(turn, ids=ids)), ()) if over else (tuple(complete), ids)
+            complete.append(turn)
             left -= len(turn.ids)
-        return tuple(whole), ()
+        return tuple(complete), ()
 
 
 def noted(episode: Episode, reason: str, *, exact: bool = False) -> Episode:
-    """`episode` with what became of its demonstration in `meta`, for the metrics."""
-    more = {"demonstration": reason, "demonstration_exact": exact}
-    return replace(episode, meta={**episode.meta, **more})
+    """Returns `episode` with the outcome of its demonstration in `meta`, for the metrics."""
+    note = {"demonstration": reason, "demonstration_exact": exact}
+    return replace(episode, meta={**episode.meta, **note})

@@ -74,9 +74,9 @@ MOST_ITEMS, MOST_KEYS, MOST_TENSORS = 1 << 22, 1 << 12, 1 << 16
 
 
 def check_lengths(file: Path) -> None:
-    """Raises ValueError where the head of a GGUF file declares more than the file holds, or more than is read.
+    """Raises ValueError if the header of a GGUF file declares more than the file holds, or than our limits allow.
 
-    The library believes every length: an array of 2^40 numbers in 94 bytes is read for days.
+    The library believes every length: it would read a 94-byte file that declares 2^40 numbers for days.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:
@@ -85,12 +85,12 @@ def check_lengths(file: Path) -> None:
             data = opened.read(struct.calcsize(form))
             if len(data) < struct.calcsize(form):
                 raise ValueError("it ends inside of its head")
-            found: int = struct.unpack(form, data)[0]
-            return found
+            value: int = struct.unpack(form, data)[0]
+            return value
 
-        def skip(length: int, what: str) -> None:
+        def skip(length: int, part: str) -> None:
             if length > size - opened.tell():
-                raise ValueError(f"it declares {what} of {length:,} bytes behind its end")
+                raise ValueError(f"it declares {part} of {length:,} bytes behind its end")
             opened.seek(length, 1)
 
         if opened.read(4) != b"GGUF":
@@ -156,8 +156,8 @@ def import_gguf(file: Path, folder: Path) -> Path:
     except AgentError:
         raise
     except Exception as error:  # a file from anyone may claim anything
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AgentError(f"{file} holds no whole {metadata.architecture} model: {excerpt(what, 300)}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AgentError(f"{file} holds no whole {metadata.architecture} model: {excerpt(reason, 300)}") from error
     model.tie_weights()
     ids = {
         "bos_token_id": config.bos_token_id,
@@ -175,7 +175,7 @@ def import_gguf(file: Path, folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """The key-value pairs of a GGUF file. A key that is missing is an AgentError that names it."""
+    """The key-value pairs of a GGUF file. A missing key raises an AgentError that names it."""
 
     file: Path
     fields: dict[str, Any]
@@ -196,63 +196,67 @@ class _Metadata:
         return self[f"{self.architecture}.{key}"]
 
     def token_id(self, kind: str) -> int | None:
-        found = self.fields.get(f"tokenizer.ggml.{kind}_token_id")
-        return None if found is None else int(found)
+        token = self.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        return None if token is None else int(token)
 
 
-def _config(found: _Metadata, transformers: Any, *, tied: bool) -> Any:
-    kind = found.architecture
-    heads = int(found.of_model("attention.head_count"))
-    eos = found.token_id("eos")
+def _config(metadata: _Metadata, transformers: Any, *, tied: bool) -> Any:
+    kind = metadata.architecture
+    heads = int(metadata.of_model("attention.head_count"))
+    eos = metadata.token_id("eos")
     values: dict[str, Any] = {
-        "vocab_size": len(found["tokenizer.ggml.tokens"]),
-        "hidden_size": int(found.of_model("embedding_length")),
-        "intermediate_size": int(found.of_model("feed_forward_length")),
-        "num_hidden_layers": int(found.of_model("block_count")),
+        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
+        "hidden_size": int(metadata.of_model("embedding_length")),
+        "intermediate_size": int(metadata.of_model("feed_forward_length")),
+        "num_hidden_layers": int(metadata.of_model("block_count")),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(found.fields.get(f"{kind}.attention.head_count_kv", heads)),
-        "max_position_embeddings": int(found.of_model("context_length")),
+        "num_key_value_heads": int(metadata.fields.get(f"{kind}.attention.head_count_kv", heads)),
+        "max_position_embeddings": int(metadata.of_model("context_length")),
         # float32 in the file: 9.999999747378752e-06 was written as 1e-05
         "rms_norm_eps": float(
-            np.format_float_positional(np.float32(found.of_model("attention.layer_norm_rms_epsilon")))
+            np.format_float_positional(np.float32(metadata.of_model("attention.layer_norm_rms_epsilon")))
         ),
         "tie_word_embeddings": tied,
-        "bos_token_id": found.token_id("bos"),
+        "bos_token_id": metadata.token_id("bos"),
         "eos_token_id": eos,
-        "pad_token_id": _first(found.token_id("padding"), eos),
+        "pad_token_id": _first(metadata.token_id("padding"), eos),
     }
-    theta = float(found.fields.get(f"{kind}.rope.freq_base", 10_000.0))
+    theta = float(metadata.fields.get(f"{kind}.rope.freq_base", 10_000.0))
     values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    width = int(found.fields.get(f"{kind}.attention.key_length", values["hidden_size"] // heads))
+    width = int(metadata.fields.get(f"{kind}.attention.key_length", values["hidden_size"] // heads))
     plain = PLAIN | dict.fromkeys(("attention.value_length", "rope.dimension_count"), width)
-    for name, value in found.fields.items():
+    for name, value in metadata.fields.items():
         key = name.removeprefix(f"{kind}.")
         if key != name and key not in READ and (key not in plain or plain[key] != value):
-            raise AgentError(f"{found.file} says {name} = {brief(value, 60)}, which is not read")
+            raise AgentError(f"{metadata.file} says {name} = {brief(value, 60)}, which is not read")
     return getattr(transformers, CONFIGS[kind])(**values, head_dim=width)
 
 
-def _weights(found: _Metadata, reader: Any, config: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _weights(metadata: _Metadata, reader: Any, config: Any) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor under its name in transformers, as float32."""
     from gguf.quants import dequantize
 
     for tensor in reader.tensors:
-        words = tensor.name.split(".")
-        if words[0] == "blk" and len(words) == 4 and words[2] in LAYER_PARTS:
-            name = f"model.layers.{words[1]}.{LAYER_PARTS[words[2]]}.{words[3]}"
-        elif words[0] in WHOLE_PARTS and len(words) == 2:
-            name = f"{WHOLE_PARTS[words[0]]}.{words[1]}"
-        elif words[0] == "rope_freqs":
-            raise AgentError(f"{found.file} stretches its rotary positions as Llama 3.1 does, which is not read")
+        parts = tensor.name.split(".")
+        if parts[0] == "blk" and len(parts) == 4 and parts[2] in LAYER_PARTS:
+            name = f"model.layers.{parts[1]}.{LAYER_PARTS[parts[2]]}.{parts[3]}"
+        elif parts[0] in WHOLE_PARTS and len(parts) == 2:
+            name = f"{WHOLE_PARTS[parts[0]]}.{parts[1]}"
+        elif parts[0] == "rope_freqs":
+            raise AgentError(f"{metadata.file} stretches its rotary positions as Llama 3.1 does, which is not read")
         else:
-            raise AgentError(f"{found.file} holds a tensor {tensor.name!r} that no {found.architecture} model has")
+            raise AgentError(
+                f"{metadata.file} holds a tensor {tensor.name!r} that no {metadata.architecture} model has"
+            )
         try:
             weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
-            raise AgentError(f"{found.file}: the quantization {kind} of {tensor.name} is not read by gguf") from error
-        if found.architecture == "llama" and words[0] == "blk" and words[2] in ("attn_q", "attn_k"):
-            heads = config.num_attention_heads if words[2] == "attn_q" else config.num_key_value_heads
+            raise AgentError(
+                f"{metadata.file}: the quantization {kind} of {tensor.name} is not read by gguf"
+            ) from error
+        if metadata.architecture == "llama" and parts[0] == "blk" and parts[2] in ("attn_q", "attn_k"):
+            heads = config.num_attention_heads if parts[2] == "attn_q" else config.num_key_value_heads
             weight = _halves_apart(weight, heads)
         yield name, np.ascontiguousarray(weight)
 
@@ -266,56 +270,58 @@ def _halves_apart(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
-def _tokenizer(found: _Metadata) -> Any:
+def _tokenizer(metadata: _Metadata) -> Any:
     import tokenizers
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    kind, split = found["tokenizer.ggml.model"], found.fields.get("tokenizer.ggml.pre", "missing")
+    kind, split = metadata["tokenizer.ggml.model"], metadata.fields.get("tokenizer.ggml.pre", "missing")
     if kind != "gpt2":
-        raise AgentError(f"{found.file} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') alone is read")
+        raise AgentError(f"{metadata.file} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') alone is read")
     if split not in SPLITS:
         raise AgentError(
-            f"{found.file} splits text as {split!r}, which is not known here; known: {', '.join(SPLITS)}. Ids would be "
-            "wrong for some texts: use the model's original tokenizer.json"
+            f"{metadata.file} splits text as {split!r}, which is not known here; known: {', '.join(SPLITS)}. Ids would "
+            "be wrong for some texts: use the model's original tokenizer.json"
         )
-    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in found["tokenizer.ggml.merges"]]
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: n for n, token in enumerate(tokens)}
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == LLAMA_3))
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == LLAMA_3))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=SPLITS[split] is None)
     first: list[Any] = []
     if split == "smollm":
         first = [pre_tokenizers.Digits(individual_digits=True)]
     elif (pattern := SPLITS[split]) is not None:
         first = [pre_tokenizers.Split(Regex(pattern), behavior="isolated")]
-    made.pre_tokenizer = pre_tokenizers.Sequence([*first, byte_level])
-    made.decoder = decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, byte_level])
+    backend.decoder = decoders.ByteLevel()
     if split == "qwen2":
-        made.normalizer = normalizers.NFC()
+        backend.normalizer = normalizers.NFC()
     for token, sort in zip(tokens, types, strict=True):
         if sort in (CONTROL, USER_DEFINED):
-            made.add_tokens([tokenizers.AddedToken(token, special=sort == CONTROL, normalized=False)])
-    ids = {name: found.token_id(key) for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"))}
-    ids["pad"] = _first(found.token_id("padding"), ids["eos"])
+            backend.add_tokens([tokenizers.AddedToken(token, special=sort == CONTROL, normalized=False)])
+    ids = {name: metadata.token_id(key) for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"))}
+    ids["pad"] = _first(metadata.token_id("padding"), ids["eos"])
     if ids["eos"] is None:
-        raise AgentError(f"{found.file} has no 'tokenizer.ggml.eos_token_id': nothing would end a response")
-    if bad := [name for name, one in ids.items() if one is not None and not 0 <= one < len(tokens)]:
-        raise AgentError(f"{found.file}: its {bad[0]} token {ids[bad[0]]} is outside the vocabulary of {len(tokens)}")
-    names = {f"{name}_token": tokens[one] for name, one in ids.items() if one is not None}
-    if found.fields.get("tokenizer.ggml.add_bos_token", split == LLAMA_3) and "bos_token" in names:
+        raise AgentError(f"{metadata.file} has no 'tokenizer.ggml.eos_token_id': nothing would end a response")
+    if bad := [name for name, token_id in ids.items() if token_id is not None and not 0 <= token_id < len(tokens)]:
+        raise AgentError(
+            f"{metadata.file}: its {bad[0]} token {ids[bad[0]]} is outside the vocabulary of {len(tokens)}"
+        )
+    names = {f"{name}_token": tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+    if metadata.fields.get("tokenizer.ggml.add_bos_token", split == LLAMA_3) and "bos_token" in names:
         begin = names["bos_token"]
         # TemplateProcessing puts it before every text, as llama.cpp does
-        made.post_processor = processors.Sequence(
+        backend.post_processor = processors.Sequence(
             [processors.TemplateProcessing(f"{begin} $A", special_tokens=[(begin, ids["bos"])])]
         )
-    context = int(found.of_model("context_length"))
+    context = int(metadata.of_model("context_length"))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, model_max_length=context, clean_up_tokenization_spaces=False, **names
+        tokenizer_object=backend, model_max_length=context, clean_up_tokenization_spaces=False, **names
     )
-    tokenizer.chat_template = found.fields.get("tokenizer.chat_template")
+    tokenizer.chat_template = metadata.fields.get("tokenizer.chat_template")
     return tokenizer
 
 
-def _first(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one
+def _first(preferred: int | None, fallback: int | None) -> int | None:
+    return fallback if preferred is None else preferred

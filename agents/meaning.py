@@ -1,7 +1,7 @@
-"""What a difference at a path of a spec changes: of an evaluation (`EvalSpec`), or of a training run (`TrainConfig`).
+"""Classifies the settings of evaluations (`EvalSpec`) and training runs (`TrainConfig`) by what a difference changes.
 
-`differing` (core/nested.py) says at which paths two specs differ. Whoever compares runs asks here what that means: a
-resumed run, the cells of a study, `--compare`, departures from an original, a report.
+`differing` (core/nested.py) lists the paths at which two specs differ, `meaning` says what that means. All comparisons
+of runs use it: a resumed run, the cells of a study, `--compare`, departures from an original, a report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PATHS: Mapping[Meaning, tuple[str, ...]] = {
     "game": ("play", "agent.temperature"),
     # How much of it, and how often.
     "amount": ("play.tasks", "play.samples", "run.steps", "run.eval_every"),
-    # Who plays, and what is learned: all that is not named. `endpoint` is what a handshake found out about a server.
+    # Who plays, and what is learned: also every path not listed here. `endpoint` is what a handshake found out.
     "player": ("agent", "endpoint", "play.also", "play.traces", "play.rollout_dtype"),
     # Which draw it is.
     "seed": ("play.seed", "run.seed"),
@@ -54,8 +54,8 @@ MEANING: Mapping[str, Meaning] = {path: kind for kind, paths in PATHS.items() fo
 
 
 def meaning(path: str) -> Meaning:
-    """What a difference at `path` changes."""
+    """Returns what a difference at `path` changes."""
     while path and path not in MEANING:
         path = path.rpartition(".")[0]
-    # nothing else is known of what only an older version had
+    # a setting that only an older version had may have changed anything
     return MEANING.get(path, "player")

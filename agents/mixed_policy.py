@@ -36,7 +36,7 @@ class TwoEngines:
 
     @property
     def vocab_size(self) -> int | None:
-        """Only the first so many ids are drawn, by both."""
+        """Number of ids that both engines draw from, counted from id 0."""
         return self._student.vocab_size
 
     def weights_changed(self, version: int) -> None:
@@ -61,22 +61,22 @@ class GuidedPolicy(TwoEngines):
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Raises PartialFailure if one of the two fails for some requests."""
         theirs = [bool(uniforms((*request.stream, COIN), 1)[0] < self.share) for request in requests]
-        found: dict[int, Generation | BaseException] = {}
+        answers: dict[int, Generation | BaseException] = {}
         for policy, teaches in ((self._student, False), (self._teacher, True)):
             rows = [row for row, taught in enumerate(theirs) if taught == teaches]
-            asked = [requests[row] for row in rows]
+            batch = [requests[row] for row in rows]
             if teaches:
-                asked = [replace(request, stream=(*request.stream, ANSWER)) for request in asked]
-            for row, answer in zip(rows, _answers(policy, asked), strict=True):
+                batch = [replace(request, stream=(*request.stream, ANSWER)) for request in batch]
+            for row, answer in zip(rows, _answers(policy, batch), strict=True):
                 if teaches and isinstance(answer, Generation):
                     unknown = np.full(len(answer.ids), np.nan, np.float32)
                     answer = replace(answer, logprobs=unknown, origin="demonstration")
-                found[row] = answer
-        results = [found[row] for row in range(len(requests))]
-        whole = [result for result in results if isinstance(result, Generation)]
-        if len(whole) < len(results):
+                answers[row] = answer
+        results = [answers[row] for row in range(len(requests))]
+        generations = [result for result in results if isinstance(result, Generation)]
+        if len(generations) < len(results):
             raise PartialFailure(results)
-        return whole
+        return generations
 
 
 def _answers(policy: Policy, requests: Sequence[GenerateRequest]) -> Sequence[Generation | BaseException]:
@@ -106,19 +106,19 @@ class _Row:
     @property
     def run(self) -> int:
         """Number of ids that one model draws before it is the other's turn."""
-        rest = self.theirs[len(self.tokens) :]
-        other = np.flatnonzero(rest != rest[0])
-        return int(other[0]) if len(other) else len(rest)
+        remaining = self.theirs[len(self.tokens) :]
+        changes = np.flatnonzero(remaining != remaining[0])
+        return int(changes[0]) if len(changes) else len(remaining)
 
     def part(self) -> GenerateRequest:
         """The request for the ids of this run."""
-        place = len(self.tokens)
+        position = len(self.tokens)
         return replace(
             self.request,
             prompt_ids=np.concatenate((self.request.prompt_ids, np.array(self.tokens, np.int32))),
             sampling=replace(self.request.sampling, max_new_tokens=self.run),
-            # 0 is the stream of the coins; a place is never drawn twice
-            stream=(*self.request.stream, 1 + place),
+            # 0 is the stream of the coins; a position is never drawn twice
+            stream=(*self.request.stream, 1 + position),
         )
 
 
@@ -196,8 +196,8 @@ def guided_player(
 
     Raises AgentError for a teacher that is not in this process (None), or rollouts in other processes.
     """
-    what = "teacher and student share the turns of an episode"
-    theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
+    purpose = "teacher and student share the turns of an episode"
+    theirs = _teacher_engine(player, teacher, tokenizer, slots, play, purpose)
     return lambda share: replace(player, engine=GuidedPolicy(player.engine, theirs, share)) if share else player
 
 
@@ -210,19 +210,19 @@ def mixed_player(
     """
     if not share:
         return player
-    what = f"teacher_mix is {share}: teacher and student take turns within an answer"
-    theirs = _teacher_engine(player, teacher, tokenizer, slots, play, what)
+    purpose = f"teacher_mix is {share}: teacher and student take turns within an answer"
+    theirs = _teacher_engine(player, teacher, tokenizer, slots, play, purpose)
     return replace(player, engine=MixedPolicy(player.engine, theirs, share, tokenizer=tokenizer))
 
 
 def _teacher_engine(
-    player: ModelPlayer, teacher: Any | None, tokenizer: Any, slots: int, play: PlayJobs, what: str
+    player: ModelPlayer, teacher: Any | None, tokenizer: Any, slots: int, play: PlayJobs, purpose: str
 ) -> LocalEngine:
     # `rollout`, with or without arguments of its own, plays in this thread
     if teacher is None or getattr(play, "func", play) is not rollout:
         raise AgentError(
-            f"{what}, which needs --teacher FOLDER and rollouts in this process (no --teacher-server, no --workers, no "
-            "--staleness)"
+            f"{purpose}, which needs --teacher FOLDER and rollouts in this process (no --teacher-server, no --workers, "
+            "no --staleness)"
         )
     engine = player.engine
     # an id that the student cannot draw could not be scored as its own

@@ -89,7 +89,7 @@ class ModelAgent:
         if 0 <= segment < thread.segment:
             self.policy.release(f"{conversation.key}/{segment}")
         begun = len(conversation.begun)
-        # what was begun is part of the response, which may be no longer for it
+        # the ids that were begun count toward the length of the response
         sampling = replace(self.sampling, max_new_tokens=max(self.sampling.max_new_tokens - begun, 1))
         if self._max_context is not None:
             room = self._max_context - thread.buffer.size - begun
@@ -139,9 +139,9 @@ class ModelAgent:
 def generate_apart(
     policy: Policy, requests: Sequence[GenerateRequest], *, worked: bool = True
 ) -> list[Generation | Exception]:
-    """What `policy` answers to each request, or its own error. A batch that fails is tried again in halves.
+    """Returns the answer or the error of each request. A batch that fails is tried again in halves.
 
-    Raises what is no operational error (RuntimeError, OSError), and any where the policy has not `worked` before.
+    Raises errors other than operational ones (RuntimeError, OSError), and all if the policy has not `worked` before.
     """
     if not requests:
         return []
@@ -163,7 +163,7 @@ def generate_apart(
         if len(requests) > 1:
             half = len(requests) // 2
             first = generate_apart(policy, requests[:half], worked=worked)
-            worked = worked or any(isinstance(one, Generation) for one in first)
+            worked = worked or any(isinstance(result, Generation) for result in first)
             return [*first, *generate_apart(policy, requests[half:], worked=worked)]
         if not worked:
             raise
@@ -174,7 +174,7 @@ def generate_apart(
 
 
 def _after(begun: Ids, result: Generation) -> Generation:
-    """`result` as a response that begins with ids which nobody drew: they have no log-probability."""
+    """Puts the ids in `begun` before those of `result`. Nobody drew them, so their log-probabilities are NaN."""
     count = len(begun)
     return replace(
         result,
@@ -215,7 +215,7 @@ class ModelPlayer:
         examples: Sequence[Example] = (),
         skills: Skills | None = None,
     ) -> ModelPlayer:
-        """The player of a model that is spoken to as it was trained.
+        """Makes the player of a model, which is prompted as it was trained.
 
         Args:
             slots: most requests that the model generates at a time; not read with `engine`.

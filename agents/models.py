@@ -46,9 +46,9 @@ MOST_ADAPTERS = 8
 
 
 def hub_folder(named: str | Path, *, weights: bool = True) -> Path:
-    """The folder of a model: a path as it is, `ORG/NAME[@REVISION]` of the hub from its cache, fetched if need be.
+    """Returns the folder of a model: a path, or `ORG/NAME[@REVISION]` of the hub, which is fetched if not in the cache.
 
-    Raises ModelError where `model_folder` refuses it.
+    Raises ModelError if `model_folder` refuses it.
     """
     try:
         return model_folder(named, weights=weights)
@@ -78,9 +78,9 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         # an adapter has its tokenizer, and no configuration of its model
         tokenizer = open_tokenizer(path, model_config(path) if base_model(path) else None)
-        # not before then does it look at its longest length, which may be anything
+        # the first call reads the maximum length, which may hold anything
         tokenizer("")
-        # of models that also read images some keep it with what prepares these
+        # some models that also read images keep the template in a file of their processor
         if tokenizer.chat_template is None and (path / PROCESSOR_TEMPLATE).is_file():
             tokenizer.chat_template = json_object(path / PROCESSOR_TEMPLATE, ModelError)["chat_template"]
         return tokenizer
@@ -158,9 +158,9 @@ def model_config(folder: Path) -> Any:
         folder = base
     try:
         config = transformers.AutoConfig.from_pretrained(library_path(folder), trust_remote_code=False)
-        # what a pass returns is the matter of whoever asks for it, not of the program that wrote the folder
-        for each in (config, config.get_text_config()):
-            each.return_dict, each.output_hidden_states, each.output_attentions = True, False, False
+        # the caller of a forward pass decides what it returns, not the program that wrote the folder
+        for part in (config, config.get_text_config()):
+            part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False
     except Exception as error:  # readers of damaged files raise anything
         raise ModelError(f"cannot load the model in {folder}: {load_problem(error)}") from error
     return config
@@ -181,20 +181,20 @@ DEQUANTIZED = ("fp8", "mxfp4")
 
 
 def _dequantized(config: Any) -> bool:
-    """Whether the weights are of a kind in `DEQUANTIZED`; `config` then asks transformers for plain numbers.
+    """Returns whether the weights are of a kind in `DEQUANTIZED`. If so, makes `config` ask for plain numbers.
 
-    Others are played as they are, where transformers can; they are neither trained nor saved (`require_plain`).
+    Other kinds are played as they are, where transformers can; they are neither trained nor saved (`require_plain`).
     """
-    found = getattr(config, "quantization_config", None)
-    if not isinstance(found, dict) or found.get("quant_method") not in DEQUANTIZED:
+    quantization = getattr(config, "quantization_config", None)
+    if not isinstance(quantization, dict) or quantization.get("quant_method") not in DEQUANTIZED:
         return False
-    config.quantization_config = {**found, "dequantize": True}
+    config.quantization_config = {**quantization, "dequantize": True}
     return True
 
 
 def require_plain(model: Any, folder: str | Path) -> None:
-    """Raises ModelError for a model from `folder` whose weights are quantized in memory: what is trained or saved would
-    be another one."""
+    """Raises ModelError for a model from `folder` whose weights are quantized in memory: training or saving would make
+    another model of it."""
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None:
         raise ModelError(
@@ -209,7 +209,7 @@ def _forget_quantization(model: Any) -> None:
     transformers remembers how it read the weights, and would write them back quantized, or under names that nobody
     reads. Without these notes it writes them as those of a model that was never quantized.
     """
-    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
+    for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
         if hasattr(config, "quantization_config"):
             del config.quantization_config
     for name in ("hf_quantizer", "quantization_method", "is_quantized", "_weight_conversions"):
@@ -217,7 +217,7 @@ def _forget_quantization(model: Any) -> None:
 
 
 def find_model(folder: str | Path) -> Path:
-    """The model folder, with the home directory filled in. Raises ModelError, with the remedy, where it is none."""
+    """Returns the model folder with `~` expanded. Raises ModelError with a remedy if it holds no model."""
     path = hub_folder(folder)
     if (path / "config.json").is_file() or (path / ADAPTER).is_file():
         return path
@@ -237,33 +237,37 @@ def find_model(folder: str | Path) -> Path:
         raise ModelError(f"{folder} holds no model{near}")
     if path.exists():
         raise ModelError(f"{folder} is a file; a model is a folder with config.json, model.safetensors and a tokenizer")
-    found = path.parent.iterdir() if path.parent.is_dir() else ()
-    beside = [one.name for one in found if one.suffix == ".gguf" or (one.is_dir() and not one.name.startswith("."))]
+    entries = path.parent.iterdir() if path.parent.is_dir() else ()
+    beside = [
+        entry.name
+        for entry in entries
+        if entry.suffix == ".gguf" or (entry.is_dir() and not entry.name.startswith("."))
+    ]
     near = did_you_mean(path.name, beside, 1, cutoff=0.6)
-    what = " A model is a folder with config.json, model.safetensors and a tokenizer."
-    raise ModelError(f"there is no folder {folder}.{near or what}")
+    hint = " A model is a folder with config.json, model.safetensors and a tokenizer."
+    raise ModelError(f"there is no folder {folder}.{near or hint}")
 
 
 def base_model(folder: Path) -> Path | None:
     """The model that the LoRA adapter in `folder` was trained on; None if there is no adapter in it.
 
-    Raises ModelError where that model is not where the adapter says, and for adapters without a model at their end.
+    Raises ModelError if that model is missing, or if a chain of adapters does not end in a model.
     """
-    found = _base_of(folder)
-    below, seen = found, [folder.resolve()]
+    base = _base_of(folder)
+    below, seen = base, [folder.resolve()]
     while below is not None and (below / ADAPTER).is_file():
         if below.resolve() in seen or len(seen) > MOST_ADAPTERS:
             raise ModelError(
-                f"{folder} is a LoRA adapter of {found}, and no model lies below: each of {len(seen)} adapters names "
+                f"{folder} is a LoRA adapter of {base}, and no model lies below: each of {len(seen)} adapters names "
                 f"another; base_model_name_or_path in {below / ADAPTER} must lead to a model"
             )
         seen.append(below.resolve())
         below = _base_of(below)
-    return found
+    return base
 
 
 def lineage(folder: Path) -> list[Path]:
-    """The folders that a model is made of: `folder`, and before it those below, where it is an adapter. Raises
+    """Returns the folders that a model is made of: those of its base if it is an adapter, then `folder`. Raises
     ModelError as `base_model` does."""
     base = base_model(folder)
     return [*(() if base is None else lineage(base)), folder]
@@ -299,10 +303,10 @@ def require_memory(path: Path, numbers: int, dtype: str) -> None:
 
 def free_bytes() -> float:
     """Memory that is free, buffers of files included; infinite where the system does not say."""
-    told = Path("/proc/meminfo")
-    if not told.is_file():  # only Linux has it
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():  # only Linux has it
         return float("inf")
-    rows = told.read_text(encoding="utf-8").splitlines()
+    rows = meminfo.read_text(encoding="utf-8").splitlines()
     return next(1024 * int(row.split()[1]) for row in rows if row.startswith("MemAvailable"))
 
 
@@ -311,16 +315,16 @@ SCALED = re.compile(r"F[48]_.*|F[46]|I8")
 
 
 def _numbers(folder: Path, config: Any) -> int:
-    """How many numbers the safetensors of a model folder hold, by their headers.
+    """Counts the numbers in the safetensors of a model folder, by their headers.
 
-    Raises ModelError for `SCALED` ones of which `config` does not say how they are to be read: transformers would take
-    them as they stand, as those of TensorRT's hf_quant_config.json, which it does not know.
+    Raises ModelError for `SCALED` types if `config` does not say how to read them: transformers would load them
+    unscaled. It does not know TensorRT's hf_quant_config.json, for example.
     """
     from safetensors import safe_open
 
-    found = 0
+    count = 0
     # some come with the same weights a second time, under a name of their own
-    for file in (one for one in library_path(folder).iterdir() if WEIGHTS.fullmatch(one.name)):
+    for file in (entry for entry in library_path(folder).iterdir() if WEIGHTS.fullmatch(entry.name)):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 part = weights.get_slice(name)
@@ -330,8 +334,8 @@ def _numbers(folder: Path, config: Any) -> int:
                         "quantization_config that says how to read it; valid: weights in full precision"
                     )
                 # MXFP4 keeps two numbers in a byte
-                found += math.prod(part.get_shape()) * (2 if name.endswith("_blocks") else 1)
-    return found
+                count += math.prod(part.get_shape()) * (2 if name.endswith("_blocks") else 1)
+    return count
 
 
 def find_device(device: str) -> str:
@@ -341,12 +345,12 @@ def find_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        asked = torch.device(device)
+        wanted = torch.device(device)
     except RuntimeError:
         raise ModelError(f"--device {device!r} is no device; valid: auto, cpu, cuda, cuda:1, ...") from None
-    if asked.type == "cuda" and torch.cuda.device_count() <= (asked.index or 0):
-        found = torch.cuda.device_count()
-        has = f"{found} CUDA GPUs" if found else "no CUDA GPU"
+    if wanted.type == "cuda" and torch.cuda.device_count() <= (wanted.index or 0):
+        count = torch.cuda.device_count()
+        has = f"{count} CUDA GPUs" if count else "no CUDA GPU"
         raise ModelError(f"--device {device}: this torch sees {has}; use --device cpu or auto")
     return device
 
@@ -356,26 +360,26 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
     too, as base/NAME."""
     kinds = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")
     path = user_path(folder)
-    # which says what is there instead
+    # raises an error that says what is there instead
     path = path if path.is_dir() else find_model(folder)
-    found = {}
+    hashes = {}
     for file in model_files(path):
-        # where the base lies is written in the adapter, and is nothing that the model computes
+        # the adapter's configuration names the folder of the base, which changes nothing that the model computes
         if file.suffix in kinds and file.name != ADAPTER:
             with file.open("rb") as opened:
-                found[file.relative_to(path).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
+                hashes[file.relative_to(path).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
     if base := base_model(path):
         config = adapter_config(path)
-        found[ADAPTER] = " ".join([f"{config.get('r')} {config.get('lora_alpha')}", *more_settings(config)])
-        found |= {f"base/{name}": digest for name, digest in file_hashes(base).items()}
-    return found
+        hashes[ADAPTER] = " ".join([f"{config.get('r')} {config.get('lora_alpha')}", *more_settings(config)])
+        hashes |= {f"base/{name}": digest for name, digest in file_hashes(base).items()}
+    return hashes
 
 
 def trained_on(folder: str | Path) -> tuple[str, ...]:
-    """The environments of the run that a model is a checkpoint of, by the run's config.toml; none if not known."""
+    """Returns the environments that a checkpoint was trained on, from its run's config.toml; empty if unknown."""
     path = Path(folder).resolve()
     # RUN/checkpoints/step_000100/model
-    config = next((found for parent in path.parents[:3] if (found := parent / CONFIG_FILE).is_file()), None)
+    config = next((file for parent in path.parents[:3] if (file := parent / CONFIG_FILE).is_file()), None)
     if config is None or not path.is_relative_to(config.parent / "checkpoints"):
         return ()
     try:

@@ -85,7 +85,7 @@ speaks as `options.chat.channel` says, by default in bare actions; an `OpenedAge
 
 
 def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) -> OpenedAgent:
-    """The agent that `spec` names. `probe` gives the environment it will play, if it must be asked.
+    """Opens the agent that `spec` names. `probe` makes the environment to be played, if it is needed.
 
     Raises:
         AgentError: a missing trace, a folder that holds no model, or another model than the settings say.
@@ -101,41 +101,42 @@ def open_agent(spec: AnyAgent, probe: Callable[[], TextEnv], slots: int = 64) ->
         return _open_endpoint(spec, probe(), slots)
     if isinstance(spec, Own):
         return _open_own(spec, probe())
-    found: Agent
+    agent: Agent
     if isinstance(spec, Random):
-        found = RandomAgent()
+        agent = RandomAgent()
     elif isinstance(spec, RecordedAgent):
         if not (episodes := read_episodes(spec.trace)):
             raise AgentError(f"there is no episode to replay in {spec.trace}; valid: a trace with episodes")
-        found = ReplayAgent(episodes, name=f"replay {Path(spec.trace).name}")
+        agent = ReplayAgent(episodes, name=f"replay {Path(spec.trace).name}")
     else:
         name = spec.name
         # `expert` plays in every environment, so that one need not be asked
         if name != "expert" and name not in (env := probe()).players and name not in installed(PLAYERS):
             if hint := _meant(name):
                 raise AgentError(f"unknown agent {name!r}. {hint}")
-            # says which there are
+            # raises an error with the known names
             find(AGENTS, name, {}, known=(*AGENT_KINDS, *env.players))
-        shown = f"{name} (noise {spec.noise:g})" if spec.noise else name
-        found = ExpertAgent(expert=named_player(name), noise=spec.noise, name=shown)
-    return OpenedAgent(agent=found, channel=_plain_channel(spec.chat), system=spec.chat.system, spec=spec)
+        label = f"{name} (noise {spec.noise:g})" if spec.noise else name
+        agent = ExpertAgent(expert=named_player(name), noise=spec.noise, name=label)
+    return OpenedAgent(agent=agent, channel=_plain_channel(spec.chat), system=spec.chat.system, spec=spec)
 
 
 def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
-    """An agent object, for which `spec` says how it is spoken to.
+    """Opens an agent object. `spec` says how it is prompted.
 
-    A `ModelAgent` brings its channel and temperature, an `OpenedAgent` everything. Raises AgentError for what is none.
+    A `ModelAgent` has a channel and temperature of its own, an `OpenedAgent` everything. Raises AgentError for what is
+    not an agent.
     """
     from turngym.agents.endpoint.agent import EndpointAgent
 
-    own = agent.agent if isinstance(agent, OpenedAgent) else agent
-    name = f"{type(own).__module__}:{type(own).__qualname__}"
-    with failures_of(f"the agent {name}", own, AgentError):
-        lacks = [member for member in ("name", "writer", "respond", "release") if not hasattr(own, member)]
-    if lacks or isinstance(own, type):
+    inner = agent.agent if isinstance(agent, OpenedAgent) else agent
+    name = f"{type(inner).__module__}:{type(inner).__qualname__}"
+    with failures_of(f"the agent {name}", inner, AgentError):
+        lacks = [member for member in ("name", "writer", "respond", "release") if not hasattr(inner, member)]
+    if lacks or isinstance(inner, type):
         where = f"--agent {spec.name}: " if spec.name else ""
-        wrong = "is a class" if isinstance(own, type) else f"has no {', '.join(lacks)}"
-        raise AgentError(f"{where}{brief(own, 80)} {wrong}; valid: an Agent")
+        wrong = "is a class" if isinstance(inner, type) else f"has no {', '.join(lacks)}"
+        raise AgentError(f"{where}{brief(inner, 80)} {wrong}; valid: an Agent")
     if isinstance(agent, OpenedAgent):
         opened = agent
     elif isinstance(agent, ModelAgent):
@@ -156,17 +157,17 @@ def _open_own(spec: Own, env: TextEnv) -> OpenedAgent:
     if spec.name not in installed(AGENTS) and (hint := _meant(spec.name)):
         raise AgentError(f"unknown agent {spec.name!r}. {hint}")
     make: MakeAgent = find(AGENTS, spec.name, {}, known=(*AGENT_KINDS, *env.players))
-    # one of ours, too, which its user took for a maker of agents
+    # also where a user named one of our agents in place of a maker of agents
     with failures_of(f"--agent {spec.name}", None, AgentError):
-        made = make(env, spec)
-    opened = opened_object(made, spec)
+        agent = make(env, spec)
+    opened = opened_object(agent, spec)
     return replace(opened, spec=changed(opened.spec, name=spec.name))
 
 
 def _meant(name: str) -> str:
-    """What a name that nothing stands for was meant as; "" where it may be an agent of another package."""
+    """Suggests what an unknown name was meant to be; "" if it may be an agent of another package."""
     path, (kind, colon, rest) = user_path(name), name.partition(":")
-    near = nearest(kind, [known.partition(":")[0] for known in AGENT_KINDS if ":" in known], cutoff=0.6)
+    near = nearest(kind, [form.partition(":")[0] for form in AGENT_KINDS if ":" in form], cutoff=0.6)
     if colon and near and find_spec(kind.partition(".")[0]) is None:
         return f"Did you mean '{near[0]}:{rest}'?"
     if path.suffix == ".jsonl":
@@ -177,7 +178,7 @@ def _meant(name: str) -> str:
 
 
 def _plain_channel(chat: BareChat | ModelChat) -> str | None:
-    """Scripted agents speak in bare actions unless they are told otherwise."""
+    """Returns the channel of a scripted agent: None (bare actions) unless the settings name one."""
     return None if chat.channel in ("auto", "none") else chat.channel
 
 
@@ -187,7 +188,7 @@ def _open_model(spec: Model, env: TextEnv, slots: int) -> OpenedAgent:
     if spec.weights not in ("", weights):
         raise AgentError(f"{spec.folder} holds weights {weights}; the settings say {spec.weights}: another model")
     settings = chat_settings(spec.chat, ChatSettings.load(folder), env.env_id)
-    engine, model, tokenizer, made = _engine(spec, folder, settings, slots)
+    engine, model, tokenizer, engine_spec = _engine(spec, folder, settings, slots)
     settings = complete_settings(settings, tokenizer, tool)
     channel = make_channel(settings.channel, tool)
     examples = open_examples(spec.chat.examples, env, channel)
@@ -213,7 +214,7 @@ def _open_model(spec: Model, env: TextEnv, slots: int) -> OpenedAgent:
             spec,
             folder=origin or spec.folder,
             weights=weights,
-            engine=made,
+            engine=engine_spec,
             chat=completed_chat(spec.chat, settings.remembers, examples, settings),
         ),
     )
@@ -225,7 +226,7 @@ def weights_of(folder: str | Path) -> str:
 
 
 def chat_settings(chat: ModelChat, own: ChatSettings, env_id: str) -> ChatSettings:
-    """How a model is spoken to, as renderers take it.
+    """Converts chat settings to the form that renderers take.
 
     Raises AgentError for templates of another environment than `env_id`.
     """
@@ -259,31 +260,31 @@ def _templates(memory: VerlAgent, own: ChatSettings, env_id: str) -> tuple[str, 
 
 
 def completed_chat(chat: AnyChat, memory: Memory, examples: Examples, settings: ChatSettings | None = None) -> AnyChat:
-    """`chat` with what the chat template decides, and the hashes of the files that it names."""
-    more: dict[str, Any] = {}
+    """Completes `chat` with the choices of the chat template and the hashes of the files that it names."""
+    changes: dict[str, Any] = {}
     if isinstance(chat.memory, VerlAgent) and memory.templates is not None:
-        more["memory"] = changed(chat.memory, sha256=memory.templates.sha256)
+        changes["memory"] = changed(chat.memory, sha256=memory.templates.sha256)
     if chat.examples is not None:
-        more["examples"] = changed(chat.examples, content=examples.identity or "")
+        changes["examples"] = changed(chat.examples, content=examples.identity or "")
     if settings is not None:
-        more |= {"channel": settings.channel, "observation_role": settings.observation_role}
-    return changed(chat, **more)
+        changes |= {"channel": settings.channel, "observation_role": settings.observation_role}
+    return changed(chat, **changes)
 
 
 def open_examples(asked: ExampleFile | SkillTexts | None, env: TextEnv, channel: Channel) -> Examples:
-    """The examples that settings name; none for None. Raises AgentError for a file that has none, or others than the
-    settings say."""
+    """Opens the examples that the settings name; None means none. Raises AgentError for a file without examples, or
+    with other examples than the settings record."""
     if asked is None:
         return Examples()
     if isinstance(asked, SkillTexts):
-        found = read_examples(f"{SKILLS_PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
+        examples = read_examples(f"{SKILLS_PREFIX}{asked.folder}", "auto", env.env_id, channel, env.tool)
     else:
-        found = read_examples(asked.file, asked.form, env.env_id, channel, env.tool, asked.shown_for)
-    if found.skills is not None:
-        found.skills.check(env)
-    if asked.content not in ("", found.identity):
-        raise AgentError(f"the examples hold {found.identity}; the settings say {asked.content}: other examples")
-    return found
+        examples = read_examples(asked.file, asked.form, env.env_id, channel, env.tool, asked.shown_for)
+    if examples.skills is not None:
+        examples.skills.check(env)
+    if asked.content not in ("", examples.identity):
+        raise AgentError(f"the examples hold {examples.identity}; the settings say {asked.content}: other examples")
+    return examples
 
 
 def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
@@ -302,8 +303,8 @@ def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
     system = chat.system
     if examples.text:
         system = examples.in_system(system_message(env, channel, None) if system is None else system)
-    asked = ModelChat(channel=channel.name, memory=chat.memory)
-    memory = chat_settings(asked, ChatSettings(), env.env_id).remembers
+    model_chat = ModelChat(channel=channel.name, memory=chat.memory)
+    memory = chat_settings(model_chat, ChatSettings(), env.env_id).remembers
     agent = EndpointAgent(
         spec.model,
         spec.endpoint,
@@ -328,24 +329,24 @@ def _open_endpoint(spec: OpenAI, env: TextEnv, slots: int) -> OpenedAgent:
 
 
 def _engine(spec: Model, folder: str, settings: ChatSettings, slots: int) -> tuple[Any, Any, Any, Any]:
-    """What generates, the model as far as it is loaded, the tokenizer, and the engine's settings with the kind of
-    server."""
-    asked = spec.engine
-    if not isinstance(asked, Local):
+    """Returns the engine, the model as far as it is loaded, the tokenizer, and the engine's settings with the kind of
+    server filled in."""
+    engine_spec = spec.engine
+    if not isinstance(engine_spec, Local):
         need("transformers", "a tokenizer", "train")
         from turngym.agents.servers.open_servers import eval_policy, load_outside
 
         tokenizer, model = load_tokenizer(folder), load_outside(folder)
-        served = eval_policy(asked, Path(folder), tokenizer, settings.max_context)
-        made = changed(asked, server=served.fleet.dialect.name.lower())
-        return served, model, tokenizer, made
+        served = eval_policy(engine_spec, Path(folder), tokenizer, settings.max_context)
+        completed = changed(engine_spec, server=served.fleet.dialect.name.lower())
+        return served, model, tokenizer, completed
     # first: it says what is missing where torch is
-    model, tokenizer = load_policy(folder, asked.device, asked.dtype)
+    model, tokenizer = load_policy(folder, engine_spec.device, engine_spec.dtype)
     from turngym.agents.local_engine.engine import LocalEngine
 
-    if asked.threads:
+    if engine_spec.threads:
         import torch
 
-        torch.set_num_threads(asked.threads)
+        torch.set_num_threads(engine_spec.threads)
     engine = LocalEngine(model, tokenizer=tokenizer, max_length=settings.max_context, max_batch=slots)
-    return engine, model, tokenizer, asked
+    return engine, model, tokenizer, engine_spec

@@ -101,20 +101,20 @@ class PartOfPanel(TaskChoice, tag="part"):
 def part_of(tasks: Sequence[Task], sampling: TaskChoice) -> tuple[Task, ...]:
     """The tasks of a panel that are played where nothing is drawn, in the panel's order.
 
-    Spread: the k-th (from 0) of a category of n tasks is at (k + 1/2) / n; those with the least places are taken. So
-    every category has its share, and more tasks are those of a smaller limit and others.
+    Spread: the k-th task (from 0) of a category with n tasks has the position (k + 1/2) / n, and the tasks with the
+    lowest positions are taken. So every category has its share, and a larger limit contains the tasks of a smaller one.
     """
     if not isinstance(sampling, PartOfPanel):
         return tuple(tasks)
     if not sampling.spread:
         return tuple(tasks[: sampling.limit])
     sizes, seen = Counter(task.category for task in tasks), Counter[str]()
-    places = []
+    positions = []
     for number, task in enumerate(tasks):
-        # a fraction: places that are equal must not differ by rounding
-        places.append((Fraction(2 * seen[task.category] + 1, 2 * sizes[task.category]), number))
+        # a fraction: equal positions must not differ by rounding
+        positions.append((Fraction(2 * seen[task.category] + 1, 2 * sizes[task.category]), number))
         seen[task.category] += 1
-    return tuple(tasks[number] for number in sorted(number for _, number in sorted(places)[: sampling.limit]))
+    return tuple(tasks[number] for number in sorted(number for _, number in sorted(positions)[: sampling.limit]))
 
 
 class Published(TaskChoice, tag="published"):
@@ -478,7 +478,7 @@ class EvalSpec(Spec):
 
 
 def game_of(spec: EvalSpec | None) -> dict[str, Any]:
-    """What an evaluation plays, whoever plays it: what all numbers of a table share. Empty where there is none."""
+    """Returns the settings of the game without its player, which all numbers of a table share; empty for None."""
     if spec is None:
         return {}
     game = {name: value for name, value in to_table(spec.play).items() if name not in ("seed", "scoring")}

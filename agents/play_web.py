@@ -142,8 +142,8 @@ class Games(Visitors[BrowserGame]):
         Raises TurngymError for an unknown environment, task or agent.
         """
         if world not in self.environments:
-            known = list(self.environments)
-            raise TurngymError(f"there is no environment {excerpt(world, 40)!r}.{did_you_mean(world, known)}")
+            names = list(self.environments)
+            raise TurngymError(f"there is no environment {excerpt(world, 40)!r}.{did_you_mean(world, names)}")
         if agent not in self.players(world):
             raise TurngymError(f"nobody here is called {excerpt(agent, 60)!r}")
         env_id, kwargs = self.environments[world]
@@ -234,7 +234,7 @@ class PlayPages:
             conversation = game.runner.conversation
             info = conversation.env.describe()
             templates = list(info.get("admissible_templates") or ())
-            slots = [found.groups() for template in templates if (found := _SLOT.fullmatch(template))]
+            slots = [match.groups() for template in templates if (match := _SLOT.fullmatch(template))]
             actions = [action for action in conversation.admissible or () if action not in templates]
             return render_template(
                 "play_page.html",
@@ -296,10 +296,14 @@ class PlayPages:
 
 def create_app(games: Games) -> Flask:
     """A WSGI application; `app.extensions["play"]` is `games`."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     # both paths said, because Flask cannot find them for a package inside a namespace
     app = Flask(
-        "turngym.agents.play_web", root_path=str(here), instance_path=str(here), template_folder=".", static_folder=None
+        "turngym.agents.play_web",
+        root_path=str(folder),
+        instance_path=str(folder),
+        template_folder=".",
+        static_folder=None,
     )
     web = PlayPages(games)
     guard_pages(app, "script-src 'self'; style-src 'unsafe-inline'", web.error)

@@ -28,7 +28,7 @@ ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """What a preset does otherwise than published, or is not known; it stands under the tables of its results."""
+    """A known or possible difference between a preset and its publication. Tables of its results name it."""
 
     text: str
     where: str = ""
@@ -46,7 +46,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A set-up of one environment. Whatever is given beside it takes the place of its value."""
+    """A set-up of one environment. Settings given beside it override its values."""
 
     name: str
     """Name of the set-up; presets of several environments share it."""
@@ -67,25 +67,25 @@ class Preset:
         return str(at(self.table, "play.env.id"))
 
     def beside(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Its settings as they stand beside those that people `asked` for.
+        """Returns its settings as they apply beside those that people `asked` for.
 
-        Its message demands a form of answers, and its role comes with it: another channel that is asked for brings its
-        own. Its message names the tool as the environment is asked to call it.
+        Its system message demands the form of answers of its channel. If another channel is asked for, message and
+        observation role are dropped, too. The message names the tool as `asked` does.
         """
         table = deepcopy(dict(self.table))
-        chat, own = table["agent"]["chat"], at(self.table, "agent.chat.channel")
+        chat, own_channel = table["agent"]["chat"], at(self.table, "agent.chat.channel")
         channel = at(asked, "agent.chat.channel") or "auto"
-        if channel not in ("auto", own) and not (channel.startswith("tool") and own == "tool"):
+        if channel not in ("auto", own_channel) and not (channel.startswith("tool") and own_channel == "tool"):
             for name in ("channel", "system", "observation_role"):
                 chat.pop(name, None)
         elif "system" in chat:
             named = {"tool": "tool_name", "argument": "tool_argument"}
-            given = {name: at(asked, f"play.env.{key}") or table["play"]["env"][key] for name, key in named.items()}
-            chat["system"] = chat["system"].format(**given)
+            arguments = {name: at(asked, f"play.env.{key}") or table["play"]["env"][key] for name, key in named.items()}
+            chat["system"] = chat["system"].format(**arguments)
         return table
 
     def make(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments of `gym.make`, those that are `given` on top."""
+        """Returns the arguments of `gym.make`; those in `given` override the preset's."""
         env = {name: value for name, value in self.table["play"]["env"].items() if name != "id"}
         return {**env, **self.table["play"].get("env_kwargs", {}), **(given or {})}
 
@@ -107,42 +107,47 @@ def require_named(preset: Preset | str, agent: Any) -> None:
 
 @cache
 def presets() -> tuple[Preset, ...]:
-    """The set-ups that come along, then those of installed packages (group `turngym.packages`)."""
-    found = in_file(Path(__file__).with_name("presets.toml"))
+    """Returns the built-in set-ups, then those of installed packages (group `turngym.packages`)."""
+    set_ups = in_file(Path(__file__).with_name("presets.toml"))
     for package, folder in installed_folders().items():
         try:
-            found += in_file(folder / "presets.toml")
-        # the set-ups of all others are none the worse for it
+            set_ups += in_file(folder / "presets.toml")
+        # the presets of other packages stay usable
         except TurngymError as error:
             print(f"the presets of {package} are left out: {error}", file=sys.stderr)
-    return tuple(found)
+    return tuple(set_ups)
 
 
 def in_file(path: Path) -> list[Preset]:
-    """The set-ups of a file, none where there is none. Raises TurngymError for one that lacks something."""
+    """Reads the set-ups of a file; none if there is no file. Raises TurngymError for an incomplete one."""
     if not path.is_file():
         return []
     try:
-        found = [_preset(row) for row in toml_of(path.read_text(encoding="utf-8"))["preset"]]
-        # which reads all that every preset sets
-        for preset in found:
+        set_ups = [_preset(row) for row in toml_of(path.read_text(encoding="utf-8"))["preset"]]
+        # `_row` reads all values that a preset must set, so that an incomplete one fails here
+        for preset in set_ups:
             _row(preset)
     except KeyError as error:
         raise TurngymError(f"{path} is no file of presets: it lacks {error}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise TurngymError(f"{path} is no file of presets: {error}") from error
-    return found
+    return set_ups
 
 
 def _preset(row: Mapping[str, Any]) -> Preset:
-    differs = [{"text": one} if isinstance(one, str) else one for one in row["differs"]]
+    differs = [{"text": entry} if isinstance(entry, str) else entry for entry in row["differs"]]
     return Preset(
         name=row["name"],
         about=row["about"],
         sources=tuple(row["sources"]),
         differs=tuple(
-            Departure(text=one["text"], where=one.get("where", ""), is_=one.get("is", ""), is_not=one.get("is_not", ""))
-            for one in differs
+            Departure(
+                text=entry["text"],
+                where=entry.get("where", ""),
+                is_=entry.get("is", ""),
+                is_not=entry.get("is_not", ""),
+            )
+            for entry in differs
         ),
         why=row["why"],
         table=expand(EvalSpec, {name: row[name] for name in ("play", "agent")}, row["name"]),
@@ -158,15 +163,15 @@ def find_preset(name: str | Preset | None, env_id: str) -> Preset | None:
     if name is None:
         return None
     env_id = plain_id(env_id)
-    found = [name] if isinstance(name, Preset) else [preset for preset in presets() if preset.name == name]
-    if not found:
+    set_ups = [name] if isinstance(name, Preset) else [preset for preset in presets() if preset.name == name]
+    if not set_ups:
         names = sorted({preset.name for preset in presets()})
         raise TurngymError(f"unknown preset {name!r}; presets are: {', '.join(names)}.{did_you_mean(str(name), names)}")
-    for preset in found:
+    for preset in set_ups:
         if preset.env_id == env_id:
             return preset
-    known = ", ".join(preset.env_id for preset in found)
-    raise TurngymError(f"preset {found[0].name!r} has no set-up of {env_id}; it has: {known}")
+    env_ids = ", ".join(preset.env_id for preset in set_ups)
+    raise TurngymError(f"preset {set_ups[0].name!r} has no set-up of {env_id}; it has: {env_ids}")
 
 
 def preset_table() -> Table:
@@ -179,7 +184,7 @@ def preset_table() -> Table:
 def _row(preset: Preset) -> list[str]:
     env, chat = preset.table["play"]["env"], preset.table["agent"]["chat"]
     memory, thinking = chat["memory"], chat.get("thinking", "-")
-    shown = f"{memory['kind']}:{memory['turns']}" if "turns" in memory else memory["kind"]
+    memory_text = f"{memory['kind']}:{memory['turns']}" if "turns" in memory else memory["kind"]
     listed = env.get("show_admissible", False) or ("prompts" in memory and preset.env_id != SEARCH)
     numbers = (
         at(preset.table, "agent.temperature"),
@@ -190,7 +195,7 @@ def _row(preset: Preset) -> list[str]:
     cost = preset.training.get("invalid_cost")
     return [
         *(preset.name, preset.env_id.rpartition("/")[2], str(env["max_turns"]), chat["channel"]),
-        *(env.get("reading", "strict"), chat["observation_role"], shown, "shown" if listed else "-"),
+        *(env.get("reading", "strict"), chat["observation_role"], memory_text, "shown" if listed else "-"),
         *(env["on_invalid"], temperature, samples, response, thinking, "-" if cost is None else f"{cost:g}"),
         f"{env['tool_name']}({env['tool_argument']})",
     ]

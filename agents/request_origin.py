@@ -1,8 +1,8 @@
 """Who may ask a server on this machine: no page of another site, and no name that was rebound to this address.
 
-A browser sends requests to 127.0.0.1 for any page that is open in it. Two headers, which no page can forge, tell such
-requests: `Origin` names the page, and `Host` the name under which the page found this address (DNS rebinding). Programs
-send no Origin, and the Host that they were told.
+A browser sends requests to 127.0.0.1 for any page that is open in it. Two headers, which no page can forge, give such
+requests away: `Origin` names the page, and `Host` the name under which it found this address (DNS rebinding). Programs
+send no Origin, and as Host the address that they were given.
 
 It imports nothing of turngym: SGLang's launcher loads this file in an environment of its own.
 """
@@ -32,27 +32,27 @@ class Access:
 
     @property
     def guarded(self) -> bool:
-        """Whether the rule holds: elsewhere than on loopback a server has names of its own, and a key protects it."""
+        """Whether requests are checked. A server beyond loopback may have any name, and a key protects it instead."""
         return bool(self.names) or is_loopback(self.host)
 
     def refusal(self, host: str | None, origin: str | None) -> str | None:
-        """Why a request with these headers is not answered; None where it is."""
+        """Returns why a request with these headers is refused, or None if it is answered."""
         if not self.guarded:
             return None
         name = _name((host or "").lower())
         if name is None or not (name in self.names or name == self.host or is_loopback(name)):
             return (
                 f"the header Host is {_shown(host)}; this server answers to localhost and 127.0.0.1"
-                f"{''.join(f', {known}' for known in self.names)} (more: --hosts)"
+                f"{''.join(f', {allowed}' for allowed in self.names)} (more: --hosts)"
             )
         if origin is not None and not self._same(host or "", origin.lower()):
             return f"the header Origin is {_shown(origin)}; this server answers no page of another site"
         return None
 
     def _same(self, host: str, origin: str) -> bool:
-        scheme, _, asked = origin.partition("://")
+        scheme, _, address = origin.partition("://")
         # a reverse proxy may rewrite Host, but not what the browser says
-        return scheme in ("http", "https") and (asked == host.lower() or _name(asked) in self.names)
+        return scheme in ("http", "https") and (address == host.lower() or _name(address) in self.names)
 
 
 def is_loopback(host: str) -> bool:
@@ -66,9 +66,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _name(host: str) -> str | None:
-    """The name in a Host header, without its port; None for what is no such header."""
-    found = _HOST.fullmatch(host)
-    return None if found is None else found[1]
+    """Returns the name in a Host header without its port, or None if the header is malformed."""
+    match = _HOST.fullmatch(host)
+    return None if match is None else match[1]
 
 
 def _shown(value: str | None) -> str:

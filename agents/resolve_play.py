@@ -48,29 +48,29 @@ def resolve_play(
 
     Args:
         asked: tables with short names, and who gives them, the last one on top.
-        usual: what holds where nobody says otherwise, as a partial table of whole paths.
+        usual: the defaults, as a partial table of whole paths.
         panel: the panel, where it is an object; None: as the tables name it.
         preset: the set-up, where it is an object; None: as the tables name it.
     """
     tables = _asked_layers(asked, play_asked, lambda where, table: resolve_play([(where, table)], usual=usual).spec)
-    given = merged([layer.table for layer in tables])
-    if panel is None and (named := at(given, "play.tasks.panel")) is not None:
+    settings = merged([layer.table for layer in tables])
+    if panel is None and (named := at(settings, "play.tasks.panel")) is not None:
         panel = load_panel(str(named))
-    env_id = at(given, "play.env.id") or (ENV if panel is None else panel.env_id)
+    env_id = at(settings, "play.env.id") or (ENV if panel is None else panel.env_id)
     if panel is not None:
         require_env_of(panel, env_id)
     layers = [Layer(name="default", table=usual), environment_layer(env_id)]
     if panel is not None:
         layers.append(panel_layer(panel))
-    if at(given, "agent.kind") == "model":
-        layers.append(folder_layer(str(at(given, "agent.folder"))))
+    if at(settings, "agent.kind") == "model":
+        layers.append(folder_layer(str(at(settings, "agent.folder"))))
     if preset is None:
-        preset = find_preset(at(given, "preset"), env_id)
+        preset = find_preset(at(settings, "preset"), env_id)
     if preset is not None:
-        layers.append(Layer(name=f"preset {preset.name}", table=preset.beside(given)))
+        layers.append(Layer(name=f"preset {preset.name}", table=preset.beside(settings)))
     if panel is not None:
-        # the version that a name without one stands for
-        named = panel_name(panel, str(at(given, "play.tasks.panel") or ""))
+        # a name without a version is recorded with the version that it stands for
+        named = panel_name(panel, str(at(settings, "play.tasks.panel") or ""))
         tables.append(Layer(name=tables[-1].name, table={"play": {"tasks": {"panel": named}}}))
     return asked_in(resolve(EvalSpec, [*layers, *tables]), tables)
 
@@ -80,24 +80,24 @@ def _asked_layers(
     read: Callable[[Mapping[str, Any], str], dict[str, Any]],
     again: Callable[[str, Mapping[str, Any]], Spec],
 ) -> list[Layer]:
-    """What people ask for, from the bottom up, as partial tables of whole paths; records are read back (`read_back`).
+    """Makes a layer of each table that people give, the lowest first. Records are read back (`read_back`).
 
     Args:
         asked: who asks, and a table with short names.
-        read: makes a partial table of whole paths of one, and of who gives it.
+        read: turns a table, and who gives it, into a partial table of whole paths.
         again: resolves one of `asked` alone to the whole value.
     """
     tables, top = list[Layer](), dict[str, Any]()
     for where, table in reversed(asked):
-        own = read(read_back(table, partial(again, where), flat(top)), where)
-        tables.insert(0, Layer(name=where, table=own, asked=True))
-        top = merged([own, top])
+        values = read(read_back(table, partial(again, where), flat(top)), where)
+        tables.insert(0, Layer(name=where, table=values, asked=True))
+        top = merged([values, top])
     return tables
 
 
 def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What people ask for as a partial table of whole paths. Arguments of gym.make that every environment has may stand
-    among `env_kwargs`, as in a call of `gym.make`.
+    """Turns a table with short names into a partial table of whole paths. Arguments of gym.make that every environment
+    has may stand among `env_kwargs`, as in a call of `gym.make`.
 
     Raises SettingsError for settings that do not exist, and for one that is given twice.
     """
@@ -105,8 +105,8 @@ def play_asked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def at_home(table: dict[str, Any], where: str, *, data: str) -> dict[str, Any]:
-    """`table` with those of its `play.env_kwargs` that every environment has in `play.env`, and the folder of data at
-    the path `data`. Raises SettingsError for one that is given twice, and for a channel."""
+    """Moves those of `play.env_kwargs` that every environment has to `play.env`, and the folder of data to the path
+    `data`. Raises SettingsError for an argument that is given twice, and for a channel."""
     kwargs = at(table, "play.env_kwargs")
     if not isinstance(kwargs, dict):
         return table
@@ -123,15 +123,15 @@ def at_home(table: dict[str, Any], where: str, *, data: str) -> dict[str, Any]:
 
 
 def unsaid_channel(table: dict[str, Any], chat: str = "agent.chat") -> dict[str, Any]:
-    """`table` without a channel of `auto` at the path `chat`, which stands for what holds where nobody says one."""
-    found = at(table, chat)
-    if isinstance(found, dict) and found.get("channel") == "auto":
-        del found["channel"]
+    """Removes a channel of `auto` at the path `chat`: it means that none is given, so that lower layers decide."""
+    settings = at(table, chat)
+    if isinstance(settings, dict) and settings.get("channel") == "auto":
+        del settings["channel"]
     return table
 
 
 def panel_name(panel: Panel, named: str) -> str:
-    """By which name a panel that was `named` is found again: its full name, or the path of its manifest."""
+    """Returns the name to record for a panel given as `named`: its full name, or the path of its manifest."""
     package, colon, _ = named.rpartition(":")
     return named if named.endswith(".json") else f"{package}{colon}{panel.full_name}"
 
@@ -175,16 +175,16 @@ def resolve_agent(table: Mapping[str, Any], where: str = "agent", below: Sequenc
     Raises TurngymError for settings that do not exist or cannot be meant.
 
     Args:
-        below: what they stand on top of; None: what a model's folder says.
+        below: the layers below the table; None: the chat settings in a model's folder.
     """
-    given = unsaid_channel(expand(_Alone, table, where))
+    settings = unsaid_channel(expand(_Alone, table, where))
     if below is None:
-        below = [folder_layer(str(at(given, "agent.folder")))] if at(given, "agent.kind") == "model" else []
-    return resolve(_Alone, [*below, Layer(name=where, table=given, asked=True)]).spec.agent
+        below = [folder_layer(str(at(settings, "agent.folder")))] if at(settings, "agent.kind") == "model" else []
+    return resolve(_Alone, [*below, Layer(name=where, table=settings, asked=True)]).spec.agent
 
 
 def environment_layer(env_id: str) -> Layer:
-    """What `gym.make` does where nothing is given."""
+    """The environment's defaults of the arguments of `gym.make`."""
     return Layer(name="environment", table=play_table(env_id, default_arguments(env_id)))
 
 
@@ -195,7 +195,7 @@ def require_env_of(panel: Panel, env_id: str) -> None:
 
 
 def panel_layer(panel: Panel) -> Layer:
-    """What a panel fixes."""
+    """The settings that a panel fixes."""
     table = play_table(panel.env_id, panel.make_kwargs)
     table["play"]["tasks"] = {"kind": "panel", "panel": panel.full_name, "sha256": panel.sha256}
     table["play"]["tasks"]["size"] = len(panel.tasks)
@@ -204,13 +204,13 @@ def panel_layer(panel: Panel) -> Layer:
 
 def play_table(env_id: str, made: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `gym.make` as a partial table."""
-    own = {name: value for name, value in made.items() if name in ENVIRONMENT}
-    rest = {name: value for name, value in made.items() if name not in ENVIRONMENT}
-    return {"play": {"env": {"id": env_id, **own}, "env_kwargs": rest}}
+    env = {name: value for name, value in made.items() if name in ENVIRONMENT}
+    extra = {name: value for name, value in made.items() if name not in ENVIRONMENT}
+    return {"play": {"env": {"id": env_id, **env}, "env_kwargs": extra}}
 
 
 def folder_layer(folder: str) -> Layer:
-    """How a model's folder says that the model is spoken to; nothing where it does not say."""
+    """The chat settings in a model's folder; empty if the folder has none."""
     path = user_path(hub_folder(folder))
     if not (path / CHAT_FILE).exists():
         return Layer(name="model folder", table={})
@@ -236,11 +236,11 @@ def chat_table(settings: ChatSettings) -> dict[str, Any]:
 
 def make_arguments(play: Game, data: str | None = None) -> dict[str, Any]:
     """All arguments of `gym.make`."""
-    own = {name: getattr(play.env, name) for name in ENVIRONMENT}
+    env = {name: getattr(play.env, name) for name in ENVIRONMENT}
     # an environment without splits takes no such argument
-    if own["split"] is None:
-        del own["split"]
-    return {**own, **play.env_kwargs, **({} if data is None else {"data": data})}
+    if env["split"] is None:
+        del env["split"]
+    return {**env, **play.env_kwargs, **({} if data is None else {"data": data})}
 
 
 def asked_of(where: str, settings: Mapping[str, Any], agent: Any, preset: str | Preset | None) -> dict[str, Any]:
@@ -248,15 +248,15 @@ def asked_of(where: str, settings: Mapping[str, Any], agent: Any, preset: str | 
 
     Raises AgentError for settings of a named agent beside an agent object.
     """
-    asked = dict(settings)
+    keywords = dict(settings)
     if preset is not None:
         require_named(preset, agent)
-        asked["preset"] = preset.name if isinstance(preset, Preset) else preset
+        keywords["preset"] = preset.name if isinstance(preset, Preset) else preset
     if agent is None or isinstance(agent, str):
-        return asked if agent is None else {**asked, "agent": agent}
-    found = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
-    given = dict.fromkeys(path.removesuffix(f".{KIND}") for path in found)
-    own = () if hasattr(agent, "examples") else ("agent.chat.channel", "agent.chat.system")
-    if idle := [short_name(EvalSpec, path) for path in given if path not in own]:
+        return keywords if agent is None else {**keywords, "agent": agent}
+    agent_settings = flat(expand(EvalSpec, settings, where).get("agent", {}), "agent")
+    paths = dict.fromkeys(path.removesuffix(f".{KIND}") for path in agent_settings)
+    usable = () if hasattr(agent, "examples") else ("agent.chat.channel", "agent.chat.system")
+    if idle := [short_name(EvalSpec, path) for path in paths if path not in usable]:
         raise AgentError(f"{where}: {', '.join(idle)}: settings of agents that are named; an agent object has its own")
-    return {**asked, "agent": {KIND: "own", "name": f"{type(agent).__module__}:{type(agent).__qualname__}"}}
+    return {**keywords, "agent": {KIND: "own", "name": f"{type(agent).__module__}:{type(agent).__qualname__}"}}

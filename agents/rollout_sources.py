@@ -39,7 +39,7 @@ class SharedEnv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedSource:
-    """What sources that play have in common: tasks that (seed, step) fix. Evaluation tasks are refused."""
+    """Base of the sources that play. (seed, step) determines the tasks. Evaluation tasks are refused."""
 
     make_env: MakeEnv
     task_ids: Sequence[str]
@@ -75,38 +75,38 @@ class LiveSource(PlayedSource):
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
-        asked = request.plan
+        plan = request.plan
         plans: dict[int, DemonstrationPlan] = {}
-        if asked.states:
+        if plan.states:
             jobs = [replace(job, states=True) for job in jobs]
-        if asked.demonstration_turns is not None:
-            jobs, plans = self._demonstrated(jobs, asked.demonstration_turns)
-        if asked.prefix_ratios:
-            jobs, plans = self._prefixed(jobs, request.group, asked)
-        player = self.player if self.guided is None else self.guided(asked.teacher_turns)
+        if plan.demonstration_turns is not None:
+            jobs, plans = self._demonstrated(jobs, plan.demonstration_turns)
+        if plan.prefix_ratios:
+            jobs, plans = self._prefixed(jobs, request.group, plan)
+        player = self.player if self.guided is None else self.guided(plan.teacher_turns)
         agent, meta = player.agent(request.temperature), {"temperature": request.temperature, "step": request.step}
         episodes = self.played(jobs, agent, request, self.player.settings.system, **meta)
         return [
-            noted(episode, plans[place].reason, exact=plans[place].exact) if place in plans else episode
-            for place, episode in enumerate(episodes)
+            noted(episode, plans[index].reason, exact=plans[index].exact) if index in plans else episode
+            for index, episode in enumerate(episodes)
         ]
 
     def _prefixed(
-        self, jobs: Sequence[Job], group: int, asked: PlayPlan
+        self, jobs: Sequence[Job], group: int, plan: PlayPlan
     ) -> tuple[list[Job], dict[int, DemonstrationPlan]]:
-        """Returns the jobs, the first of each group with a part of a demonstration, and the plans by their places."""
+        """Returns the jobs, the first of each group with a part of a demonstration, and the plans by index."""
         chosen = {
-            place: ratio
-            for place, job in enumerate(jobs)
+            index: ratio
+            for index, job in enumerate(jobs)
             # step_jobs numbers samples through the whole step
-            if (member := job.sample % group) < len(asked.prefix_ratios[job.group])
-            and (ratio := asked.prefix_ratios[job.group][member]) > 0
+            if (member := job.sample % group) < len(plan.prefix_ratios[job.group])
+            and (ratio := plan.prefix_ratios[job.group][member]) > 0
         }
-        shown = self._demonstrations()
-        plans = dict(zip(chosen, shown.plans([jobs[place] for place in chosen]), strict=True))
+        demonstrations = self._demonstrations()
+        plans = dict(zip(chosen, demonstrations.plans([jobs[index] for index in chosen]), strict=True))
         begun = [
-            shown.begun(job, plans[place], chosen[place], asked.prefix_unit) if place in chosen else job
-            for place, job in enumerate(jobs)
+            demonstrations.begun(job, plans[index], chosen[index], plan.prefix_unit) if index in chosen else job
+            for index, job in enumerate(jobs)
         ]
         return begun, plans
 
@@ -167,14 +167,14 @@ def step_jobs(task_ids: Sequence[str], seed: int, request: RolloutRequest) -> li
     places = task_order(len(task_ids), seed=seed, step=step, batch=groups)
     return [
         Job(
-            task_id=task_ids[place],
+            task_id=task_ids[index],
             sample=later * request.episodes + number * request.group + member,
             group=later * groups + number,
             seed=seed * 1_000_003 + step,
             max_turns=caps[number * request.group + member],
             leave_loops=leave_loops[number * request.group + member],
         )
-        for number, place in enumerate(places)
+        for number, index in enumerate(places)
         for member in range(request.group)
     ]
 
@@ -197,7 +197,7 @@ class KeptSource:
 
 
 def write_step(folder: Path, request: RolloutRequest, episodes: Sequence[Episode]) -> None:
-    """A step's episodes as `folder/step_K.jsonl`; of several processes each writes its own `step_K_process_I.jsonl`."""
+    """Writes a step's episodes to `folder/step_K.jsonl`; each of several processes to `step_K_process_I.jsonl`."""
     process, processes = request.share
     share = f"_process_{process}" if processes > 1 else ""
     path = folder / f"step_{request.step:06d}{share}.jsonl"
@@ -215,8 +215,8 @@ def write_step(folder: Path, request: RolloutRequest, episodes: Sequence[Episode
 class DemonstrationSource:
     """A rollout source: demonstrations of a step's tasks as the student's ids, with origin `demonstration`.
 
-    What a filter leaves out stays in the step's numbers, and no turn of it is trained on. Raises TurngymError where a
-    step has no demonstration at all.
+    Episodes that a filter leaves out still count in the step's metrics, but none of their turns is trained on. Raises
+    TurngymError if a step has no demonstration at all.
     """
 
     demonstrations: Demonstrations
@@ -227,10 +227,10 @@ class DemonstrationSource:
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
         jobs = request.own(step_jobs(self.task_ids, self.seed, request))
-        found = self.demonstrations.episodes(jobs)
+        demonstrated = self.demonstrations.episodes(jobs)
         episodes = [
             self._written(job, episode, reason)
-            for job, (episode, reason) in zip(jobs, found, strict=True)
+            for job, (episode, reason) in zip(jobs, demonstrated, strict=True)
             if episode is not None
         ]
         assert_disjoint([episode.task for episode in episodes], self.held_out)

@@ -38,20 +38,20 @@ BESIDE = ("preprocessor_config.json", "processor_config.json", "video_preprocess
 
 
 def companions(*folders: Path) -> dict[str, bytes]:
-    """The files that belong to a model beside its weights, by name, as the `folders` that it is made of have them.
+    """Reads the files that belong to a model beside its weights, by name, from the `folders` that it is made of.
 
-    A later folder counts before an earlier one, as that of an adapter before its base's; a tokenizer comes whole from
-    one of them.
+    A file of a later folder (an adapter) replaces that of an earlier one (its base). All files of the tokenizer come
+    from the same folder.
     """
     named = "tokenizer_config.json"
     spoken = next((folder for folder in reversed(folders) if (folder / named).is_file()), folders[0])
-    found = {}
+    files = {}
     for folder in folders:
         for path in model_files(folder):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and (name in BESIDE or (folder == spoken and TOKENIZER.fullmatch(name))):
-                found[name] = path.read_bytes()
-    return found
+                files[name] = path.read_bytes()
+    return files
 
 
 def write_companions(files: Mapping[str, bytes], folder: Path) -> None:
@@ -94,12 +94,12 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
     """
     folder = Path(path)
     require_plain(model, "the model")
-    # those of an older model would not fit; servers load what an index names alone
+    # files of an older model would not fit, and servers load only the files that an index names
     for name in (SUMS_FILE, "model.safetensors.index.json"):
         (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(model.state_dict() if weights is None else weights)
-    # a copy, of which transformers takes out what it does not write
+    # a copy: transformers removes the entries that it does not write
     model.save_pretrained(str(library_path(folder)), state_dict=dict(weights))
     _as_readable(folder, "config.json")
     _check_config(model.config, folder)
@@ -108,9 +108,9 @@ def save_model(model: Any, path: str | Path, weights: Mapping[str, Tensor] | Non
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, like: str) -> None:
-    """Write one safetensors file, and read it back; it may be read by whoever may read the file `like` beside it.
+    """Write one safetensors file with the permissions of the file `like` beside it, and read it back.
 
-    Raises ModelError where the file does not hold them.
+    Raises ModelError if the file does not hold the tensors.
     """
     from safetensors.torch import save_file
 
@@ -120,7 +120,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, like: str) -> None:
 
 
 def _as_readable(folder: Path, like: str) -> None:
-    """safetensors writes files that their owner alone can read; Python's own obey the umask."""
+    """Give safetensors files, which their owner alone can read, the permissions of `like`, which obey the umask."""
     mode = (library_path(folder) / like).stat().st_mode
     for file in library_path(folder).glob("*.safetensors"):
         file.chmod(mode)
@@ -134,11 +134,11 @@ class _Stored:
 
         files = sorted(library_path(folder).glob("*.safetensors")) if files is None else files
         self.opened = [safe_open(library_path(file.parent) / file.name, "pt") for file in files]
-        self.place = {name: one for one in self.opened for name in one.keys()}  # noqa: SIM118
+        self.place = {name: weights for weights in self.opened for name in weights.keys()}  # noqa: SIM118
 
     def shape(self, name: str) -> list[int]:
-        found: list[int] = self.place[name].get_slice(name).get_shape()
-        return found
+        shape: list[int] = self.place[name].get_slice(name).get_shape()
+        return shape
 
     def tensor(self, name: str) -> Any:
         return self.place[name].get_tensor(name)
@@ -148,17 +148,17 @@ def _check_config(config: Any, folder: Path) -> None:
     read = type(config).from_pretrained(str(library_path(folder)))
     if getattr(read, "quantization_config", None) is not None:
         raise ModelError(f"{folder} was saved with a quantization_config, and its weights are not quantized")
-    own, found = (_settings(one.to_dict()) for one in (config, read))
-    if other := sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name)):
-        name = other[0]
-        said = f"{name} is {found.get(name)!r} in the file, {own.get(name)!r} in the model"
-        raise ModelError(f"{folder}: config.json does not say what the model is: {said}")
+    ours, stored = (_settings(part.to_dict()) for part in (config, read))
+    if differing := sorted(name for name in ours.keys() | stored.keys() if ours.get(name) != stored.get(name)):
+        name = differing[0]
+        difference = f"{name} is {stored.get(name)!r} in the file, {ours.get(name)!r} in the model"
+        raise ModelError(f"{folder}: config.json does not say what the model is: {difference}")
 
 
 def _add_older_names(file: Path) -> None:
     """Write rotary positions and precision of a configuration under their names of transformers 4, too.
 
-    A server with it reads the new names as none, and rotates by the defaults of the family without a word.
+    A server with that version ignores the new names, and silently rotates by the defaults of the family.
     """
     config = json_object(file, ModelError)
     for part in (config, config.get("text_config") or {}):
@@ -172,11 +172,11 @@ def _add_older_names(file: Path) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _settings(found: Any) -> Any:
+def _settings(config: Any) -> Any:
     """A configuration without `OF_A_FILE`, at any depth; numbers of layers are texts, as in JSON."""
-    if isinstance(found, Mapping):
-        return {str(name): _settings(value) for name, value in found.items() if name not in OF_A_FILE}
-    return [_settings(value) for value in found] if isinstance(found, (list, tuple)) else found
+    if isinstance(config, Mapping):
+        return {str(name): _settings(value) for name, value in config.items() if name not in OF_A_FILE}
+    return [_settings(value) for value in config] if isinstance(config, (list, tuple)) else config
 
 
 def _check_weights(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -187,37 +187,37 @@ def _check_weights(model: Any, weights: Mapping[str, Tensor], folder: Path) -> N
             raise ModelError(f"{folder} was saved without the weight {min(missing)}")
         _compare({name: weights[name] for name in stored.place}, stored, folder)
         return
-    # transformers writes some families under other names than it computes with (experts one by one): loading tells
+    # transformers stores some families under other names than it computes with (experts one by one): load the model
     read = load_model(folder, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
     _compare(weights, read.state_dict(), folder)
 
 
 def _written_elsewhere(model: Any, stored: Any) -> set[str]:
-    """Names that need not be in a file: of a weight that is there under another name, and what the model leaves out."""
+    """Returns the names that a file may lack: aliases of stored weights, and those that the model leaves out."""
     shared: dict[int, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), set()).add(name)
-    found = {name for names in shared.values() if names & stored for name in names}
-    return found | set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    aliases = {name for names in shared.values() if names & stored for name in names}
+    return aliases | set(getattr(model, "_keys_to_ignore_on_save", None) or ())
 
 
-def _compare(expected: Mapping[str, Tensor], found: Any, folder: Path) -> None:
+def _compare(expected: Mapping[str, Tensor], actual: Any, folder: Path) -> None:
     """Raises ModelError where the tensors `found`, stored or a state dict, are not those that are `expected`."""
     import torch
 
-    stored = isinstance(found, _Stored)
+    stored = isinstance(actual, _Stored)
     names = sorted(expected)
-    have = found.place.keys() if stored else found.keys()
-    if other := sorted(have ^ expected.keys()):
-        where = "the file" if other[0] in have else "the model"
-        raise ModelError(f"{folder} was saved with other weights: {other[0]} is in {where} alone")
+    have = actual.place.keys() if stored else actual.keys()
+    if differing := sorted(have ^ expected.keys()):
+        where = "the file" if differing[0] in have else "the model"
+        raise ModelError(f"{folder} was saved with other weights: {differing[0]} is in {where} alone")
     for name in names:
-        shape = found.shape(name) if stored else list(found[name].shape)
+        shape = actual.shape(name) if stored else list(actual[name].shape)
         if shape != list(expected[name].shape):
             raise ModelError(f"{folder}: {name} was saved as {shape}, the model has {list(expected[name].shape)}")
     for name in dict.fromkeys(names[int(part * (len(names) - 1) / (COMPARED - 1))] for part in range(COMPARED)):
-        own, read = expected[name].detach().cpu(), found.tensor(name) if stored else found[name]
-        if own.dtype != read.dtype or not torch.equal(own.nan_to_num(), read.nan_to_num()):
+        tensor, read = expected[name].detach().cpu(), actual.tensor(name) if stored else actual[name]
+        if tensor.dtype != read.dtype or not torch.equal(tensor.nan_to_num(), read.nan_to_num()):
             raise ModelError(
-                f"{folder}: {name} was saved with other numbers ({read.dtype}) than the model's ({own.dtype})"
+                f"{folder}: {name} was saved with other numbers ({read.dtype}) than the model's ({tensor.dtype})"
             )

@@ -58,7 +58,7 @@ class ServerProcess:
         """Starts the server and returns at once."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.touch(mode=0o600)
-        # one that is there already, too: servers print keys of their commands
+        # also a file that existed before: servers print the keys of their command lines
         self.log.chmod(0o600)
         with self.log.open("ab") as file:
             self._child = subprocess.Popen(
@@ -106,7 +106,7 @@ class ServerProcess:
         if self._child is None:
             return
         self._signal(signal.SIGTERM)
-        # whoever asks once more while this waits does not leave it behind
+        # an interrupt during this wait must not leave the server behind
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(seconds)
@@ -292,8 +292,8 @@ def precision(config: ServePolicy) -> str:
     """The name of the precision. The servers' own `auto` would silently turn float32 into half precision."""
     if config.dtype != "auto":
         return config.dtype
-    found = model_config(str(config.model))
-    named = (part.get(name) for part in (found, text_part(found)) for name in ("dtype", "torch_dtype"))
+    settings = model_config(str(config.model))
+    named = (part.get(name) for part in (settings, text_part(settings)) for name in ("dtype", "torch_dtype"))
     return str(next(filter(None, named), "auto")).removeprefix("torch.")
 
 
@@ -316,15 +316,15 @@ def installed(python: str, engine: str = "sglang") -> str:
         f"print(next(found[name] for name in {DISTRIBUTIONS[engine]} if name in found))"
     )
     try:
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        completed = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ServerError(f"--python {python} does not run: {error}") from error
-    if found.returncode:
+    if completed.returncode:
         raise ServerError(
             f"{python} has no {engine}: install it with pip install '{DIALECTS[engine].tried}' on a machine with GPUs, "
             "or as docs/model_servers.md says on a CPU; or name the Python that has it with --python"
         )
-    return found.stdout.strip()
+    return completed.stdout.strip()
 
 
 def describe(url: str) -> str:
@@ -406,6 +406,6 @@ class RunServer:
                 if self._process.ended() is not None and not self._closed.is_set():
                     left -= 1
                     say(f"note: the server ended by itself; {self._process.tail()}")
-                    # what cannot be started ends the run at its next request, which says that nobody answers
+                    # if it cannot be started, the run ends at its next request, which finds no server
                     with contextlib.suppress(ServerError):
                         self._start()

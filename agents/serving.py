@@ -300,14 +300,14 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
         )
         if len(settings.listen) != 1:
             raise TurngymError(f"host {host!r} stands for several addresses; name one, such as 127.0.0.1")
-        made = WaitressServer(_guarded(front, access), map={}, adj=settings, sockinfo=settings.listen[0])
+        server = WaitressServer(_guarded(front, access), map={}, adj=settings, sockinfo=settings.listen[0])
     except (OSError, ValueError, OverflowError) as error:
         raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
-    made.channel_class = type(
+    server.channel_class = type(
         "TimedChannel", (TimedChannel,), {"error_task_class": type("Refusal", (Refusal,), {"front": front})}
     )
-    made.front, made.most = front, connections
-    return made
+    server.front, server.most = front, connections
+    return server
 
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -416,13 +416,13 @@ class AnswerTask(WSGITask):
 
 
 class Parser(HTTPRequestParser):
-    """Parses a request. Where two headers say its length, somebody in between may have read the other one."""
+    """Parses a request. If two headers state its length, a proxy in between may have obeyed the other one."""
 
     def parse_header(self, header_plus: bytes) -> None:
         super().parse_header(header_plus)
-        both = self.chunked and "CONTENT_LENGTH" in self.headers
+        two_lengths = self.chunked and "CONTENT_LENGTH" in self.headers
         # waitress takes the header out where it understands it, which HTTP/1.0 does not have
-        if both or "TRANSFER_ENCODING" in self.headers:
+        if two_lengths or "TRANSFER_ENCODING" in self.headers:
             # answered, and then closed (RFC 9112, 6.1): what follows may be part of this body
             self.headers["CONNECTION"] = "close"
         if self.content_length >= self.adj.max_request_body_size:
@@ -473,10 +473,10 @@ class TimedChannel(HTTPChannel):
         if self.lingers is not None:
             return False
         self.began = time.monotonic() if self.began is None else self.began
-        found = super().received(data)
+        complete = super().received(data)
         if self.request is None:
             self.began = None
-        return bool(found)
+        return bool(complete)
 
     def overdue(self, now: float, front: Front) -> bool:
         """Whether a request takes too long to arrive, none comes, or nothing of the answer is taken."""

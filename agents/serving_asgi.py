@@ -131,11 +131,11 @@ class Guarded:
             await send({"type": "websocket.close", "code": 1008, "reason": excerpt(refusal, 100)})
 
     def _refusal(self, headers: list[tuple[bytes, bytes]]) -> str | None:
-        found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
+        checked: dict[bytes, list[str]] = {b"host": [], b"origin": []}
         for name, value in headers:
-            if name in found:
-                found[name].append(value.decode("latin-1"))
-        host, origin = (", ".join(values) if values else None for values in found.values())
+            if name in checked:
+                checked[name].append(value.decode("latin-1"))
+        host, origin = (", ".join(values) if values else None for values in checked.values())
         return self.access.refusal(host, origin)
 
 
@@ -222,8 +222,12 @@ class LimitedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
-        silent = [other for other in self.connections if isinstance(other, LimitedProtocol) and other.silent()]
-        victim = min(silent, key=lambda other: other.heard, default=self)
+        silent = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, LimitedProtocol) and connection.silent()
+        ]
+        victim = min(silent, key=lambda connection: connection.heard, default=self)
         # it leaves by itself only after this turn of the loop, in which others may come
         self.connections.discard(victim)
         victim.transport.abort()
@@ -248,7 +252,7 @@ class LimitedProtocol(H11Protocol):
 
 
 class _Refused(Exception):
-    """A body that the application does not see: status and one line; `whole`: all of it has come."""
+    """A body that is refused before the application sees it. `whole` says whether all of it has arrived."""
 
     def __init__(self, status: int, text: str, *, whole: bool = True) -> None:
         super().__init__(text)
@@ -292,19 +296,19 @@ class JsonBodies:
             await self.app(scope, _again(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        body, more = bytearray(), True
+        body, more_body = bytearray(), True
         # the length that is stated counts before the first byte is asked for
         length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         while True:
             if max(length, len(body)) > self.max_body:
-                raise _Refused(413, f"the body is larger than {self.max_body} bytes", whole=not more)
-            if not more:
+                raise _Refused(413, f"the body is larger than {self.max_body} bytes", whole=not more_body)
+            if not more_body:
                 return bytes(body)
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ConnectionError("the client went away")
             body += message.get("body", b"")
-            more = message.get("more_body", False)
+            more_body = message.get("more_body", False)
 
     def _check(self, scope: Scope, body: bytes) -> None:
         if not body:
@@ -341,7 +345,7 @@ class JsonBodies:
 async def refuse(send: Send, status: int, text: str, rest: Receive | None = None) -> None:
     """Answer with one line of JSON, and end the connection.
 
-    What is left of a body is read from `rest`, as long as `LINGER` allows: a reset would take the answer's place.
+    What is left of a body is read from `rest` for up to `LINGER` seconds: else the client may see a reset, no answer.
     """
     body = json.dumps({"error": text}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -360,7 +364,7 @@ CLIENT = "turngym.client"
 
 
 class KeyedClients:
-    """ASGI middleware: 401 without a client's key; the application reads in `scope[CLIENT]` whose it was."""
+    """ASGI middleware: 401 without a client's key. `scope[CLIENT]` tells the application whose key it was."""
 
     def __init__(self, app: AsgiApp, keys: ClientKeys) -> None:
         self.app, self.keys = app, keys
