@@ -60,9 +60,7 @@ def test_every_kind_of_name_is_looked_up_in_one_way(here: Path) -> None:
     assert require_env("own_lamps:own/Lamps-v0") == "own_lamps:own/Lamps-v0"
     try:
         assert sys.path == [*before, str(here)]  # last, and once
-        panel = panel_of_env(
-            "lamps", "own_lamps:own/Lamps-v0", make_kwargs={"max_turns": 9}, task_ids=["kitchen/red"]
-        )
+        panel = panel_of_env("lamps", "own_lamps:own/Lamps-v0", make_kwargs={"max_turns": 9}, task_ids=["kitchen/red"])
         write_panel(panel, here / "own_lamps" / "panel_data")
     finally:
         gym.registry.pop("own/Lamps-v0", None)
