@@ -1,7 +1,7 @@
 """How two evaluations are compared: differences paired by task, and the settings in which they differ.
 
 `compare_recorded` reads two traces, results files or packed results. It refuses to compare if settings differ that
-change the game and not the player (`decisive`). `rescore` makes the whole result of an evaluation again from its trace.
+change the game and not the player (`decisive`). `rescore` recomputes the result of an evaluation from its trace.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Differing = Mapping[str, tuple[Any, Any]]
 
 
 def differences_of(first: EvalSpec, second: EvalSpec) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two evaluations differ, without those that change nothing that is played."""
+    """Returns the settings in which two evaluations differ, except those that change no episode."""
     return {path: values for path, values in diff(first, second).items() if meaning(path) != "cost"}
 
 
 def decisive(differ: Differing) -> dict[str, tuple[Any, Any]]:
     """The settings that change the game and not the player, so that a paired difference would not be the player's.
 
-    A temperature counts if both have one; scripted agents have none. How much was played does not: tasks are compared.
+    A temperature counts if both have one; scripted agents have none. The amount does not count: tasks are compared.
     """
     return {
         path: values
@@ -81,24 +81,24 @@ share 0.7 at most, and of larger ones 0.06."""
 
 
 def same_run(first: Responses, second: Responses) -> str:
-    """How many episodes two evaluations share, where those are so many that they are one run; "" where they are not."""
-    shared, both = sum(first[key] == second[key] for key in first.keys() & second.keys()), min(len(first), len(second))
-    return f"{shared} of {both} episodes are the same" if shared and shared >= SAME_RUN * both else ""
+    """Says how many episodes two evaluations share if that shows that they are one run; else returns ""."""
+    shared, count = sum(first[key] == second[key] for key in first.keys() & second.keys()), min(len(first), len(second))
+    return f"{shared} of {count} episodes are the same" if shared and shared >= SAME_RUN * count else ""
 
 
 def no_seeds(runs: Mapping[str, tuple[EvalSpec, Responses]]) -> str:
-    """Why evaluations (by name: settings, and what was said) cannot be training seeds of one method; "" where they
+    """Says why evaluations (name to settings and responses) cannot be training seeds of one method; "" if they
     can."""
-    for (one, (mine, own)), (other, (theirs, others)) in combinations(runs.items(), 2):
-        if alike := same_run(own, others):
-            return f"{one} and {other} are one run: {alike}"
+    for (first, (mine, my_responses)), (second, (theirs, their_responses)) in combinations(runs.items(), 2):
+        if alike := same_run(my_responses, their_responses):
+            return f"{first} and {second} are one run: {alike}"
         weights = getattr(mine.agent, "weights", "")
         if weights and weights == getattr(theirs.agent, "weights", ""):
-            return f"{one} and {other} are of the same model (files {weights})"
+            return f"{first} and {second} are of the same model (files {weights})"
         apart = {path: values for path, values in differences_of(mine, theirs).items() if path not in SEEDED}
         apart = {path: values for path, values in apart.items() if meaning(path) in ("game", "player")}
         if apart:
-            return f"{one} and {other} were played otherwise: {describe(apart)}"
+            return f"{first} and {second} were played otherwise: {describe(apart)}"
     return ""
 
 
@@ -130,8 +130,8 @@ def spec_of(trace: Path) -> EvalSpec:
     specs = [read(EvalSpec, table, str(trace)) for table in read_specs(trace).values()]
     if not specs:
         raise EvaluationError(f"{trace} does not begin with the settings of an evaluation, so nobody can score it")
-    for other in specs[1:]:
-        if differ := differences_of(specs[0], other):
+    for spec in specs[1:]:
+        if differ := differences_of(specs[0], spec):
             raise EvaluationError(
                 f"{trace} holds more than one evaluation ({describe(differ)}); split it with `turngym trace filter`"
             )
@@ -248,16 +248,16 @@ def _read(
 
 
 def responses_of(episodes: Iterable[Episode]) -> Responses:
-    """What was said in an evaluation, as hashes. Blanks, which no environment reads, make no other episode of one."""
-    said = (
-        ((one.task.task_id, one.sample), "\0".join(" ".join(turn.response.split()) for turn in one.turns))
-        for one in episodes
+    """Hashes the responses of each episode. Whitespace does not count, since no environment reads it."""
+    texts = (
+        ((episode.task.task_id, episode.sample), "\0".join(" ".join(turn.response.split()) for turn in episode.turns))
+        for episode in episodes
     )
-    return {key: sha256(text.encode("utf-8", "surrogatepass")).digest() for key, text in said}
+    return {key: sha256(text.encode("utf-8", "surrogatepass")).digest() for key, text in texts}
 
 
 def _said(episode: Episode) -> bytes:
-    """A hash of everything that was read and said, by which equal episodes are known."""
+    """Hashes all ids and responses of an episode, so that equal episodes have equal hashes."""
     digest = sha256()
     for segment in episode.segments:
         digest.update(segment.tobytes() + b"|")
@@ -275,15 +275,19 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
             `different_settings`.
         EvaluationError: there is no evaluation at one of the paths.
     """
-    one, other = read_evaluation(first), read_evaluation(second)
+    first_run, second_run = read_evaluation(first), read_evaluation(second)
     # a packed result has no token ids: it is compared with another one to the letter
     mine, theirs = (
-        {(e.task.task_id, e.sample): _said(e) for e in run.episodes if not e.status.is_error} for run in (one, other)
+        {(e.task.task_id, e.sample): _said(e) for e in run.episodes if not e.status.is_error}
+        for run in (first_run, second_run)
     )
-    differ = differences_of(one.spec, other.spec)
-    if one.profile is not None and other.profile is not None:
+    differ = differences_of(first_run.spec, second_run.spec)
+    if first_run.profile is not None and second_run.profile is not None:
         # what a handshake itself used differs each time
-        answers = [{name: value for name, value in run.profile.items() if name != "used"} for run in (one, other)]  # type: ignore[union-attr]
+        answers = [
+            {name: value for name, value in profile.items() if name != "used"}
+            for profile in (first_run.profile, second_run.profile)
+        ]
         differ |= differing({PROFILE: answers[0]}, {PROFILE: answers[1]})
     shared = mine.keys() & theirs.keys()
     comparison = Comparison(
@@ -291,9 +295,9 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         differ=differ,
         same=sum(mine[key] == theirs[key] for key in shared),
         shared=len(shared),
-        both=(one, other),
+        both=(first_run, second_run),
     )
-    units = [units_of(run.outcomes, run.spec.play) for run in (one, other)]
+    units = [units_of(run.outcomes, run.spec.play) for run in (first_run, second_run)]
     try:
         check_hashes(*units)
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
@@ -307,8 +311,8 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
             graded = [means or task_means(run) for means, run in zip(scores, units, strict=True)]
             rows.append(_compared(SCORE, *graded))
     except ScoreError as error:
-        said = "; ".join(comparison.notes()) or "none of their settings differs"
-        raise ScoreError(f"{first} and {second} cannot be compared: {error} ({said})") from error
+        notes = "; ".join(comparison.notes()) or "none of their settings differs"
+        raise ScoreError(f"{first} and {second} cannot be compared: {error} ({notes})") from error
     if not different_settings and (game := decisive(differ)):
         nothing = f"; {comparison.notes()[-1]}" if comparison.alike else ""
         raise ScoreError(

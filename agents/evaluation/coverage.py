@@ -1,7 +1,7 @@
-"""How often do the intervals hold the truth? Simulated studies of a design of one's own, by the formulas that report.
+"""How often do the reported intervals hold the truth? Simulates studies of any design with the same formulas.
 
-`measure` draws studies whose truth is known and asks the same functions that make every table: one evaluation, two
-runs, one method over its seeds, two methods over theirs. docs/research/intervals.md has what they gave.
+`measure` draws studies whose truth is known and calls the functions that make every table: one evaluation, two runs,
+one method over its seeds, two methods over theirs. docs/research/intervals.md has the results.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class SimulatedStudy(Spec):
         """Success rates [seeds, tasks] of the first method, and of those that are compared with it."""
         hard = self._tasks(rng, self.hard)
         common = rng.normal(0, 1, self.seeds)
-        found = []
-        for place in range(1 + self.family):
-            first, seeds = not place, self.seeds if not place or self.second_seeds is None else self.second_seeds
+        rates = []
+        for number in range(1 + self.family):
+            first, seeds = not number, self.seeds if not number or self.second_seeds is None else self.second_seeds
             spread = self.seed_spread if first or self.second_spread is None else self.second_spread
             seed_S = spread * math.sqrt(1 - self.correlation) * rng.normal(0, 1, seeds)
             if self.correlation:
@@ -95,8 +95,8 @@ class SimulatedStudy(Spec):
                 seed_S -= COLLAPSE * (rng.random(seeds) < self.collapse)
             rate_N = self.rate + (not first) * self.difference + hard + self._tasks(rng, self.task_spread)
             rest_SN = rng.normal(0, self.both, (seeds, self.tasks))
-            found.append((rate_N + seed_S[:, None] + rest_SN).clip(0, 1))
-        return found
+            rates.append((rate_N + seed_S[:, None] + rest_SN).clip(0, 1))
+        return rates
 
     def _tasks(self, rng: np.random.Generator, spread: float) -> NDArray[np.float64]:
         own_N = rng.normal(0, spread, self.tasks)
@@ -112,13 +112,13 @@ class SimulatedStudy(Spec):
         return [[dict(zip(names, row, strict=True)) for row in runs.tolist()] for runs in means]
 
     def validation(self, rng: np.random.Generator) -> tuple[list[float], list[str]]:
-        """Outcomes of the first method in a validation that draws its tasks, and these."""
+        """Returns outcomes of the first method in a validation that draws its tasks, and the tasks that were drawn."""
         tasks = rng.integers(self.tasks, size=self.draws)
         won = rng.random(self.draws) < self.rates(rng)[0][0][tasks]
         return won.astype(float).tolist(), [f"{task}" for task in tasks]
 
     def truth(self) -> tuple[float, float]:
-        """Success of the first method and how much more the second has; rates that would leave [0, 1] are cut there."""
+        """Returns the success of the first method, and the second's minus the first's, with rates clipped to [0, 1]."""
         if not self.clipped():
             return self.rate, self.difference - COLLAPSE * self.collapse
         rng = np.random.default_rng(0)
@@ -145,7 +145,7 @@ REFERENCE = "t over seeds, for comparison"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalCoverage:
-    """What became of an interval in many studies."""
+    """How an interval did in many studies."""
 
     name: str
     covered: float
@@ -164,7 +164,7 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
     clusters = study.groups
     named = None if clusters is None else {str(task): cluster for task, cluster in enumerate(clusters)}
     kinds: dict[str, tuple[Callable[[list[list[TaskMeans]]], Interval], float, SimulatedStudy]] = {}
-    # one run, and two, are asked about themselves: other seeds are no part of the question
+    # intervals of one run or two are about these runs alone, so that other seeds do not matter
     alone = changed(
         study, seeds=1, second_seeds=None, seed_spread=0.0, second_spread=None, both=0.0, collapse=0.0, family=1
     )
@@ -182,39 +182,39 @@ def measure(study: SimulatedStudy, repetitions: int, seed: int = 0) -> Iterator[
             kinds[REFERENCE] = (_t_over_seeds, difference, study)
         if family > 1:
             kinds[f"the clearest of {family}, by Holm"] = _clearest, difference, study
-    for place, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
-        rng = np.random.default_rng([seed, place])
+    for number, (name, (interval, truth, drawn)) in enumerate(kinds.items()):
+        rng = np.random.default_rng([seed, number])
         yield counted(name, [interval(drawn.draw(rng)) for _ in range(repetitions)], truth)
     if study.draws:
         rng = np.random.default_rng([seed, len(kinds)])
-        found = [of_draws(*alone.validation(rng)) for _ in range(repetitions)]
-        yield counted(f"one validation of {study.draws} draws", found, rate_alone)
+        intervals = [of_draws(*alone.validation(rng)) for _ in range(repetitions)]
+        yield counted(f"one validation of {study.draws} draws", intervals, rate_alone)
 
 
 def counted(name: str, found: Sequence[Interval], truth: float) -> IntervalCoverage:
     """Coverage and width of intervals of one truth."""
-    width, oracle = fmean(one.high - one.low for one in found), 3.92 * stdev(one.mean for one in found)
+    width, oracle = fmean(span.high - span.low for span in found), 3.92 * stdev(span.mean for span in found)
     return IntervalCoverage(
         name=name,
-        covered=fmean(one.low - 1e-9 <= truth <= one.high + 1e-9 for one in found),
+        covered=fmean(span.low - 1e-9 <= truth <= span.high + 1e-9 for span in found),
         width=width,
         ratio=width / oracle if oracle else math.inf,
-        clear=fmean(one.low > 0 or one.high < 0 for one in found),
+        clear=fmean(span.low > 0 or span.high < 0 for span in found),
     )
 
 
 def _clearest(runs: list[list[TaskMeans]]) -> Interval:
     """Of all methods minus the first, the interval that is farthest from zero."""
-    # the least of m p-values is told by Holm at 0.05 / m
-    found = [rise(runs[0], other, tail=TAIL_PROBABILITY / (len(runs) - 1)) for other in runs[1:]]
-    return max(found, key=lambda one: max(one.low, -one.high))
+    # Holm compares the smallest of m p-values with 0.05 / m
+    intervals = [rise(runs[0], run, tail=TAIL_PROBABILITY / (len(runs) - 1)) for run in runs[1:]]
+    return max(intervals, key=lambda interval: max(interval.low, -interval.high))
 
 
 def shown_apart(study: SimulatedStudy, repetitions: int, seed: int = 0) -> float:
-    """In what share of the studies a seed of one of two methods lies apart (`seed_apart`)."""
+    """Returns the share of studies in which a seed of one of two methods lies apart (`seed_apart`)."""
     rng = np.random.default_rng([seed, 99])
     drawn = (changed(study, family=1).draw(rng) for _ in range(repetitions))
-    return fmean(any(seed_apart(runs) is not None for runs in both) for both in drawn)
+    return fmean(any(seed_apart(runs) is not None for runs in methods) for methods in drawn)
 
 
 def _t_over_seeds(runs: list[list[TaskMeans]]) -> Interval:

@@ -1,9 +1,9 @@
-"""Is this number the benchmark's? `departures` says in what an evaluation is played otherwise than the original.
+"""Is this number the benchmark's? `departures` lists how an evaluation deviates from the original.
 
-The original is the preset's where one was named: a whole protocol, with prompts, memory and sampling. Without a preset
-it is the environment alone, as ALFWorld, WebShop and Search-R1 have it: an impossible action is played and answered as
-the environment answers it, nothing helps, and nothing lists what is possible. Either is a partial `EvalSpec`; what is
-otherwise is the difference of two of them.
+With a preset, the original is the preset's whole protocol, with prompts, memory and sampling. Without a preset it is
+the environment alone, as ALFWorld, WebShop and Search-R1 have it: the environment itself answers an impossible action,
+nothing helps, and nothing lists the possible actions. Either original is a partial `EvalSpec`, which is compared with
+that of the evaluation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SPOKEN = ("channel", "system", "observation_role", "thinking", "max_new_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departures:
-    """What an evaluation does otherwise than the original, each in a few words."""
+    """Deviations of an evaluation from the original, each in a few words."""
 
     preset: str | None
     """The original's name; None: the environment alone."""
@@ -59,29 +59,29 @@ class Departures:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """What was given beside a preset."""
+        """Rules that were given beside a preset."""
         return () if self.preset is None else self.rules
 
     @property
     def all(self) -> tuple[str, ...]:
-        """All of it; empty if nothing is otherwise."""
+        """All deviations; empty if there are none."""
         return (*self.rules, *self.others)
 
     @property
     def line(self) -> str:
         """One line for people under a table."""
-        who = f"the original ({self.preset})" if self.preset else "the original"
-        return f"Not as {who}: {'; '.join(self.all)}" if self.all else f"As {who}"
+        original = f"the original ({self.preset})" if self.preset else "the original"
+        return f"Not as {original}: {'; '.join(self.all)}" if self.all else f"As {original}"
 
 
 def departures(spec: EvalSpec) -> Departures | None:
-    """What an evaluation or rollout does otherwise than the original; None where no original is known."""
+    """Returns how an evaluation or rollout deviates from the original; None if no original is known."""
     env_id = plain_id(spec.play.env.id)
     if env_id not in RULES:
         return None
     try:
         preset = find_preset(spec.preset, env_id)
-    # of another version
+    # the preset belongs to another version of turngym
     except TurngymError:
         return None
     original, played = _original(spec, preset), to_table(spec)
@@ -95,7 +95,7 @@ def departures(spec: EvalSpec) -> Departures | None:
     else:
         rules += _chat(original["agent"], played["agent"], preset)
         rules += _amount(spec, preset)
-        others += [one.text for one in preset.differs if one.holds(played)]
+        others += [departure.text for departure in preset.differs if departure.holds(played)]
         if _harness(spec.play) is not None and env_id == ALFWORLD:
             others.append("games shuffled from the panel's order, there from the file system's")
     return Departures(preset=spec.preset, rules=tuple(rules), others=tuple(others))
@@ -111,8 +111,8 @@ def _original(spec: EvalSpec, preset: Preset | None) -> dict[str, Any]:
     if preset is not None:
         named = {"play": {"env": {name: getattr(spec.play.env, name) for name in ("tool_name", "tool_argument")}}}
         layers.append(Layer(name="", table=preset.beside(named)))
-    found = merged([layer.table for layer in layers])
-    return {"agent": {}, **found}
+    table = merged([layer.table for layer in layers])
+    return {"agent": {}, **table}
 
 
 def panel_of(play: PlaySpec) -> Panel | None:
@@ -129,10 +129,10 @@ def panel_of(play: PlaySpec) -> Panel | None:
 def _rules(original: Mapping[str, Any], played: Mapping[str, Any]) -> Iterator[str]:
     """Arguments of `gym.make` that are not the original's."""
     for table in ("env", "env_kwargs"):
-        for name, (wanted, given) in differing(original["play"][table], played["play"][table]).items():
+        for name, (wanted, value) in differing(original["play"][table], played["play"][table]).items():
             if name in JUDGED_APART or name == "id":
                 continue
-            yield f"{name} {excerpt(given, 40)}" + ("" if wanted is None else f" ({wanted})")
+            yield f"{name} {excerpt(value, 40)}" + ("" if wanted is None else f" ({wanted})")
 
 
 def _tasks(play: PlaySpec, env_id: str) -> Iterator[str]:
@@ -157,39 +157,39 @@ def _retrieval(made: Mapping[str, Any]) -> Iterator[str]:
     if made.get("retriever") is None:
         yield "BM25 over the questions' own passages (E5 over wiki-18)"
     else:
-        shown = excerpt(str(made["retriever"]), 60)
-        yield f"retriever {shown}, of which it is not known whether it is E5 over wiki-18"
+        name = excerpt(str(made["retriever"]), 60)
+        yield f"retriever {name}, of which it is not known whether it is E5 over wiki-18"
 
 
 def _harness(play: PlaySpec) -> int | None:
-    """Workers of the published harness; None where the panel's tasks are played alike."""
+    """Workers of the published harness; None if all tasks of the panel are played equally often."""
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
     return sampling.harness if isinstance(sampling, Published) else None
 
 
 def _without_preset(spec: EvalSpec) -> Iterator[str]:
     memory = getattr(getattr(spec.agent, "chat", None), "memory", None)
-    if memory is not None and (shown := _memory(to_table(memory))) != "all":
-        yield f"memory {shown}"
+    if memory is not None and (kind := _memory(to_table(memory))) != "all":
+        yield f"memory {kind}"
     if (workers := _harness(spec.play)) is not None:
         yield f"tasks drawn as by {workers} workers of verl-agent"
 
 
 def _chat(original: Mapping[str, Any], played: Mapping[str, Any], preset: Preset) -> Iterator[str]:
-    """How a model is spoken to otherwise than the preset says; nothing of agents that read no prompt."""
-    wanted, given = original.get("chat", {}), played["chat"]
-    if "memory" not in given:
+    """Yields how the prompts deviate from the preset's; nothing for agents that read no prompt."""
+    wanted, chat = original.get("chat", {}), played["chat"]
+    if "memory" not in chat:
         return
     for name in SPOKEN:
-        own, is_ = wanted.get(name), given.get(name)
-        if name not in given or is_ == own or (name == "channel" and str(is_).startswith(f"{own}:")):
+        expected, actual = wanted.get(name), chat.get(name)
+        if name not in chat or actual == expected or (name == "channel" and str(actual).startswith(f"{expected}:")):
             continue
-        if own is None and name != "channel":
+        if expected is None and name != "channel":
             continue
-        yield "another system message" if name == "system" else f"{name} {is_} ({own})"
-    if (own := _memory(wanted["memory"])) != (is_ := _memory(given["memory"])):
-        yield f"memory {is_} ({own})"
-    if given.get("examples") is not None and preset.name != "react":
+        yield "another system message" if name == "system" else f"{name} {actual} ({expected})"
+    if (expected := _memory(wanted["memory"])) != (actual := _memory(chat["memory"])):
+        yield f"memory {actual} ({expected})"
+    if chat.get("examples") is not None and preset.name != "react":
         yield "examples in the prompt"
 
 

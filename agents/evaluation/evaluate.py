@@ -66,11 +66,11 @@ def evaluate(
             raise TurngymError("evaluate(SPEC): the settings are whole; leave out agent, preset and all others")
         resolved = Resolved(spec=checked(panel), origins={})
         return play_evaluation(resolved, out=out, verify=verify, progress=progress, command=command)
-    given = {} if isinstance(panel, Panel) else {"panel": str(panel)}
-    asked = asked_of("evaluate()", {**given, **settings}, agent, preset)
+    panel_setting = {} if isinstance(panel, Panel) else {"panel": str(panel)}
+    keywords = asked_of("evaluate()", {**panel_setting, **settings}, agent, preset)
     opened = panel if isinstance(panel, Panel) else None
     resolved = resolve_play(
-        [("evaluate()", asked)],
+        [("evaluate()", keywords)],
         usual=EVAL_DEFAULTS,
         panel=opened,
         preset=preset if isinstance(preset, Preset) else None,
@@ -91,7 +91,7 @@ def play_evaluation(
     progress: bool = True,
     command: str | Sequence[str] = "",
 ) -> EvalResult:
-    """Plays what was asked for; `evaluate` explains the arguments. Agent and panel are given where they are objects."""
+    """Plays an evaluation; `evaluate` explains the arguments. `agent` and `panel` are given if they are objects."""
     tasks = found.spec.play.tasks
     if not isinstance(tasks, OnPanel):
         raise EvaluationError("an evaluation is of a panel: name one with --panel (`turngym panel list` shows them)")
@@ -99,8 +99,8 @@ def play_evaluation(
         panel = panel or load_panel(tasks.panel)
         ours, stated = (panel.sha256, len(panel.tasks)), (tasks.sha256, tasks.size)
         if ours != stated:
-            known, given = (f"{one[1]} tasks and sha256 {one[0][:12]}" for one in (ours, stated))
-            raise PanelError(f"{panel.full_name} has {known}, the settings say {given}")
+            actual, recorded = (f"{pair[1]} tasks and sha256 {pair[0][:12]}" for pair in (ours, stated))
+            raise PanelError(f"{panel.full_name} has {actual}, the settings say {recorded}")
         ready = open_play(found.spec, agent)
         chosen = _tasks(panel, ready, verify)
         # an evaluation that shows how its own tasks are done would measure copying
@@ -128,7 +128,7 @@ def play_evaluation(
 
 
 def _tasks(panel: Panel, ready: OpenPlay, verify: bool) -> Sequence[Task]:
-    """The tasks that are played, drawn ones as often as they are drawn; `verify` compares all hashes with the panel's.
+    """Returns the tasks to play; one that is drawn twice is there twice. `verify` compares all hashes with the panel's.
 
     Raises TurngymError for tasks that are not the panel's.
     """

@@ -1,4 +1,4 @@
-"""What an evaluation or a rollout plays with: the environment and the agent of an `EvalSpec`, opened."""
+"""Opens the environment and the agent of an `EvalSpec`, for an evaluation or a rollout."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class OpenPlay:
         return env_maker(self.spec.play.env.id, **self.made, channel=self.opened.channel)
 
     def workload(self, episodes: int) -> PlayWorkload:
-        """What `--workers auto` decides by."""
+        """The numbers from which `--workers auto` decides."""
         return PlayWorkload.of(getattr(self.opened.agent, "policy", None), episodes)
 
 
 def open_play(spec: EvalSpec, agent: Agent | OpenedAgent | None = None) -> OpenPlay:
-    """Opens what `spec` says.
+    """Opens the environment and the agent of `spec`.
 
     Raises TurngymError for an environment or agent that cannot be opened, or that is not as `spec` has recorded it.
     """
-    env_id, made = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
-    env = probe(env_id, made, spec.compute.workers.step_timeout)
+    env_id, arguments = spec.play.env.id, make_arguments(spec.play, spec.compute.data)
+    env = probe(env_id, arguments, spec.compute.workers.step_timeout)
     if agent is None:
         opened = open_agent(spec.agent, lambda: env, spec.compute.slots)
     else:
@@ -65,14 +65,14 @@ G = TypeVar("G", bound=Game)
 
 
 def scored(game: G, env: TextEnv) -> G:
-    """`game` with what its environment says of its scoring. Raises TurngymError where `game` says otherwise."""
+    """Records in `game` how its environment scores. Raises TurngymError if `game` records another scoring."""
     if game.scoring not in ({}, env.scoring):
-        said = f"{game.env.id} scores with {env.scoring}; the settings say {game.scoring}"
-        raise TurngymError(f"{said}: other data or tools")
+        problem = f"{game.env.id} scores with {env.scoring}; the settings say {game.scoring}"
+        raise TurngymError(f"{problem}: other data or tools")
     return changed(game, scoring=env.scoring)
 
 
 def record_of(spec: EvalSpec) -> dict[str, Any]:
-    """`spec` as records hold it: what may be a key is written as ***."""
-    found: dict[str, Any] = redacted(to_table(spec))
-    return found
+    """Converts `spec` to a table for records, in which *** replaces whatever may be a key."""
+    table: dict[str, Any] = redacted(to_table(spec))
+    return table

@@ -4,8 +4,8 @@
 episode. `check_result` plays the recorded responses in the environment and compares what comes back, recomputes the
 table, and names what differs.
 
-What a check proves: these actions, in these tasks, had these outcomes, and the table is theirs. That the named model
-chose the actions shows only who has that model (`play_again`): the same seed gives the same episodes.
+What a check proves: these actions, in these tasks, had these outcomes, and the table is theirs. Only somebody who has
+the named model can show that it chose the actions (`play_again`): the same seed gives the same episodes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BROKEN_OFF = "broken off"
 
 
 def packed(run: str | Path) -> PackedResult:
-    """What `pack_result` writes of the evaluation in the folder or trace `run`.
+    """Makes the content of the file that `pack_result` writes, of the evaluation in the folder or trace `run`.
 
     Raises EvaluationError if there is none, if episodes are missing, or if it was not played on a panel.
     """
@@ -102,8 +102,8 @@ def packed(run: str | Path) -> PackedResult:
 
 
 def shared(spec: EvalSpec) -> EvalSpec:
-    """`spec` without what is of one machine alone: who computed, addresses, and the folders of files, which are named
-    by their hashes."""
+    """Removes from `spec` what belongs to one machine: who computed, addresses, and the folders of files, which are
+    known by their hashes."""
     agent: Any = spec.agent
     if isinstance(agent, Model):
         local = agent.engine if isinstance(agent.engine, Servers) else changed(agent.engine, device="auto", threads=0)
@@ -128,10 +128,10 @@ def _of_training(trace: Path) -> dict[str, Any]:
         return {}
     about = read_toml(run / CONFIG_FILE, provenance=True)["provenance"]
     model = run / "checkpoints" / trace.stem / "model"
-    found = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
+    facts = {"date": about["started"], "versions": {"python": about["python"], **about["packages"]}}
     if model.is_dir():
-        found["weights"] = weights_of(model)
-    return found
+        facts["weights"] = weights_of(model)
+    return facts
 
 
 def pack_result(
@@ -145,8 +145,8 @@ def pack_result(
     """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed
     (`check_result` explains the other arguments).
 
-    Raises EvaluationError as `packed` does, and if the check fails. An evaluation whose plain settings change what
-    scores is packed, too, though it is no result of its panel: a check and tables say so.
+    Raises EvaluationError as `packed` does, and if the check fails. An evaluation whose plain settings change the
+    scoring is packed, too. It is no result of its panel, as checks and tables say.
     """
     result = packed(run)
     if problems := check_result(result, panel=panel, data=data, env_kwargs=env_kwargs, other_rules=True):
@@ -156,10 +156,10 @@ def pack_result(
 
 
 def _stripped(episode: Episode) -> Episode:
-    """What the environment needs to play the episode again, and what a reader wants to see of it."""
+    """Reduces an episode to what a replay needs and a reader wants to see."""
     turns = tuple(Turn(admissible=None, **{name: getattr(turn, name) for name in PLAYED}) for turn in episode.turns)
-    own = {name: value for name, value in episode.meta.items() if name in EACH}
-    return replace(episode, segments=(), turns=turns, timings={}, meta=own, spec="")
+    meta = {name: value for name, value in episode.meta.items() if name in EACH}
+    return replace(episode, segments=(), turns=turns, timings={}, meta=meta, spec="")
 
 
 def check_result(
@@ -170,11 +170,11 @@ def check_result(
     env_kwargs: Mapping[str, Any] | None = None,
     other_rules: bool = False,
 ) -> list[str]:
-    """What differs between a packed result and what its episodes give when they are played again; [] if nothing does.
+    """Replays the episodes of a packed result, and returns all differences from what it states; [] if there are none.
 
     Args:
         panel: the panel, if it is not shipped with turngym: `my_package:name`, or the path of its manifest. A file is
-            not believed where its panel is.
+            not trusted to say where its panel lies.
         env_kwargs: arguments of gym.make that are not taken from a file, such as the address of a retriever.
         other_rules: whether settings that change what scores may differ from the panel's.
 
@@ -183,34 +183,34 @@ def check_result(
         TurngymError: the panel or the environment's data are not there.
     """
     result = result if isinstance(result, PackedResult) else read_result(result)
-    found = list(result.broken)
-    known = _panel(result, panel)
-    found += _tasks(result, known)
-    given = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
-    deviating = stated(result.spec.play, known, given)
+    problems = list(result.broken)
+    known_panel = _panel(result, panel)
+    problems += _tasks(result, known_panel)
+    arguments = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
+    deviating = stated(result.spec.play, known_panel, arguments)
     barred = replace(deviating, scored={} if other_rules else deviating.scored).differences()
     if barred:
-        # in another game most turns would differ, and what it names is nothing to open
-        return [*found, *barred, *_table(result)]
-    with lent(env_maker(known.env_id, **played_with(result.spec, known, given))) as env:
+        # in another game most turns would differ, and nothing that a file names is opened
+        return [*problems, *barred, *_table(result)]
+    with lent(env_maker(known_panel.env_id, **played_with(result.spec, known_panel, arguments))) as env:
         scoring = differing(result.spec.play.scoring, guard_of(env).base.scoring)
-        found += [f"settings: {_said(name, *both)}" for name, both in scoring.items()]
+        problems += [f"settings: {_said(name, *values)}" for name, values in scoring.items()]
         for episode in result.episodes:
             where = f"{episode.task.task_id} sample {episode.sample}"
-            found += [f"{where}, {line}" for line in _replayed(episode, env)]
-    return [*found, *_table(result)]
+            problems += [f"{where}, {line}" for line in _replayed(episode, env)]
+    return [*problems, *_table(result)]
 
 
 def inconsistencies(result: PackedResult) -> list[str]:
-    """What can be told of a file without playing: its seal, its tasks where its panel comes with turngym, its table."""
-    known = panel_of(result.spec.play)
-    return [*result.broken, *(() if known is None else _tasks(result, known)), *_table(result)]
+    """Checks a file without playing: its seal, its tasks if its panel comes with turngym, and its table."""
+    panel = panel_of(result.spec.play)
+    return [*result.broken, *(() if panel is None else _tasks(result, panel)), *_table(result)]
 
 
-def _panel(result: PackedResult, given: str | None) -> Panel:
-    """The `given` panel, else the shipped one that a result names."""
+def _panel(result: PackedResult, panel: str | None) -> Panel:
+    """Loads the panel called `panel`; for None, the shipped one that a result names."""
     tasks = result.spec.play.tasks
-    return load_panel(given) if given is not None else shipped_panel(tasks.panel if isinstance(tasks, OnPanel) else "")
+    return load_panel(panel) if panel is not None else shipped_panel(tasks.panel if isinstance(tasks, OnPanel) else "")
 
 
 def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
@@ -219,10 +219,10 @@ def _tasks(result: PackedResult, panel: Panel) -> Iterator[str]:
     if not isinstance(tasks, OnPanel) or isinstance(tasks.sampling, Published):
         yield "settings: its tasks are not a panel's"
         return
-    own = {"sha256": tasks.sha256, "env.id": plain_id(play.env.id), "size": tasks.size}
+    ours = {"sha256": tasks.sha256, "env.id": plain_id(play.env.id), "size": tasks.size}
     theirs = {"sha256": panel.sha256, "env.id": plain_id(panel.env_id), "size": len(panel.tasks)}
-    for name, (said, known) in differing(own, theirs).items():
-        yield f"settings: {name} is {said!r}, the panel {panel.full_name} has {known!r}"
+    for name, (value, expected) in differing(ours, theirs).items():
+        yield f"settings: {name} is {value!r}, the panel {panel.full_name} has {expected!r}"
     chosen = {task.task_id: task for task in part_of(panel.tasks, tasks.sampling)}
     samples = play.samples
     played = Counter((episode.task.task_id, episode.sample) for episode in result.episodes)
@@ -259,7 +259,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
     if task != episode.task:
         yield f"its task has sha256 {episode.task.sha256[:12]}, here {task.sha256[:12]}: other data"
         return
-    # no part of what the task is, but what intervals for new scenes and products rest on
+    # the cluster is not part of the task's hash, but intervals for new scenes and products depend on it
     if task.cluster != episode.task.cluster:
         yield _said("cluster", episode.task.cluster, task.cluster)
 
@@ -288,14 +288,14 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         lenient, f1 = lenient + (info.get("reading") == "lenient"), info.get("answer_f1")
         progress = final if goals is None else goals
         wrong = [
-            _said(name, recorded, now)
-            for name, recorded, now in (
+            _said(name, recorded, replayed)
+            for name, recorded, replayed in (
                 ("action", turn.action, info["action"]),
                 ("verdict", turn.verdict.value, str(info["verdict"])),
                 ("reward", turn.reward, float(reward)),
                 ("progress", turn.progress, progress),
             )
-            if not alike(recorded, now)
+            if not alike(recorded, replayed)
         ]
         if wrong:
             yield f"turn {turn.index}: {'; '.join(wrong)}"
@@ -307,7 +307,7 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
     stopped = episode.status in (Status.COMPLETED, Status.TRUNCATED_TURNS)
     if episode.status != end if stopped else end is not None:
         yield _said("status", episode.status.value, "unfinished" if end is None else end.value)
-    for name, recorded, now in (
+    for name, recorded, replayed in (
         ("success", episode.success, success),
         ("score", episode.score, final),
         ("return", episode.episode_return, total),
@@ -316,13 +316,13 @@ def _replayed(episode: Episode, env: Any) -> Iterator[str]:
         (LENIENT, episode.meta.get(LENIENT, 0), lenient),
         ("final observation", episode.final_observation, observation),
     ):
-        if not alike(recorded, now):
-            yield _said(name, recorded, now)
+        if not alike(recorded, replayed):
+            yield _said(name, recorded, replayed)
 
 
-def _said(name: str, recorded: object, now: object) -> str:
-    shown = [excerpt(repr(value), 80) for value in (recorded, now)]
-    return f"{name} is {shown[0]} in the file, {shown[1]} when it is played"
+def _said(name: str, recorded: object, replayed: object) -> str:
+    texts = [excerpt(repr(value), 80) for value in (recorded, replayed)]
+    return f"{name} is {texts[0]} in the file, {texts[1]} when it is played"
 
 
 def _table(result: PackedResult) -> Iterator[str]:
@@ -332,14 +332,14 @@ def _table(result: PackedResult) -> Iterator[str]:
     except TurngymError as error:
         yield f"table: {error}"
         return
-    now = dict(flat("", json.loads(json.dumps(scores.to_json()))))
+    computed = dict(flat("", json.loads(json.dumps(scores.to_json()))))
     recorded = dict(flat("", result.scores))
-    for name in sorted(recorded.keys() | now.keys()):
+    for name in sorted(recorded.keys() | computed.keys()):
         # older files do not state pass^k
         if ".pass_all." in name and name not in recorded:
             continue
-        if not alike(recorded.get(name), now.get(name)):
-            yield f"table: {name} is {recorded.get(name)!r} in the file, {now.get(name)!r} of its episodes"
+        if not alike(recorded.get(name), computed.get(name)):
+            yield f"table: {name} is {recorded.get(name)!r} in the file, {computed.get(name)!r} of its episodes"
 
 
 def play_again(
@@ -360,8 +360,8 @@ def play_again(
         panel, env_kwargs: as for `check_result`.
         settings: those of `evaluate` that the file does not say, such as the device.
     """
-    given, play, spec = env_kwargs or {}, result.spec.play, result.spec
-    known = _panel(result, panel)
+    arguments, play, spec = env_kwargs or {}, result.spec.play, result.spec
+    known_panel = _panel(result, panel)
     sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
     limits = [tasks]
     if isinstance(sampling, PartOfPanel):
@@ -373,27 +373,27 @@ def play_again(
     if (temperature := getattr(spec.agent, "temperature", None)) is not None:
         settings["temperature"] = temperature
     again = evaluate(
-        known,
+        known_panel,
         agent,
         preset=spec.preset,
         samples=play.samples,
         seed=play.seed,
-        env_kwargs={**stated(play, known, given).playable, **given},
+        env_kwargs={**stated(play, known_panel, arguments).playable, **arguments},
         verify=False,
         **settings,
     )
-    found = []
-    was, now = (getattr(one.agent, "weights", "") for one in (spec, again.spec))
-    if was and was != now:
-        found.append(f"model: its weights are {now}, the file names {was}")
-    recorded = {(one.task.task_id, one.sample): one for one in result.episodes}
+    differences = []
+    was, current = (getattr(player.agent, "weights", "") for player in (spec, again.spec))
+    if was and was != current:
+        differences.append(f"model: its weights are {current}, the file names {was}")
+    recorded = {(episode.task.task_id, episode.sample): episode for episode in result.episodes}
     for episode in again.episodes:
         key = episode.task.task_id, episode.sample
         if key not in recorded:
-            found.append(f"{key[0]} sample {key[1]}: it is not in the file")
+            differences.append(f"{key[0]} sample {key[1]}: it is not in the file")
         elif (line := first_difference(recorded[key].turns, episode.turns)) is not None:
-            found.append(f"{key[0]} sample {key[1]}, {line}")
-    return found
+            differences.append(f"{key[0]} sample {key[1]}, {line}")
+    return differences
 
 
 def first_difference(recorded: Sequence[Turn], now: Sequence[Turn]) -> str | None:

@@ -67,8 +67,8 @@ class PackedResult:
         return [json.dumps({**head, "sha256": _digest(head, rows)}, sort_keys=True), *(line for _, line in rows)]
 
     def write(self, path: str | Path) -> Path:
-        """Writes the file and returns its path. Raises EvaluationError, and writes nothing, for one that could not be
-        read again: what is read is bounded."""
+        """Writes the file and returns its path. Raises EvaluationError, and writes nothing, if the file would exceed
+        the limits of `read_result`."""
         data = "\n".join(self.lines()).encode("ascii")
         with written_whole(path) as scratch:
             scratch.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
@@ -101,7 +101,7 @@ def _name(episode: Episode) -> str:
 
 
 def _checksums(facts: Mapping[str, Any], rows: Rows) -> dict[str, str]:
-    """CRC-32 of every setting, version and other fact, of the table and of every episode: where a seal is broken."""
+    """CRC-32 of every setting and other fact, of the table and of every episode: shows where a seal is broken."""
     values = {"table": facts["scores"]} | {k: v for k, v in flat("", facts) if not k.startswith("scores.")}
     lines = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
     lines |= {name: line[:-1] for name, line in rows}
@@ -116,22 +116,22 @@ def _digest(head: Mapping[str, Any], rows: Rows) -> str:
 def _broken(first: str, stated: Mapping[str, Any], rows: Rows) -> list[str]:
     """What was changed since the file with the head `first`, which holds `stated`, was sealed.
 
-    Its text counts, and not what this version makes of it: a setting that came later has no part in the seal.
+    It compares the file's text, not parsed values: a setting that a later version added is not part of the seal.
     """
     facts = {name: stated[name] for name in FACTS}
     head = {"format": FORMAT, "version": VERSION, **facts, "checksums": stated["checksums"]}
     if _digest(head, rows) != stated["sha256"]:
-        before, now = stated["checksums"], _checksums(facts, rows)
-        changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-        found = [f"seal: {name} was changed after the file was packed" for name in changed]
-        return found or ["seal: the content has another SHA-256 than the file states"]
+        before, checksums = stated["checksums"], _checksums(facts, rows)
+        changed = [name for name in sorted(before.keys() | checksums.keys()) if before.get(name) != checksums.get(name)]
+        lines = [f"seal: {name} was changed after the file was packed" for name in changed]
+        return lines or ["seal: the content has another SHA-256 than the file states"]
     if first != json.dumps({**head, "sha256": stated["sha256"]}, sort_keys=True):
         return ["seal: the file holds more than is read of it, which no seal covers"]
     return []
 
 
 class _Head(msgspec.Struct):
-    """The first line of a file from anyone."""
+    """The first line of a file, which anyone may have written."""
 
     format: Literal["turngym-packed-result"]
     version: Literal[3]
@@ -181,7 +181,9 @@ def read_result(path: str | Path) -> PackedResult:
             **{**{name: head[name] for name in FACTS}, "spec": read(EvalSpec, head["spec"], "its spec")},
             episodes=episodes,
             seal=head["sha256"],
-            broken=tuple(_broken(first, head, [(_name(one), row) for one, row in zip(episodes, rows, strict=True)])),
+            broken=tuple(
+                _broken(first, head, [(_name(episode), row) for episode, row in zip(episodes, rows, strict=True)])
+            ),
         )
     except (OSError, lzma.LZMAError, msgspec.ValidationError, EpisodeError, ValueError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

@@ -77,8 +77,8 @@ class PlayedEpisodes:
         departs, chat = departures(self.spec), f"\n{self.chat}" if self.chat else ""
         chat = ("" if departs is None else f"\n{departs.line}") + chat
         played = [episode for episode in self.episodes if not episode.status.is_error]
-        said = hints(score(played), played, self.spec) if played else []
-        return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *said))
+        advice = hints(score(played), played, self.spec) if played else []
+        return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *advice))
 
     def __str__(self) -> str:
         table = self.table()
@@ -121,12 +121,12 @@ def play_episodes(
         return play_rollout(
             Resolved(spec=checked(env), origins={}), out=out, append=append, progress=progress, command=command
         )
-    asked = asked_of("play_episodes()", {**({} if env is None else {"env": env}), **settings}, agent, preset)
-    found = resolve_play(
-        [("play_episodes()", asked)], usual=ROLLOUT_DEFAULTS, preset=preset if isinstance(preset, Preset) else None
+    keywords = asked_of("play_episodes()", {**({} if env is None else {"env": env}), **settings}, agent, preset)
+    resolved = resolve_play(
+        [("play_episodes()", keywords)], usual=ROLLOUT_DEFAULTS, preset=preset if isinstance(preset, Preset) else None
     )
     player = None if agent is None or isinstance(agent, str) else agent
-    return play_rollout(found, agent=player, out=out, append=append, progress=progress, command=command)
+    return play_rollout(resolved, agent=player, out=out, append=append, progress=progress, command=command)
 
 
 def play_rollout(
@@ -138,7 +138,7 @@ def play_rollout(
     progress: bool = True,
     command: str | Sequence[str] = "",
 ) -> PlayedEpisodes:
-    """Plays what was asked for; `play_episodes` explains the arguments. An agent is given where it is an object."""
+    """Plays a rollout; `play_episodes` explains the arguments. `agent` is given if it is an object."""
     out = None if out is None else Path(out)
     with locked_file(out):
         done = _recorded(out, append)
@@ -184,10 +184,10 @@ def play_rollout(
 def _check_same(out: Path, spec: EvalSpec) -> None:
     """Raises TurngymError if another player has played into the trace: more tasks, samples and seeds may be added."""
     for theirs in read_specs(out).values():
-        for path, (was, now) in differing(theirs, record_of(spec)).items():
+        for path, (was, new) in differing(theirs, record_of(spec)).items():
             if meaning(path) in ("game", "player"):
                 raise TurngymError(
-                    f"{out} was played with {path} {brief(was, 60)}, and this would be {brief(now, 60)}: name another "
+                    f"{out} was played with {path} {brief(was, 60)}, and this would be {brief(new, 60)}: name another "
                     "file; a trace holds one player in one game"
                 )
 
@@ -219,10 +219,10 @@ def _choose(ready: OpenPlay) -> list[str]:
     count = play.tasks.count
     if count > len(ids):
         raise TurngymError(f"{count} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
-    places = (
+    indices = (
         range(count) if not play.tasks.draw else np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
     )
-    chosen = [ids[int(place)] for place in places]
+    chosen = [ids[int(index)] for index in indices]
     unique("the environment", chosen)
     return chosen
 

@@ -72,19 +72,19 @@ class RecordedEpisodes:
 
     @classmethod
     def of(cls, trace: Path) -> RecordedEpisodes:
-        found = cls(trace)
-        for place, item in iter_places(trace):
+        recorded = cls(trace)
+        for offset, item in iter_places(trace):
             if isinstance(item, TraceProblem):
-                found.problems.append(item)
+                recorded.problems.append(item)
             else:
-                found.seconds = max(found.seconds, seconds_played(item))
-                found.agent = found.agent or str(item.meta.get("agent", ""))
-                found.add(item, place)
-        return found
+                recorded.seconds = max(recorded.seconds, seconds_played(item))
+                recorded.agent = recorded.agent or str(item.meta.get("agent", ""))
+                recorded.add(item, offset)
+        return recorded
 
     def add(self, episode: Episode, place: int | None) -> None:
-        """Add `episode`, whose offset in the trace is `place`. Of one task and sample the last without an error counts,
-        or the last."""
+        """Add `episode`, whose offset in the trace is `place`. Of each task and sample the last episode without an
+        error counts, else the last one."""
         self.pay(episode)
         key = episode.task.task_id, episode.sample
         if key in self._rows and not self._rows[key][0].status.is_error:
@@ -102,8 +102,10 @@ class RecordedEpisodes:
         if self.profile is not None and profile != self.profile:
             from turngym.agents.endpoint.profile import changed
 
-            if other := changed(self.profile, profile):
-                warnings.warn(f"the endpoint is not as it was for earlier episodes ({'; '.join(other)})", stacklevel=3)
+            if changes := changed(self.profile, profile):
+                warnings.warn(
+                    f"the endpoint is not as it was for earlier episodes ({'; '.join(changes)})", stacklevel=3
+                )
         self.profile = profile
 
     def has(self, task_id: str, sample: int) -> bool:
@@ -122,10 +124,10 @@ class RecordedEpisodes:
         return [outcome for outcome, _ in self._sorted()]
 
     def result(self, spec: EvalSpec, agent: str, *, seconds: float, resumed: int, chat: str = "") -> EvalResult:
-        """What these episodes say. Raises ScoreError where none of them counts."""
-        outcomes, kept = self.outcomes(), [one for _, one in self._sorted()]
-        in_memory = tuple(one for one in kept if isinstance(one, Episode))
-        places = (one for one in kept if isinstance(one, int))
+        """Scores these episodes. Raises ScoreError if none of them counts."""
+        outcomes, sources = self.outcomes(), [source for _, source in self._sorted()]
+        in_memory = tuple(source for source in sources if isinstance(source, Episode))
+        places = (source for source in sources if isinstance(source, int))
         return EvalResult(
             spec=spec,
             agent=agent,
@@ -151,13 +153,13 @@ def read_recorded(
         return recorded
     mine, specs = record_of(spec), read_specs(trace)
     for theirs in specs.values():
-        for path, (was, now) in differing(theirs, mine).items():
+        for path, (was, new) in differing(theirs, mine).items():
             if meaning(path) != "cost":
                 raise EvaluationError(
-                    f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(now, 60)}; continue "
+                    f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(new, 60)}; continue "
                     "with the old setting or write to another folder"
                 )
-    for number, (place, episode) in enumerate(iter_places(trace)):
+    for number, (offset, episode) in enumerate(iter_places(trace)):
         if isinstance(episode, TraceProblem):
             recorded.problems.append(episode)
             continue
@@ -175,7 +177,7 @@ def read_recorded(
         if failed and errors_again:
             recorded.pay(episode)
         else:
-            recorded.add(episode, place)
+            recorded.add(episode, offset)
     return recorded
 
 
@@ -255,13 +257,13 @@ class EvalResult:
 
     @property
     def lost(self) -> str:
-        """What its numbers leave out, in a line; "" if nothing."""
+        """The episodes that its numbers leave out, in a line; "" if none."""
         errors, missing, bounds = self.scores.errors, self.missing, self.scores.bounds
-        said = [f"{errors} ended in errors"] if errors else []
-        said += [f"{missing} are missing"] if missing else []
+        reasons = [f"{errors} ended in errors"] if errors else []
+        reasons += [f"{missing} are missing"] if missing else []
         ends = "" if bounds is None else " (success {:.1f} to {:.1f} % with those lost or won)"
         ends = ends.format(*(100 * bound for bound in bounds or ()))
-        return f"of {self.asked} episodes {' and '.join(said)}, which no number counts{ends}" if said else ""
+        return f"of {self.asked} episodes {' and '.join(reasons)}, which no number counts{ends}" if reasons else ""
 
     def table(self) -> Table:
         """Success by category and behavior, one column."""
@@ -270,65 +272,65 @@ class EvalResult:
 
     @property
     def departs(self) -> Departures | None:
-        """In what this is not the original's protocol; None where no original is known."""
+        """Deviations from the original's protocol; None if no original is known."""
         return departures(self.spec)
 
     @property
     def title(self) -> str:
         """What was measured, in one line."""
         play, agent, departs = self.spec.play, self.spec.agent, self.departs
-        what = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
+        text = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
         sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
         if isinstance(sampling, PartOfPanel):
-            what += f", {sampling.said}"
+            text += f", {sampling.said}"
         if self.spec.preset is not None:
-            what += f", preset {self.spec.preset}"
-            what += f" but {', '.join(departs.beside)}" if departs is not None and departs.beside else ""
+            text += f", preset {self.spec.preset}"
+            text += f" but {', '.join(departs.beside)}" if departs is not None and departs.beside else ""
         elif departs is not None and departs.rules:
-            what += f", {', '.join(departs.rules)}"
+            text += f", {', '.join(departs.rules)}"
         examples = getattr(getattr(agent, "chat", None), "examples", None)
-        what += f", examples {examples.content}" if examples is not None else ""
-        what += f", scores approximate ({self.scores.approximate})" if self.scores.approximate else ""
+        text += f", examples {examples.content}" if examples is not None else ""
+        text += f", scores approximate ({self.scores.approximate})" if self.scores.approximate else ""
         if isinstance(sampling, Published):
-            what += f": {self.asked} draws, published:{sampling.harness}"
+            text += f": {self.asked} draws, published:{sampling.harness}"
         else:
-            what += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
+            text += f": {play.samples} sample{'s' if play.samples > 1 else ''}"
         temperature = getattr(agent, "temperature", None)
-        taken = self.profile is None or self.profile.get("temperature", True)
+        obeyed = self.profile is None or self.profile.get("temperature", True)
         if temperature is not None:
-            what += f", temperature {temperature:g}" if taken else ", the server's own temperature"
-        return what + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
+            text += f", temperature {temperature:g}" if obeyed else ", the server's own temperature"
+        return text + (f"; {self.missing} of {self.asked} episodes are missing" if self.missing else "")
 
     def notes(self) -> list[str]:
-        """What is said below the table: how it was played, what may help where answers were cut or could not be read,
-        and what the numbers leave out."""
+        """Lines below the table: how it was played, what may help if answers were cut or could not be read, and what
+        the numbers leave out."""
         departs, errors = self.departs, self.scores.errors
-        said = [*([] if departs is None else [departs.line]), *([self.chat] if self.chat else [])]
-        said += hints(self.scores, self.episodes, self.spec)
+        lines = [*([] if departs is None else [departs.line]), *([self.chat] if self.chat else [])]
+        lines += hints(self.scores, self.episodes, self.spec)
         if errors:
-            said.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
+            lines.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
         if self.twice:
-            said.append(
+            lines.append(
                 f"{self.twice} episodes are in the trace more than once, none of them after an error: the last ones "
                 "count"
             )
         if self.missing:
-            said.append(f"{self.missing} of {self.asked} episodes are missing: the evaluation was interrupted")
-        return said
+            lines.append(f"{self.missing} of {self.asked} episodes are missing: the evaluation was interrupted")
+        return lines
 
     def __str__(self) -> str:
         return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.notes())
 
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, as docs/results.schema.json describes it."""
-        return {**self._head(), "episodes": [episode_row(one) for one in self.outcomes]}
+        return {**self._head(), "episodes": [episode_row(outcome) for outcome in self.outcomes]}
 
     def write(self, path: str | Path) -> None:
         """Write results.json row by row, without holding all of it in memory."""
         write_results(path, self._head(), self.outcomes)
 
     def _head(self) -> dict[str, Any]:
-        """All of it but the rows of the episodes."""
+        """The content of results.json without the rows of the episodes."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -408,9 +410,9 @@ class TaskEvaluation:
     def _jobs(self, recorded: RecordedEpisodes) -> list[Job]:
         times, seed = self.times, self.spec.play.seed
         return [
-            Job(task_id=task.task_id, sample=sample, group=place, seed=seed, sha256=task.sha256)
+            Job(task_id=task.task_id, sample=sample, group=index, seed=seed, sha256=task.sha256)
             for sample in range(max(times.values()))
-            for place, task in enumerate(self.chosen)
+            for index, task in enumerate(self.chosen)
             if sample < times[task.task_id] and not recorded.has(task.task_id, sample)
         ]
 

@@ -2,7 +2,7 @@
 
 Its validation has N workers (128), each with a seed of its own and one task at a time. Which tasks are played, and how
 often, therefore depends on N, and in WebShop the order of goals and the price caps depend on the worker, too. A panel
-has none of that; this is for meeting a published number, and for finding out what such a number can be worth.
+has none of that. Draw tasks like this to reproduce a published number, and to find out what such a number is worth.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, s
     ALFWorld: each worker shuffles the games by its seed and plays the next one at every validation. The harness begins
     with the order of its file system, which differs between machines; this begins with the panel's.
     WebShop: each validation draws `workers` of the numbers 0 to 499 without repetition. A worker shuffles all goals of
-    the shop by its seed, and draws prices and price caps with it: number k means another goal to each, and its caps
-    are its own. Ids are `PROFILE/GOAL@SEED`.
+    the shop by its seed, and draws prices and price caps with it: number k is another goal, with other caps, for each
+    worker. Ids are `PROFILE/GOAL@SEED`.
 
     Args:
-        panel: whose environment says how tasks are drawn; ALFWorld's games are drawn among its tasks.
+        panel: its environment decides how tasks are drawn; ALFWorld's games are drawn among its tasks.
         env: an environment of the panel; it is played to learn the hashes of WebShop's tasks.
-        workers: of the harness, each of which plays one task at every validation.
-        seed: of the run; worker i has `seed` + 1000 + i.
+        workers: number of workers of the harness; each plays one task at every validation.
+        seed: the run's seed; worker i has `seed` + 1000 + i.
 
     Raises EvaluationError for an environment for which the harness draws nothing, and for too small a shop.
     """
     env_id = plain_id(panel.env_id)
     if env_id == ALFWORLD:
         numbers = [_games(len(panel.tasks), seed + FIRST_SEED + worker, validations) for worker in range(workers)]
-        return [panel.tasks[own[turn]] for turn in range(validations) for own in numbers]
+        return [panel.tasks[games[turn]] for turn in range(validations) for games in numbers]
     if env_id == WEBSHOP:
         base: Any = guard_of(env).base
         shop = base.shop
         ids = list(_goals(shop.profile.name, shop.goals.order, workers, validations, seed))
-        found = {task.task_id: task for task in collect_tasks(env, dict.fromkeys(ids))}
-        return [found[task_id] for task_id in ids]
+        tasks = {task.task_id: task for task in collect_tasks(env, dict.fromkeys(ids))}
+        return [tasks[task_id] for task_id in ids]
     why = (
         "the harness plays all rows of its test sets in order" if env_id == SEARCH else "no published harness is known"
     )
@@ -59,7 +59,7 @@ def published_tasks(panel: Panel, env: Any, *, workers: int, validations: int, s
 
 
 def _games(count: int, seed: int, validations: int) -> list[int]:
-    """Places of the games that one worker plays: all of them shuffled, and shuffled again once all were played."""
+    """Indices of the games that one worker plays: all of them shuffled, and shuffled again once all were played."""
     rng = np.random.RandomState(seed)
     order, played = list(range(count)), list[int]()
     while len(played) < validations:
@@ -86,9 +86,9 @@ def _goals(profile: str, order: np.ndarray, workers: int, validations: int, seed
     number_of = np.argsort(order)
     rng = np.random.RandomState(seed + FIRST_SEED)
     for _ in range(validations):
-        for worker, place in enumerate(rng.choice(range(first, end), size=workers, replace=False).tolist()):
-            own = seed + FIRST_SEED + worker
-            yield f"{profile}/{number_of[_shuffled(count, own)[place]]}@{own}"
+        for worker, position in enumerate(rng.choice(range(first, end), size=workers, replace=False).tolist()):
+            worker_seed = seed + FIRST_SEED + worker
+            yield f"{profile}/{number_of[_shuffled(count, worker_seed)[position]]}@{worker_seed}"
 
 
 @lru_cache(maxsize=512)

@@ -67,9 +67,9 @@ class _Results(msgspec.Struct):
 
 
 def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
-    """What was asked for, and how the episodes ended, of a results file. Raises EvaluationError for another file.
+    """Reads the settings and the outcomes in a results file. Raises EvaluationError for another file.
 
-    Of the verdicts it knows the valid and the invalid ones alone.
+    The file does not tell invalid verdicts apart, so that all of them are read as inadmissible.
     """
     try:
         # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
@@ -80,7 +80,7 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     outcomes = []
     for row in results.episodes:
         task = {name: getattr(row, name) for name in ("task_id", "sha256", "category", "cluster")}
-        # which invalid ones they were is not in the file
+        # the file does not say which kind of invalid they were
         counts = {Verdict.OK: row.turns - row.invalid, Verdict.INADMISSIBLE: row.invalid}
         outcomes.append(
             EpisodeOutcome(
@@ -97,8 +97,12 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
 
 def token_counts(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int] | None:
     """Number of `prompt` and `response` ids of all episodes; None if no episode has ids."""
-    known = [(one.prompt_tokens, one.response_tokens or 0) for one in outcomes if one.prompt_tokens is not None]
-    return {"prompt": sum(p for p, _ in known), "response": sum(r for _, r in known)} if known else None
+    counts = [
+        (outcome.prompt_tokens, outcome.response_tokens or 0)
+        for outcome in outcomes
+        if outcome.prompt_tokens is not None
+    ]
+    return {"prompt": sum(p for p, _ in counts), "response": sum(r for _, r in counts)} if counts else None
 
 
 def write_results(path: str | Path, head: Mapping[str, Any], outcomes: Sequence[EpisodeOutcome]) -> None:

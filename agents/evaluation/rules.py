@@ -1,9 +1,9 @@
-"""What a result may have of its own: its panel alone fixes the tasks and what scores, and every deviation is named.
+"""Which settings may a packed result choose? Its panel alone fixes tasks and scoring, and every deviation is named.
 
-A packed file comes from anyone. Of the arguments of gym.make that it states, plain values that change what an agent is
-told are played as they are stated (`told`), and tables name them. Plain values that change what scores make it a result
-of another game (`scored`). Whatever else it states (a class, an address, a path) is never taken from it (`refused`):
-who checks it says that.
+Anyone may have written a packed file. Of the arguments of gym.make that it states, plain values that change what an
+agent reads are played as stated (`told`), and tables name them. Plain values that change the scoring make it a result
+of another game (`scored`). Anything else (a class, an address, a path) is never taken from the file (`refused`): who
+checks the file has to give it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Stated:
 
     def differences(self) -> list[str]:
         """Why it is no result of the panel; [] if it is one."""
-        found = [f"settings: {_line(*item)}: what scores comes from the panel alone" for item in self.scored.items()]
-        return found + [
+        lines = [f"settings: {_line(*item)}: what scores comes from the panel alone" for item in self.scored.items()]
+        return lines + [
             f"settings: {name} is {_short(value)}, which is not taken from a file; say what it shall be: "
             f"--env-kwargs '{{\"{name}\": ...}}'"
             for name, (value, _) in self.refused.items()
@@ -67,17 +67,17 @@ def stated(
     tables: list[Any] = [environment_layer(panel.env_id).table, panel_layer(panel).table]
     if preset is not None:
         tables.append(preset.table)
-    expected, own = merged(tables)["play"], to_table(play)
+    expected, settings = merged(tables)["play"], to_table(play)
     environment = env_class(panel.env_id)
     kinds = {"told": environment.told_by | (set(ENVIRONMENT) - {"split"}), "scored": environment.scored_by}
-    found: dict[str, dict[str, tuple[Any, Any]]] = {"told": {}, "scored": {}, "refused": {}}
+    values: dict[str, dict[str, tuple[Any, Any]]] = {"told": {}, "scored": {}, "refused": {}}
     for table in ("env", "env_kwargs"):
-        for name, (wanted, value) in differing(expected[table], own[table]).items():
+        for name, (wanted, value) in differing(expected[table], settings[table]).items():
             if name == "id" or name in (given or {}):
                 continue
             kind = next((kind for kind, names in kinds.items() if name in names and _plain(value)), "refused")
-            found[kind][name] = value, wanted
-    return Stated(**found)
+            values[kind][name] = value, wanted
+    return Stated(**values)
 
 
 def played_with(spec: EvalSpec, panel: Panel, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def played_with(spec: EvalSpec, panel: Panel, given: Mapping[str, Any]) -> dict[
 
 
 def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
-    """What a table says of a result: why it is no result of its panel, and everything in which it deviates besides.
+    """Returns what a table notes on a result: why it is no result of its panel, and all its other deviations.
 
     A preset's own values are no deviation from it, as far as this turngym knows the preset.
     """
@@ -105,9 +105,9 @@ def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:
         preset = find_preset(spec.preset, panel.env_id)
     except TurngymError:
         preset = None
-    found = stated(spec.play, panel, preset=preset)
-    apart = {**found.scored, **found.refused}
-    return [_line(*item) for item in apart.items()], [*some, *(_line(*item) for item in found.told.items())]
+    deviating = stated(spec.play, panel, preset=preset)
+    apart = {**deviating.scored, **deviating.refused}
+    return [_line(*item) for item in apart.items()], [*some, *(_line(*item) for item in deviating.told.items())]
 
 
 def _line(name: str, values: tuple[Any, Any]) -> str:
@@ -115,7 +115,7 @@ def _line(name: str, values: tuple[Any, Any]) -> str:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value is a choice or a number, and nothing that could be a place."""
+    """Whether a value is a choice or a number, and cannot be a path or an address."""
     if isinstance(value, list):
         return len(value) <= LONGEST_VALUE and all(isinstance(item, int | float) for item in value)
     return (

@@ -158,7 +158,7 @@ class Scores:
         return "~" if self.approximate else ""
 
     def to_json(self) -> dict[str, Any]:
-        """The last five only where there is something to say."""
+        """Converts all fields, the last five only if they are not None."""
         some = ("answer_f1", "graded", "bounds", "new_clusters", "clusters")
         return {name: value for name, value in asdict(self).items() if value is not None or name not in some}
 
@@ -195,8 +195,8 @@ def score(episodes: Played, play: PlaySpec | None = None) -> Scores:
         success_turns=fmean(won) if won else None,
         invalid_rate=sum(outcome.invalid for outcome in counted) / turns,
         verdicts={
-            verdict.value: sum(outcome.verdicts[place] for outcome in counted) / turns
-            for place, verdict in enumerate(Verdict)
+            verdict.value: sum(outcome.verdicts[index] for outcome in counted) / turns
+            for index, verdict in enumerate(Verdict)
         },
         cut_rate=sum(outcome.cut for outcome in counted) / turns,
         truncated={s.value: statuses[s] / len(counted) for s in Status if s.is_cut},
@@ -218,79 +218,81 @@ def _graded(means: Mapping[str, float], tasks: Mapping[str, str] | None) -> Inte
 
 
 def of_draws(values: Sequence[float], tasks: Sequence[str]) -> Interval:
-    """The mean over draws, where the published number is one; those of one task do not say more than one task can."""
+    """The mean over draws, as in the published number; draws of one task are one cluster, not independent."""
     return replace(clustered(values, clusters=tasks), tasks=len(set(tasks)))
 
 
 def units_of(outcomes: Sequence[EpisodeOutcome], play: PlaySpec | None) -> list[EpisodeOutcome]:
-    """The outcomes without errors, each of the task that it counts for: a score is the mean over these of the means
-    over their samples, wherever it is shown."""
+    """Returns the outcomes without errors, each with the task that it counts for (`_unit`). Every score is the mean
+    over these tasks of the means over their samples."""
     apart = play is not None and drawn(play)
-    return [replace(one, task=_unit(one, apart)) for one in outcomes if not one.status.is_error]
+    return [replace(outcome, task=_unit(outcome, apart)) for outcome in outcomes if not outcome.status.is_error]
 
 
-def _unit(one: EpisodeOutcome, apart: bool) -> Task:
-    """What counts alike: a task with all of its samples; where tasks are drawn each draw (`apart`)."""
-    return replace(one.task, task_id=f"{one.task.task_id}, draw {one.sample}") if apart else one.task
+def _unit(outcome: EpisodeOutcome, apart: bool) -> Task:
+    """Returns what an outcome counts for: its task with all samples or, if tasks are drawn (`apart`), its own draw."""
+    return replace(outcome.task, task_id=f"{outcome.task.task_id}, draw {outcome.sample}") if apart else outcome.task
 
 
 def score_seeds(runs: Sequence[Played], play: PlaySpec | None = None) -> Scores:
     """Scores one method whose runs differ in their seed alone: means over seeds and tasks, with intervals for new ones
-    of both (`over_seeds`). Of a single run as `score`. Raises ScoreError where runs played other tasks."""
+    of both (`over_seeds`). `score` scores a single run. Raises ScoreError if the runs played different tasks."""
     every = [as_outcomes(run) for run in runs]
     if len(every) == 1:
         return score(every[0], play)
-    each, whole = [score(run, play) for run in every], score([one for run in every for one in run], play)
-    counted = [[one for one in run if not one.status.is_error] for run in every]
+    singles, pooled = [score(run, play) for run in every], score([outcome for run in every for outcome in run], play)
+    counted = [[outcome for outcome in run if not outcome.status.is_error] for run in every]
     graded, answered = [score_means(run) for run in counted], [f1_means(run) for run in counted]
-    shared = {one.task.task_id: one.task.cluster or one.task.task_id for run in counted for one in run}
+    shared = {outcome.task.task_id: outcome.task.cluster or outcome.task.task_id for run in counted for outcome in run}
     return replace(
-        whole,
+        pooled,
         overall=_row("all", counted),
         categories=tuple(
-            _row(row.name, [[one for one in run if one.task.category == row.name] for run in counted])
-            for row in whole.categories
+            _row(row.name, [[outcome for outcome in run if outcome.task.category == row.name] for run in counted])
+            for row in pooled.categories
         ),
         answer_f1=over_seeds(answered) if all(answered) else None,
         graded=over_seeds(graded) if all(graded) else None,
         new_clusters=over_seeds([task_means(run) for run in counted], clusters=shared)
-        if each[0].new_clusters
+        if singles[0].new_clusters
         else None,
     )
 
 
 def score_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
     """Task id to its mean score; {} where the score is success."""
-    return _means((one, one.score) for one in counted) if any(one.score != one.success for one in counted) else {}
+    return _means((unit, unit.score) for unit in counted) if any(unit.score != unit.success for unit in counted) else {}
 
 
 def f1_means(counted: Sequence[EpisodeOutcome]) -> dict[str, float]:
-    """Task id to the mean F1 of its answers; {} where no episode has one. One that came to no turn has no answer: 0."""
+    """Task id to the mean F1 of its answers; {} if no episode has one. An episode without an answer counts 0."""
     return (
-        {} if all(one.answer_f1 is None for one in counted) else _means((one, one.answer_f1 or 0.0) for one in counted)
+        {}
+        if all(unit.answer_f1 is None for unit in counted)
+        else _means((unit, unit.answer_f1 or 0.0) for unit in counted)
     )
 
 
 def _means(values: Iterable[tuple[EpisodeOutcome, float]]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for one, value in values:
-        found.setdefault(one.task.task_id, []).append(value)
-    return {task_id: fmean(found[task_id]) for task_id in sorted(found)}
+    by_task: dict[str, list[float]] = {}
+    for outcome, value in values:
+        by_task.setdefault(outcome.task.task_id, []).append(value)
+    return {task_id: fmean(by_task[task_id]) for task_id in sorted(by_task)}
 
 
 def _bounds(every: Sequence[EpisodeOutcome], apart: bool) -> tuple[float, float]:
     """Avg@n where every episode that ended in an error was lost, and where each was won."""
-    found: dict[str, list[tuple[bool, bool]]] = {}
-    for one in every:
-        error = one.status.is_error
-        found.setdefault(_unit(one, apart).task_id, []).append((one.success and not error, one.success or error))
-    lost, won = (fmean(fmean(pair[side] for pair in pairs) for pairs in found.values()) for side in (0, 1))
+    by_task: dict[str, list[tuple[bool, bool]]] = {}
+    for unit in every:
+        error = unit.status.is_error
+        by_task.setdefault(_unit(unit, apart).task_id, []).append((unit.success and not error, unit.success or error))
+    lost, won = (fmean(fmean(pair[side] for pair in pairs) for pairs in by_task.values()) for side in (0, 1))
     return lost, won
 
 
 def as_outcomes(episodes: Played) -> list[EpisodeOutcome]:
     """The episodes without their texts."""
-    return [one if isinstance(one, EpisodeOutcome) else EpisodeOutcome.of(one) for one in episodes]
+    return [episode if isinstance(episode, EpisodeOutcome) else EpisodeOutcome.of(episode) for episode in episodes]
 
 
 def task_means(episodes: Played) -> dict[str, float]:
@@ -303,15 +305,15 @@ def compare(first: Played, second: Played) -> Difference:
 
     Raises ScoreError if the runs played different tasks (by id, or by sha256).
     """
-    one, other = ([played for played in run if not played.status.is_error] for run in (first, second))
-    check_hashes(one, other)
-    return rise([task_means(one)], [task_means(other)])
+    before, after = ([played for played in run if not played.status.is_error] for run in (first, second))
+    check_hashes(before, after)
+    return rise([task_means(before)], [task_means(after)])
 
 
 def check_hashes(first: Played, second: Played) -> None:
     """Raises ScoreError where two runs mean different tasks by one id."""
-    hashes = {one.task.task_id: one.task.sha256 for one in first}
-    for task in (one.task for one in second):
+    hashes = {outcome.task.task_id: outcome.task.sha256 for outcome in first}
+    for task in (outcome.task for outcome in second):
         # an episode that failed before its first observation has no hash of its task
         if task.sha256 and hashes.get(task.task_id, task.sha256) not in ("", task.sha256):
             raise ScoreError(
@@ -321,11 +323,11 @@ def check_hashes(first: Played, second: Played) -> None:
 
 
 def _row(name: str, runs: Sequence[Sequence[EpisodeOutcome]], apart: bool = False) -> ScoreRow:
-    """Of one run over its tasks, of several over seeds and tasks; of draws (`apart`) of one run each draw counts."""
+    """Scores one run over its tasks, several over seeds and tasks. With `apart`, each draw of a single run counts."""
     episodes = sum(map(len, runs))
     if apart:
         (counted,) = runs
-        draws = of_draws([float(one.success) for one in counted], [one.task.task_id for one in counted])
+        draws = of_draws([float(outcome.success) for outcome in counted], [outcome.task.task_id for outcome in counted])
         return ScoreRow(
             name=name, samples=1, episodes=episodes, avg=draws, pass_at={1: draws.mean}, pass_intervals={1: draws}
         )
@@ -349,18 +351,18 @@ def _row(name: str, runs: Sequence[Sequence[EpisodeOutcome]], apart: bool = Fals
 
 
 def _by_task(episodes: Played) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for one in episodes:
-        if not one.status.is_error:
-            wins, samples = found.get(one.task.task_id, (0, 0))
-            found[one.task.task_id] = wins + one.success, samples + 1
-    return dict(sorted(found.items()))
+    counts: dict[str, tuple[int, int]] = {}
+    for episode in episodes:
+        if not episode.status.is_error:
+            wins, samples = counts.get(episode.task.task_id, (0, 0))
+            counts[episode.task.task_id] = wins + episode.success, samples + 1
+    return dict(sorted(counts.items()))
 
 
 def category_rank(category: str) -> tuple[int, str]:
     """Sort key of a category in tables: ALFWorld's in the order of papers, then others by name."""
-    known = PAPER_ORDER.index(category) if category in PAPER_ORDER else len(PAPER_ORDER)
-    return known, category
+    rank = PAPER_ORDER.index(category) if category in PAPER_ORDER else len(PAPER_ORDER)
+    return rank, category
 
 
 def success_table(runs: Mapping[str, Scores]) -> Table:
@@ -372,19 +374,21 @@ def success_table(runs: Mapping[str, Scores]) -> Table:
     samples = sorted({scores.overall.samples for scores in runs.values()}, reverse=True)
     header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples)]
     header += [*(f"pass^{n} [95 %]" for n in samples if n > 1), "tasks"]
-    more: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}
     if any(scores.clusters for scores in runs.values()):
-        more["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
+        columns["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
     if any(scores.graded for scores in runs.values()):
-        more["score [95 %]"] = [str(scores.graded or "-") for scores in runs.values()]
+        columns["score [95 %]"] = [str(scores.graded or "-") for scores in runs.values()]
     if any(scores.answer_f1 for scores in runs.values()):
-        more["F1 [95 %]"] = [str(scores.answer_f1 or "-") for scores in runs.values()]
+        columns["F1 [95 %]"] = [str(scores.answer_f1 or "-") for scores in runs.values()]
     if any(scores.bounds for scores in runs.values()):
-        more["errors lost, won %"] = [
+        columns["errors lost, won %"] = [
             "-" if scores.bounds is None else ", ".join(map(_percent, scores.bounds)) for scores in runs.values()
         ]
     rows = [_success_row(name, scores, names, samples) for name, scores in runs.items()]
-    return [*header, *more], [[*row, *(cells[place] for cells in more.values())] for place, row in enumerate(rows)]
+    return [*header, *columns], [
+        [*row, *(cells[index] for cells in columns.values())] for index, row in enumerate(rows)
+    ]
 
 
 def _new_clusters(scores: Scores) -> str:
@@ -415,8 +419,8 @@ def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Seque
     mark = scores.mark
     cells = [f"{mark}{_percent(rows[category].avg.mean)}" if category in rows else "-" for category in names]
     overall, best = scores.overall, scores.overall.pass_intervals[max(scores.overall.pass_at)]
-    for own in (str(overall.avg), str(best)):
-        cells += [f"{mark}{own}" if n == overall.samples else "-" for n in samples]
+    for text in (str(overall.avg), str(best)):
+        cells += [f"{mark}{text}" if n == overall.samples else "-" for n in samples]
     every = overall.pass_all.get(max(overall.pass_at))
     cells += [f"{mark}{every}" if n == overall.samples else "-" for n in samples if n > 1]
     return [name, *cells, str(overall.avg.tasks)]
@@ -436,25 +440,25 @@ EXAMPLES = (re.compile(rf"{_TAG}(?! and </)[^<>]*</\1>"), re.compile(rf"{_TAG} a
 def hints(scores: Scores, episodes: Sequence[Episode], spec: EvalSpec) -> list[str]:
     """Paragraphs about the answers of these episodes; [] where there is nothing to say."""
     channel, env = spec.agent.chat.channel, spec.play.env
-    said = []
+    advice = []
     full = Status.TRUNCATED_TOKENS
-    if scores.truncated[full] and (mute := sum(one.status is full and not one.turns for one in episodes)):
-        said.append(
+    if scores.truncated[full] and (mute := sum(episode.status is full and not episode.turns for episode in episodes)):
+        advice.append(
             f"{mute} of {len(episodes)} episodes ended before their first answer: the first prompt alone fills the "
             "context. Play a model that reads more, raise --max-context, or let it read less (--system, --examples)."
         )
     if scores.cut_rate:
-        said.append(
+        advice.append(
             f"{100 * scores.cut_rate:.0f} % of the answers were cut at the limit on new tokens, so that their ends are "
             "lost: raise --max-new-tokens, or let the model answer in fewer words (--thinking off, another --system)."
         )
     malformed = scores.verdicts[Verdict.MALFORMED.value]
     if malformed >= MOST_MALFORMED:
-        found = ((episode, turn) for episode in episodes if not episode.status.is_error for turn in episode.turns)
-        episode, turn = next(pair for pair in found if pair[1].verdict is Verdict.MALFORMED)
+        pairs = ((episode, turn) for episode in episodes if not episode.status.is_error for turn in episode.turns)
+        episode, turn = next(pair for pair in pairs if pair[1].verdict is Verdict.MALFORMED)
         called = channel.startswith("tool")
-        whole, tags = (form.search(episode.system or "") for form in EXAMPLES)
-        example = whole[0] if whole else f"<{tags[1]}>...</{tags[1]}>" if tags else ""
+        literal, tags = (form.search(episode.system or "") for form in EXAMPLES)
+        example = literal[0] if literal else f"<{tags[1]}>...</{tags[1]}>" if tags else ""
         expected = "a call of the environment's tool" if called else "an action in tags"
         expected += f", as in {example}" if example and not called else ""
         answer = excerpt(" ".join(printable(turn.response).split()), 200) or "(nothing)"
@@ -466,9 +470,9 @@ def hints(scores: Scores, episodes: Sequence[Episode], spec: EvalSpec) -> list[s
             "--examples FILE",
             *([] if env.on_invalid == "reject" else ["--on-invalid reject"]),
         ]
-        said.append(
+        advice.append(
             f"{100 * malformed:.0f} % of the answers could not be read as an action. Expected is {expected}. Instead, "
             f"turn {turn.index} of {episode.task.task_id} said: {answer!r}. What may help: {'; '.join(helps)}. "
             "`turngym trace print --prompt` shows what the model read."
         )
-    return said
+    return advice

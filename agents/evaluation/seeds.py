@@ -1,4 +1,4 @@
-"""What several training seeds tell: intervals over seeds and tasks, and how many of each a study needs.
+"""Intervals over training seeds and tasks, and how many of each a study needs.
 
 `over_seeds` is for one method, `rise` compares two. `spread_of` splits the variance of such a pilot into seeds, tasks,
 both together and sampling. `power` and `detectable` predict from it what another design would find out, and `cheapest`
@@ -43,10 +43,10 @@ Clusters = Mapping[str, Hashable]
 
 
 def paired_below(seeds: int) -> float:
-    """Seeds count as paired where that makes the interval at most so wide as without.
+    """Returns the largest width, relative to the unpaired interval, at which the paired one is reported.
 
-    Recorded seeds of two methods correlate by 0.7 to 1.0 in search and the shop, by 0 in the household; always the
-    shorter one would cover too little, and two or three strangers seem to pair up often.
+    Recorded seeds of two methods correlate by 0.7 to 1.0 in search and the shop, by 0 in the household. Always taking
+    the shorter interval would cover too little, and two or three unrelated seeds often seem to pair up.
     """
     return 0.5 if seeds > 3 else 0.3
 
@@ -222,8 +222,8 @@ def signed(value: Difference | None) -> str:
     """A difference in points with its interval, and whether it is clear of zero (`*`) or of one run each."""
     if value is None:
         return "-"
-    said = f"{100 * value.mean:+z.1f} [{100 * value.low:+z.1f}, {100 * value.high:+z.1f}]"
-    return said + (" *" if value.clear else ", one run each" if value.one_run_each else "")
+    text = f"{100 * value.mean:+z.1f} [{100 * value.low:+z.1f}, {100 * value.high:+z.1f}]"
+    return text + (" *" if value.clear else ", one run each" if value.one_run_each else "")
 
 
 def points(error: float | None) -> str:
@@ -291,11 +291,11 @@ def rise(
 
 
 def in_family(found: Mapping[str, Difference]) -> dict[str, Difference]:
-    """The same comparisons as one family: which are clear of zero is Holm's to say. Those of one run each are not told
-    from zero at all, and do not count. They have p-values, as `rise` gives them."""
-    counted = {name: one.p for name, one in found.items() if not one.one_run_each and one.p is not None}
+    """Adjusts the p-values of comparisons, which `rise` must have computed, as one family by Holm. Comparisons of one
+    run each are never clear of zero, and do not count."""
+    counted = {name: delta.p for name, delta in found.items() if not delta.one_run_each and delta.p is not None}
     adjusted = holm(counted)
-    return {name: replace(one, family=len(counted), adjusted=adjusted.get(name)) for name, one in found.items()}
+    return {name: replace(delta, family=len(counted), adjusted=adjusted.get(name)) for name, delta in found.items()}
 
 
 def _half_of_two(
@@ -313,20 +313,20 @@ def _half_of_two(
     apart, chance = math.fsum(arm.between_seeds for arm in arms), math.fsum(arm.chance for arm in arms)
     half = half_of_arms(arms, over, quantile, tail)
     if pair and len(first) == len(second):
-        own = VarianceParts.of(second - first)
-        paired = crossed_half(own.between_seeds, own.seeds - 1, own.chance, over, quantile, own.seeds, tail)
-        if paired <= paired_below(own.seeds) * half:
-            return paired, math.sqrt(max(own.between_seeds - own.chance, 0.0))
+        parts = VarianceParts.of(second - first)
+        paired = crossed_half(parts.between_seeds, parts.seeds - 1, parts.chance, over, quantile, parts.seeds, tail)
+        if paired <= paired_below(parts.seeds) * half:
+            return paired, math.sqrt(max(parts.between_seeds - parts.chance, 0.0))
     return half, math.sqrt(max(apart - chance, 0.0))
 
 
 def half_of_arms(arms: Sequence[VarianceParts], between_tasks: float, t_tasks: float, tail: float) -> float:
-    """Half the width for two methods whose seeds are strangers: sqrt(V + t(n - 1)^2 max(B - (C - K), K)).
+    """Half the width for two methods with unrelated seeds: sqrt(V + t(n - 1)^2 max(B - (C - K), K)).
 
-    K = c_1 C_1 + c_2 C_2 is chance that is known well (`known_chance`), and counts with the tasks' quantile. As many
-    seeds of both: V = t(f)^2 max(A_1 + A_2 - K, 0), f by Welch (`degrees_of_two`). Else V = sum_i t(S_i - 1)^2
-    max(A_i - c_i C_i, 0), each with its own quantile: Welch's f covers too little where the fewer seeds vary more. One
-    arm alone, against a player without seeds: `crossed_half`.
+    K = c_1 C_1 + c_2 C_2 is chance that is known well (`known_chance`), and counts with the tasks' quantile. If both
+    have as many seeds, V = t(f)^2 max(A_1 + A_2 - K, 0), f by Welch (`degrees_of_two`). Else V = sum_i t(S_i - 1)^2
+    max(A_i - c_i C_i, 0), each with its own quantile: Welch's f covers too little if the method with fewer seeds varies
+    more. A single arm, against a player without seeds, has `crossed_half`.
     """
     chance = math.fsum(arm.chance for arm in arms)
     if len(arms) == 1:
@@ -349,15 +349,15 @@ def half_of_arms(arms: Sequence[VarianceParts], between_tasks: float, t_tasks: f
 def known_chance(seeds: float, tail: float = TAIL_PROBABILITY) -> float:
     """c, the share of the chance within A that counts with the tasks' quantile, of two methods (`half_of_arms`).
 
-    1 - 4 / S^2 at 95 %. Beyond, as for many comparisons, less of it the smaller the `tail`: with all of it a level of
+    It is 1 - 4 / S^2 at 95 %. For a smaller `tail`, as in many comparisons, it shrinks in proportion: else a level of
     0.56 % would really be 1.1 %.
     """
     return (1 - 4 / (seeds * seeds)) * min(1.0, tail / TAIL_PROBABILITY)
 
 
 def degrees_of_two(apart: Sequence[float], own: float) -> float:
-    """Degrees of freedom of the sum of two variances that have `own` each (Welch, Satterthwaite): `own`, where all is
-    of one of them, to twice as many."""
+    """Degrees of freedom of the sum of two variances that have `own` each (Welch, Satterthwaite): from `own`, if one of
+    them is all of the sum, to twice as many."""
     total = math.fsum(apart)
     return own / math.fsum((value / total) ** 2 for value in apart) if total else 2 * own
 
@@ -367,17 +367,17 @@ SURE = 0.05
 
 
 def seed_apart(runs: Sequence[TaskMeans]) -> int | None:
-    """The run that lies apart from the others of its method, as one that collapsed does; None where there is none.
+    """Index of the run that lies apart from the others of its method, as a collapsed one does; None if there is none.
 
-    The intervals take seeds for draws of a normal distribution, and cover as little as 60 % where one in six collapses.
-    Apart is the run farthest from the mean of the others, if by more than t(1 - `SURE` / 2S, S - 2) times their
-    deviation, at least that of chance, by sqrt(1 + 1 / (S - 1)). Two runs do not show which of them it would be.
+    The intervals take seeds for draws of a normal distribution, and cover as little as 60 % if one in six collapses.
+    The run farthest from the mean of the others lies apart if that is more than t(1 - `SURE` / 2S, S - 2) d sqrt(1 +
+    1 / (S - 1)), where d is the others' deviation, at least that of chance. Of two runs, neither can be the odd one.
     """
     count = len(runs)
     if count < 3 or len(runs[0]) < 2:
         return None
     means = _means(_matrix(runs, sorted(runs[0])).T)
-    far = max(range(count), key=lambda place: abs(means[place] - fmean(means)))
+    far = max(range(count), key=lambda index: abs(means[index] - fmean(means)))
     rest = [*means[:far], *means[far + 1 :]]
     chance = count * VarianceParts.of(_matrix(runs, sorted(runs[0]))).chance
     deviation = math.sqrt(max(variance(rest), chance) * (1 + 1 / len(rest)))
@@ -455,19 +455,19 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
         raise ScoreError(f"{len(rows)} seeds of {len(rows[0]) if rows else 0} tasks: a pilot needs two of each")
     tasks = sorted(rows[0])
     values = _matrix(rows, tasks)
-    own, arms = VarianceParts.of(values), [VarianceParts.of(_matrix(runs, tasks)) for runs in (first, second)]
-    seeds, error = own.seeds, own.chance * values.size
+    parts, arms = VarianceParts.of(values), [VarianceParts.of(_matrix(runs, tasks)) for runs in (first, second)]
+    seeds, error = parts.seeds, parts.chance * values.size
     chance = 0.0
     if samples > 1:
-        each = [value * (1 - value) for run in (*first, *second) for value in run.values()]
+        noise = [value * (1 - value) for run in (*first, *second) for value in run.values()]
         # runs of one seed share random streams, so that their chance may be less than that of strangers
-        chance = min(2 * fmean(each) / (samples - 1), error)
+        chance = min(2 * fmean(noise) / (samples - 1), error)
     ways = {
-        True: (own.between_seeds, own.chance, seeds - 1.0),
+        True: (parts.between_seeds, parts.chance, seeds - 1.0),
         False: (
-            math.fsum(one.between_seeds for one in arms),
-            math.fsum(one.chance for one in arms),
-            degrees_of_two([one.between_seeds for one in arms], seeds - 1),
+            math.fsum(arm.between_seeds for arm in arms),
+            math.fsum(arm.chance for arm in arms),
+            degrees_of_two([arm.between_seeds for arm in arms], seeds - 1),
         ),
     }
     reach = {
@@ -478,7 +478,7 @@ def spread_of(first: Sequence[TaskMeans], second: Sequence[TaskMeans], samples: 
     return Spread(
         seed=seeds * max(0.0, apart - within),
         seed_high=seeds * max(0.0, apart / chi_squared(0.2, degrees) - within),
-        task=len(tasks) * max(0.0, own.between_tasks - own.chance),
+        task=len(tasks) * max(0.0, parts.between_tasks - parts.chance),
         both=max(0.0, error - chance),
         sample=samples * chance,
         mean=fmean(values.ravel().tolist()),
@@ -493,7 +493,7 @@ _LUCKS = 24
 @lru_cache(1 << 8)
 def _lucks(degrees: float) -> NDArray[np.float64]:
     """Sizes of an estimated variance, as shares of the true one."""
-    return np.array([chi_squared((place + 0.5) / _LUCKS, degrees) for place in range(_LUCKS)])
+    return np.array([chi_squared((index + 0.5) / _LUCKS, degrees) for index in range(_LUCKS)])
 
 
 @lru_cache(1 << 12)
@@ -501,35 +501,35 @@ def _halves(spread: Spread, design: Design) -> NDArray[np.float64]:
     """Half widths of the interval of `rise` as they may come out, equally likely: `crossed_half`, or `half_of_arms`, of
     expected variances, those between seeds times their luck."""
     s, m = design.seeds, design.tasks
-    rest = (spread.both + spread.sample / design.samples) / (s * m)
-    known = rest * ((s - 2) / (4 * (s - 1)) if spread.paired else known_chance(s))
-    apart, over = spread.seed / s + rest, spread.task / m + rest
+    residual = (spread.both + spread.sample / design.samples) / (s * m)
+    known = residual * ((s - 2) / (4 * (s - 1)) if spread.paired else known_chance(s))
+    apart, over = spread.seed / s + residual, spread.task / m + residual
     luck = _lucks(s - 1)
     if spread.paired:
-        found, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL_PROBABILITY, s - 1))
+        estimates, quantile = apart * luck, np.full(_LUCKS, t_quantile(1 - TAIL_PROBABILITY, s - 1))
     else:
-        one, two = (part.ravel() for part in np.meshgrid(luck, luck))
-        found = apart / 2 * (one + two)
+        first, second = (part.ravel() for part in np.meshgrid(luck, luck))
+        estimates = apart / 2 * (first + second)
         # `degrees_of_two` of two methods that vary alike
-        share = one / (one + two)
+        share = first / (first + second)
         quantile = _t_of((s - 1) / (share**2 + (1 - share) ** 2))
-    with_tasks = t_quantile(1 - TAIL_PROBABILITY, m - 1) ** 2 * max(over - (rest - known), known)
-    halves: NDArray[np.float64] = np.sqrt(quantile**2 * np.maximum(found - known, 0.0) + with_tasks)
+    with_tasks = t_quantile(1 - TAIL_PROBABILITY, m - 1) ** 2 * max(over - (residual - known), known)
+    halves: NDArray[np.float64] = np.sqrt(quantile**2 * np.maximum(estimates - known, 0.0) + with_tasks)
     return halves
 
 
 def _t_of(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
     """t(1 - TAIL) at many degrees of freedom, on straight lines between a few hundred."""
-    places = np.linspace(float(degrees.min()), float(degrees.max()), 33)
-    return np.interp(degrees, places, [t_quantile(1 - TAIL_PROBABILITY, round(float(place), 9)) for place in places])
+    knots = np.linspace(float(degrees.min()), float(degrees.max()), 33)
+    return np.interp(degrees, knots, [t_quantile(1 - TAIL_PROBABILITY, round(float(knot), 9)) for knot in knots])
 
 
 def _floor(spread: Spread, design: Design, difference: float) -> float:
     """How far `difference_bounds` reaches below the observed `difference`: m values and two more, -1 and 1."""
     m, count = design.tasks, design.tasks + 2
-    rest = (spread.both + spread.sample / design.samples) / (design.seeds * m)
+    residual = (spread.both + spread.sample / design.samples) / (design.seeds * m)
     middle = difference * m / count
-    square = (m - 1) * m * (spread.task / m + rest) + m * difference**2 + 2 - count * middle**2
+    square = (m - 1) * m * (spread.task / m + residual) + m * difference**2 + 2 - count * middle**2
     return difference - middle + t_quantile(1 - TAIL_PROBABILITY, count - 1) * math.sqrt(square / (count - 1) / count)
 
 
@@ -553,7 +553,7 @@ def power(spread: Spread, design: Design, difference: float) -> float:
 
 
 def detectable(spread: Spread, design: Design, wanted: float = 0.8) -> float:
-    """The smallest true difference that is told from zero with probability `wanted`; above 1 there is none: inf."""
+    """The smallest true difference that is told from zero with probability `wanted`; inf if that is above 1."""
     low, high = 0.0, 1.0
     if power(spread, design, high) < wanted:
         return math.inf
@@ -572,14 +572,14 @@ def cheapest(
 ) -> Design | None:
     """The design of fewest hours that tells `difference` from zero with probability `wanted`; None if none does.
 
-    Of two designs that take as many hours it is the one of fewer episodes.
+    Of two designs with equal hours, the one with fewer episodes is taken.
     """
     by_size: dict[tuple[int, int], list[Design]] = {}
-    for design in sorted(designs, key=lambda one: one.seeds):
+    for design in sorted(designs, key=lambda candidate: candidate.seeds):
         by_size.setdefault((design.tasks, design.samples), []).append(design)
     enough = list[Design]()
     for sized in by_size.values():
         # more seeds never tell less, so that few of a size have to be looked at
-        place = bisect_left(sized, True, key=lambda one: power(spread, one, difference) >= wanted)
-        enough += sized[place : place + 1]
-    return min(enough, key=lambda one: (hours(one), one.episodes), default=None)
+        index = bisect_left(sized, True, key=lambda candidate: power(spread, candidate, difference) >= wanted)
+        enough += sized[index : index + 1]
+    return min(enough, key=lambda candidate: (hours(candidate), candidate.episodes), default=None)

@@ -133,10 +133,10 @@ def _weighted(counts_V: NDArray[np.float64], values_VU: NDArray[np.float64]) -> 
 def with_the_end(values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The distinct values, with one more value at 1, and how often each occurs."""
     # rounded, since equal means may differ in their last digits
-    found = Counter(round(float(value), 12) for value in values)
-    found[1.0] += 1
-    places = sorted(found)
-    return np.array(places), np.array([found[place] for place in places], np.float64)
+    counts = Counter(round(float(value), 12) for value in values)
+    counts[1.0] += 1
+    points = sorted(counts)
+    return np.array(points), np.array([counts[point] for point in points], np.float64)
 
 
 def mean_bounds(values: Sequence[float]) -> tuple[float, float]:
@@ -188,12 +188,12 @@ def cluster_error(values: Sequence[float], clusters: Sequence[Hashable], tail: f
     for cluster, value in zip(clusters, values, strict=True):
         groups[cluster].append(value)
     # with the number n_c of values of each cluster, shares are n_c / n, and both traces are fractions of whole numbers
-    n, (s2, s3, s4, s5) = len(values), (sum(len(own) ** power for own in groups.values()) for power in (2, 3, 4, 5))
+    n, (s2, s3, s4, s5) = len(values), (sum(len(group) ** power for group in groups.values()) for power in (2, 3, 4, 5))
     # tr Q times n^4, and tr Q^2 times n^8
     trace = s2 * n**2 - 2 * s3 * n + s2**2
     of_square = s4 * n**4 - 4 * s5 * n**3 + (4 * s2 * s4 + 2 * s3**2) * n**2 - 4 * s2**2 * s3 * n + s2**4
     mean = fmean(values)
-    apart = squares(len(own) / n * (fmean(own) - mean) for own in groups.values())
+    apart = squares(len(group) / n * (fmean(group) - mean) for group in groups.values())
     return t_quantile(1 - tail, trace**2 / of_square) * math.sqrt(s2 * n**2 / trace * apart)
 
 
@@ -225,9 +225,9 @@ def difference_bounds(
     the two stand for what n tasks need not have shown. Two runs without a difference get +- 2.8 points for 100 tasks.
     `clusters` as for `clustered`: the ends reach as far as `cluster_error`, too.
     """
-    more = [*values, -1.0, 1.0]
-    half = t_quantile(1 - tail, len(more) - 1) * math.sqrt(variance(more) / len(more))
-    low, high = fmean(more) - half, fmean(more) + half
+    extended = [*values, -1.0, 1.0]
+    half = t_quantile(1 - tail, len(extended) - 1) * math.sqrt(variance(extended) / len(extended))
+    low, high = fmean(extended) - half, fmean(extended) + half
     if clusters is not None and len(set(clusters)) < len(values):
         if len(set(clusters)) == 1:
             return -1.0, 1.0
@@ -240,8 +240,8 @@ def p_value(interval: Callable[[float], Interval]) -> float:
     """The smallest level at which the interval is clear of zero; `interval` takes the probability on either side."""
 
     def clear(log_level: float) -> bool:
-        found = interval(math.exp(log_level) / 2)
-        return found.low > 0 or found.high < 0
+        bounds = interval(math.exp(log_level) / 2)
+        return bounds.low > 0 or bounds.high < 0
 
     low, high = math.log(1e-6), 0.0
     if clear(low):
@@ -253,13 +253,13 @@ def p_value(interval: Callable[[float], Interval]) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Name to its p-value among all of the family, by Holm 1979: with m of them in order, max_{j <= i} (m - j + 1) p_j.
+    """Adjusts p-values of one family by Holm 1979: the i-th smallest of m becomes max_{j <= i} (m - j + 1) p_j.
 
-    Those at most 0.05 are clear of zero, with a chance of at most 5 % that any of them is so wrongly.
+    Those up to 0.05 are clear of zero; the chance that any of them is so by mistake is at most 5 %.
     """
     adjusted, worst = dict[str, float](), 0.0
-    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        worst = max(worst, min(1.0, (len(p_values) - place) * p_values[name]))
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[name]))
         adjusted[name] = worst
     return adjusted
 
@@ -290,13 +290,13 @@ def t_quantile(p: float, degrees: float) -> float:
 
 
 def _rule() -> list[tuple[float, float]]:
-    """Places in (0, 1) and weights of an integral over [0, 1]: the trapezoidal rule in u, x = 1 / (1 + exp(-pi sinh u))
+    """Points in (0, 1) and weights of an integral over [0, 1]: the trapezoidal rule in u, x = 1 / (1 + exp(-pi sinh u))
     (tanh-sinh), which converges exponentially, also where the integrand has no derivative at an end."""
-    found, step = [], 0.1
+    points, step = [], 0.1
     for number in range(-32, 33):
-        place = 1 / (1 + math.exp(-math.pi * math.sinh(number * step)))
-        found.append((place, step * math.pi * math.cosh(number * step) * place * (1 - place)))
-    return found
+        point = 1 / (1 + math.exp(-math.pi * math.sinh(number * step)))
+        points.append((point, step * math.pi * math.cosh(number * step) * point * (1 - point)))
+    return points
 
 
 _RULE = _rule()
@@ -309,10 +309,10 @@ def chi_squared(p: float, degrees: float) -> float:
     def share(x: float) -> float:
         """P(half, x), the incomplete gamma function, by its series."""
         term = math.exp(half * math.log(x) - x - math.lgamma(half + 1))
-        total, place = term, half
+        total, order = term, half
         while term > 1e-17 * total:
-            place += 1
-            term *= x / place
+            order += 1
+            term *= x / order
             total += term
         return total
 

@@ -1,4 +1,4 @@
-"""The evaluation of a student at a step of its training: on which panel it may be, and what its records say."""
+"""Evaluates a student at a step of its training, and checks that the panel fits the run."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) ->
     trained = env.rpartition(":")[2]
     if panel.env_id == trained:
         return
-    other = probe(panel.env_id, made).tool
-    if (other.tags, _calls(other)) != (tool.tags, _calls(tool)):
+    panel_tool = probe(panel.env_id, made).tool
+    if (panel_tool.tags, _calls(panel_tool)) != (tool.tags, _calls(tool)):
         raise TurngymError(
-            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {_calls(other)}; the run "
+            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {_calls(panel_tool)}; the run "
             f"trains on {trained}, whose action is {_calls(tool)}: name a panel of {trained} "
             "(`turngym panel list`), or evaluate checkpoints with `turngym eval`"
         )
@@ -73,5 +73,7 @@ def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) ->
 
 
 def _calls(tool: Tools) -> str:
-    """What may be called, with the names of the arguments."""
-    return ", ".join(f"{one.name}({', '.join(argument.name for argument in one.arguments)})" for one in tool.tools)
+    """The calls that `tool` allows, with the names of their arguments."""
+    return ", ".join(
+        f"{action.name}({', '.join(argument.name for argument in action.arguments)})" for action in tool.tools
+    )
