@@ -14,10 +14,10 @@ from typing import Any
 @cache
 def docs_of(cls: type[Any]) -> Mapping[str, str]:
     """Maps each field of a class to the string below it, as one line. Empty if the source cannot be read."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     # a class that is made of the fields of another one
     if (source := getattr(cls, "documented_by", None)) is not None:
-        found |= docs_of(source)
+        docs |= docs_of(source)
     for base in reversed(cls.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
@@ -28,5 +28,5 @@ def docs_of(cls: type[Any]) -> Mapping[str, str]:
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                found[field.target.id] = " ".join(str(following.value.value).split())
-    return found
+                docs[field.target.id] = " ".join(str(following.value.value).split())
+    return docs

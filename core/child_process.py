@@ -145,7 +145,7 @@ class ChildProcess:
             return f"process {self.pid} stood still and was ended"
         if code >= 0:
             return f"process {self.pid} ended with status {code}"
-        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+        name = next((known_signal.name for known_signal in signal.Signals if known_signal == -code), f"signal {-code}")
         return f"process {self.pid} was ended by {name}"
 
 
@@ -166,8 +166,8 @@ def _give_up_after(pipe: Connection, seconds: float) -> None:
 
 def dumps(content: Any) -> bytes:
     """`content` pickled for another process; what the program itself defines goes along by value."""
-    found: bytes = cloudpickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
-    return found
+    pickled: bytes = cloudpickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
+    return pickled
 
 
 def _preparation(name: str) -> dict[str, Any]:
@@ -219,8 +219,8 @@ class _Begin:
         try:
             target, args = pickle.loads(work)
         except Exception as error:
-            said = redacted(f"{type(error).__name__}: {error}")
-            print(f"{self.name} cannot read what it was sent: {said}", file=sys.stderr)
+            reason = redacted(f"{type(error).__name__}: {error}")
+            print(f"{self.name} cannot read what it was sent: {reason}", file=sys.stderr)
             return 1
         # it may have imported torch
         use_threads(self.threads)

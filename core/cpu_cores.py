@@ -47,9 +47,9 @@ def _quota() -> list[int]:
 
 def threads_each(processes: int) -> int:
     """Threads for each of `processes` processes: its share of the cores, or OMP_NUM_THREADS of this one if smaller."""
-    asked = os.environ.get(OPENMP, "")
+    limit = os.environ.get(OPENMP, "")
     share = max(1, available_cores() // max(1, processes))
-    return min(share, max(1, int(asked))) if asked.isdecimal() else share
+    return min(share, max(1, int(limit))) if limit.isdecimal() else share
 
 
 def environment_with_threads(threads: int) -> dict[str, str]:

@@ -28,15 +28,15 @@ class RoomToWrite:
 
     def __call__(self, write: Callable[[], T]) -> T:
         """What `write` returns. Raises what it raises, a full disk only after `close`."""
-        wait, said = FIRST_WAIT, False
+        wait, reported = FIRST_WAIT, False
         while True:
             try:
                 return write()
             except Exception as error:
                 if not is_disk_full(error) or self._closed.is_set():
                     raise
-                if not said:
-                    said = True
+                if not reported:
+                    reported = True
                     say(f"no room: {error}; it is tried again until there is")
             self.waiting += 1
             self._closed.wait(wait)

@@ -312,10 +312,14 @@ def drawn_at(episode: Episode, turn: Turn) -> float | None:
     `temperatures` in `meta` has one for every turn (sessions of the proxy), `temperature` one for all. 0 is greedy: the
     log-probabilities of such ids are those at temperature 1. Raises EpisodeError for what is no temperature.
     """
-    each, temperature = episode.meta.get("temperatures"), episode.meta.get("temperature")
-    if each is not None:
+    temperatures, temperature = episode.meta.get("temperatures"), episode.meta.get("temperature")
+    if temperatures is not None:
         # an episode that was cut keeps the list of all its turns
-        temperature = each[turn.index] if isinstance(each, list | tuple) and turn.index < len(each) else "missing"
+        temperature = (
+            temperatures[turn.index]
+            if isinstance(temperatures, list | tuple) and turn.index < len(temperatures)
+            else "missing"
+        )
     if temperature is None:
         return None
     # not below infinity, which every whole number is: 10**400 is no float

@@ -80,11 +80,11 @@ def checked_int(
 
 def checked_choice(name: str, value: object, choices: Iterable[T], error: type[TurngymError] = TurngymError) -> T:
     """Returns the one of `choices` that equals `value`. Raises `error`, which lists them, if none does."""
-    known = list(choices)
-    for choice in known:
+    valid = list(choices)
+    for choice in valid:
         if choice == value:
             return choice
-    names = [str(choice) for choice in known]
+    names = [str(choice) for choice in valid]
     raise error(f"{name} is {value!r}; valid: {', '.join(names)}.{did_you_mean(str(value), names)}")
 
 
@@ -212,10 +212,15 @@ def known_as(query: str, candidates: Iterable[str]) -> list[str]:
     """The candidates that mean what `query` does: of the same last name (`--kl-coef`, `grpo.kl_coef`), or of a name
     that `FIELD_NAMES` has for it."""
     plain = {text: text.lstrip("-").replace("-", "_").casefold() for text in candidates}
-    asked = query.lstrip("-").replace("-", "_").casefold()
-    wanted = [asked, *FIELD_NAMES.get(asked, ())]
-    found = [text for name in wanted for text, own in plain.items() if name in (own, own.rpartition(".")[2])]
-    return list(dict.fromkeys(found))
+    name_asked = query.lstrip("-").replace("-", "_").casefold()
+    wanted = [name_asked, *FIELD_NAMES.get(name_asked, ())]
+    matches = [
+        text
+        for name in wanted
+        for text, candidate in plain.items()
+        if name in (candidate, candidate.rpartition(".")[2])
+    ]
+    return list(dict.fromkeys(matches))
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:

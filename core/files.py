@@ -154,12 +154,12 @@ def add_files(names: Iterable[str], source: Path, folder: Path, error: type[Turn
     A file that is there with the same content stays, too. Raises `error`, and moves nothing, if one has other content.
     `source` is on the same disk.
     """
-    there = ((name, folder / name) for name in names)
-    missing = [name for name, path in there if not (path.is_file() and filecmp.cmp(path, source / name, shallow=False))]
+    paths = ((name, folder / name) for name in names)
+    missing = [name for name, path in paths if not (path.is_file() and filecmp.cmp(path, source / name, shallow=False))]
     if changed := [name for name in missing if os.path.lexists(folder / name)]:
-        more = f" (so have {len(changed) - 1:,} other files)" if len(changed) > 1 else ""
+        others = f" (so have {len(changed) - 1:,} other files)" if len(changed) > 1 else ""
         raise error(
-            f"{folder / changed[0]} has other content than the file that belongs there{more}; nothing was replaced: "
+            f"{folder / changed[0]} has other content than the file that belongs there{others}; nothing was replaced: "
             "move it away, or choose another folder with --out"
         )
     for name in missing:
@@ -262,8 +262,8 @@ def missing_weights(loading: Mapping[str, Collection[Any]]) -> str:
     `loading` is what transformers returns with `output_loading_info` and `ignore_mismatched_sizes`. Transformers fills
     such weights with random numbers and only warns. Weights that are tied to others are not counted as missing.
     """
-    if other := sorted(loading["mismatched_keys"]):
-        name, found, wanted = other[0]
-        return f"its files have {name} as {list(found)}, its config.json says {list(wanted)}"
+    if mismatched := sorted(loading["mismatched_keys"]):
+        name, shape, wanted = mismatched[0]
+        return f"its files have {name} as {list(shape)}, its config.json says {list(wanted)}"
     missing = sorted(loading["missing_keys"])
     return f"its files lack the weights {first_few(missing, 3)}; they would be random" if missing else ""

@@ -106,13 +106,13 @@ def _asked_wait(headers: Any) -> float | None:
     thousandths = _number(headers.get("retry-after-ms"))
     if thousandths is not None:
         return thousandths / 1000
-    given = headers.get("retry-after")
-    seconds = _number(given)
-    if seconds is not None or not given:
+    retry_after = headers.get("retry-after")
+    seconds = _number(retry_after)
+    if seconds is not None or not retry_after:
         return seconds
-    then, now = _moment(given), _moment(headers.get("date"))
+    moment, now = _moment(retry_after), _moment(headers.get("date"))
     # by the server's own clock, if it sends the time
-    return None if then is None else max(then - (time.time() if now is None else now), 0.0)
+    return None if moment is None else max(moment - (time.time() if now is None else now), 0.0)
 
 
 def _moment(date: Any) -> float | None:
@@ -202,9 +202,9 @@ class HttpClient:
                     raise BadReply(
                         f"status {answer.status_code}: it redirects to {excerpt(to, 200)!r}, which is not followed"
                     )
-                whole = self._keys.hidden(await _read(answer, limit), error=not answer.is_success)
+                received = self._keys.hidden(await _read(answer, limit), error=not answer.is_success)
                 through = None if proxy is None else proxy.variable
-                return HttpReply(status=answer.status_code, headers=answer.headers, body=whole, proxy=through)
+                return HttpReply(status=answer.status_code, headers=answer.headers, body=received, proxy=through)
         except TimeoutError:
             raise TooLate(f"no whole answer within {seconds:.3g} s") from None
         except Unreachable as error:
@@ -252,16 +252,16 @@ async def _read(answer: Any, limit: int) -> bytes:
         raise BadReply(f"the answer is compressed by {excerpt(coding, 40)!r}, although no compression was asked for")
     # 32 reads the headers of both
     unzip = None if coding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
-    whole = bytearray()
+    content = bytearray()
     async for part in answer.aiter_raw():
         try:
             # a thousand bytes may unzip to a million, so the limit holds before they do
-            whole += part if unzip is None else unzip.decompress(part, limit + 1 - len(whole))
+            content += part if unzip is None else unzip.decompress(part, limit + 1 - len(content))
         except zlib.error as error:
             raise BadReply(f"the answer cannot be decompressed: {error}") from error
-        if len(whole) > limit:
+        if len(content) > limit:
             raise BadReply(f"the answer is longer than {limit} bytes")
-    return bytes(whole)
+    return bytes(content)
 
 
 class LoopThread:

@@ -106,8 +106,8 @@ def _excepted(parts: SplitResult) -> bool:
     """Whether `NO_PROXY` has this server: its name, a domain of it, `*`, an address or a network, with or without a
     port; IPv6 with or without brackets."""
     host, port = (parts.hostname or "").lower(), parts.port or {"https": 443}.get(parts.scheme, 80)
-    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    for entry in (entry.strip().lower() for entry in given.replace(",", " ").split()):
+    no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    for entry in (entry.strip().lower() for entry in no_proxy.replace(",", " ").split()):
         name, colon, last = entry.rpartition(":")
         if colon and last.isdigit() and (name.endswith("]") or ":" not in name):
             if int(last) != port:
@@ -123,12 +123,12 @@ def _excepted(parts: SplitResult) -> bool:
 
 
 def _proxy_address(address: str, variable: str) -> str:
-    whole = address if "://" in address else f"http://{address}"
+    url = address if "://" in address else f"http://{address}"
     # a password may hold blanks, where an address in a text ends
-    shown = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", whole, flags=re.DOTALL)), 100)
+    shown = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", url, flags=re.DOTALL)), 100)
     try:
-        parts = urlsplit(whole)
-        usable = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, whole)) and whole.isprintable()
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, url)) and url.isprintable()
     except ValueError:
         usable = False
     if not usable:
@@ -146,7 +146,7 @@ def _proxy_address(address: str, variable: str) -> str:
         # a proxy that refuses may quote it, in either form
         remember_key(parts.password)
         remember_key(base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode())
-    return whole
+    return url
 
 
 def certificates() -> ssl.SSLContext:
@@ -178,27 +178,27 @@ def certificates() -> ssl.SSLContext:
 def why_not(error: BaseException, url: str, proxy: Proxy | None, seconds: float) -> Unreachable:
     """What `error`, which a request to `url` through `proxy` ended in, means; a connection may take `seconds`."""
     parts = urlsplit(url if proxy is None else proxy.address)
-    place = f"{parts.hostname}:{parts.port or {'https': 443}.get(parts.scheme, 80)}"
-    cause, text = _cause(list(_chain(error)), str(parts.hostname), place, parts.scheme, seconds)
+    server = f"{parts.hostname}:{parts.port or {'https': 443}.get(parts.scheme, 80)}"
+    cause, text = _cause(list(_chain(error)), str(parts.hostname), server, parts.scheme, seconds)
     if proxy is None:
         return Unreachable(cause, text)
     through = f"through the proxy that {proxy.variable} names (NO_PROXY leaves a host out)"
     return Unreachable(cause if cause in ("late", "lost") else "proxy", f"{text}, {through}")
 
 
-def _cause(chain: list[BaseException], host: str, place: str, scheme: str, seconds: float) -> tuple[Cause, str]:
+def _cause(chain: list[BaseException], host: str, server: str, scheme: str, seconds: float) -> tuple[Cause, str]:
     names = {type(error).__name__ for error in chain}
     for error in chain:
         if isinstance(error, ssl.SSLCertVerificationError):
-            said = error.verify_message or "it cannot be verified"
+            why = error.verify_message or "it cannot be verified"
             return "certificate", (
-                f"the certificate of {host} is not trusted ({said}); SSL_CERT_FILE names a file with the certificates "
+                f"the certificate of {host} is not trusted ({why}); SSL_CERT_FILE names a file with the certificates "
                 "that are"
             )
         if isinstance(error, ssl.SSLError):
             return (
                 "scheme",
-                f"{place} does not speak TLS ({error.reason or error}): is its address http:// and not https://?",
+                f"{server} does not speak TLS ({error.reason or error}): is its address http:// and not https://?",
             )
         if isinstance(error, socket.gaierror):
             passing = error.errno == socket.EAI_AGAIN
@@ -212,31 +212,33 @@ def _cause(chain: list[BaseException], host: str, place: str, scheme: str, secon
                 "raise it, or ask for fewer --slots"
             )
         if number == errno.ECONNREFUSED:
-            return "refused", f"nothing listens at {place} (connection refused)"
+            return "refused", f"nothing listens at {server} (connection refused)"
         if number in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
-            return "network", f"no way leads to {place} ({os.strerror(number)})"
+            return "network", f"no way leads to {server} ({os.strerror(number)})"
     if names & {"ConnectTimeout", "PoolTimeout"}:
-        return "late", f"no connection to {place} within {seconds:g} s"
-    said = redacted(f"{type(chain[0]).__name__}: {chain[0]}" if str(chain[0]) else type(chain[0]).__name__)
+        return "late", f"no connection to {server} within {seconds:g} s"
+    why = redacted(f"{type(chain[0]).__name__}: {chain[0]}" if str(chain[0]) else type(chain[0]).__name__)
     if "ProxyError" in names:
-        return "proxy", f"refused ({said})"
+        return "proxy", f"refused ({why})"
     # the first bytes of a TLS alert, where an answer should begin
-    if "RemoteProtocolError" in names and scheme == "http" and r"\x15\x03" in said:
-        return "scheme", f"{place} speaks TLS: is its address https:// and not http://?"
-    return "lost", said
+    if "RemoteProtocolError" in names and scheme == "http" and r"\x15\x03" in why:
+        return "scheme", f"{server} speaks TLS: is its address https:// and not http://?"
+    return "lost", why
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """`error`, what it came from, and what is grouped in them; bounded, because causes may be circles."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < 50:
-        one = waiting.pop(0)
-        if id(one) in seen:
+        cause = waiting.pop(0)
+        if id(cause) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        waiting += [cause for cause in (one.__cause__, one.__context__, *inner) if cause is not None]
+        seen.add(id(cause))
+        yield cause
+        inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        waiting += [
+            inner_error for inner_error in (cause.__cause__, cause.__context__, *inner) if inner_error is not None
+        ]
 
 
 # How many connections.

@@ -44,9 +44,9 @@ class HubError(RetrievalError):
 def is_hub_name(named: str | os.PathLike[str]) -> bool:
     """Whether `named` is ORG/NAME, with or without @REVISION, and nothing on this machine."""
     text, path = os.fspath(named), user_path(named)
-    found = HUB_NAME.fullmatch(text)
+    match = HUB_NAME.fullmatch(text)
     # ORG/NAME beside an existing folder ORG is a path with a mistake in it
-    return found is not None and not path.exists() and not path.parent.is_dir()
+    return match is not None and not path.exists() and not path.parent.is_dir()
 
 
 def model_folder(named: str | os.PathLike[str], *, weights: bool = True) -> Path:
@@ -70,13 +70,13 @@ def cached_folder(named: str) -> Path | None:
 
     Nothing is fetched: what is downloaded is the user's word, not a file's.
     """
-    if not is_hub_name(named) or (found := HUB_NAME.fullmatch(named)) is None:
+    if not is_hub_name(named) or (match := HUB_NAME.fullmatch(named)) is None:
         return None
     try:
         import huggingface_hub as hub
     except ImportError:
         return None
-    return _cached(hub, found["repo"], found["revision"] or "main", True)
+    return _cached(hub, match["repo"], match["revision"] or "main", True)
 
 
 def pinned(folder: str | os.PathLike[str]) -> str | None:
@@ -89,9 +89,9 @@ def pinned(folder: str | os.PathLike[str]) -> str | None:
 
 @lru_cache
 def _folder(named: str, weights: bool) -> Path:
-    found = HUB_NAME.fullmatch(named)
-    assert found is not None
-    repo, revision = found["repo"], found["revision"] or "main"
+    match = HUB_NAME.fullmatch(named)
+    assert match is not None
+    repo, revision = match["repo"], match["revision"] or "main"
     by_hand = f"get it where there is a network (`hf download {repo} --local-dir FOLDER`) and name the folder"
     try:
         import huggingface_hub as hub
@@ -130,9 +130,9 @@ def _listed(hub: Any, repo: str, revision: str, named: str, by_hand: str) -> tup
     except Exception as error:
         # an answer is the hub's word on the name; without one nothing is known of it
         answered = getattr(error, "response", None) is not None
-        said = "gives no such model" if answered else "cannot be reached"
+        outcome = "gives no such model" if answered else "cannot be reached"
         raise HubError(
-            f"there is no folder {named}, and the hub {said} ({_first_line(error)}): check the name, or {by_hand}"
+            f"there is no folder {named}, and the hub {outcome} ({_first_line(error)}): check the name, or {by_hand}"
         ) from None
     commit, files = str(info.sha), info.siblings or []
     if COMMIT.fullmatch(commit) is None or len(files) > MOST_FILES:
@@ -170,11 +170,11 @@ def _remember(hub: Any, repo: str, revision: str, commit: str) -> None:
     """Keeps which commit a branch or a tag was, as the hub's own library does, so that the cache finds it by name."""
     if revision == commit:
         return
-    place = Path(hub.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "refs" / revision
+    ref = Path(hub.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "refs" / revision
     # a revision is a stranger's text only where a user typed it; it must not leave the folder all the same
     if ".." not in revision.split("/"):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(commit, encoding="utf-8")
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit, encoding="utf-8")
 
 
 def _size(count: int) -> str:
@@ -183,11 +183,11 @@ def _size(count: int) -> str:
 
 def _first_line(error: BaseException) -> str:
     """What an exception says, in one line: transformers explains at length, and the first line names the cause."""
-    first, *rest = [line.strip() for line in str(error).strip().splitlines()] or [""]
-    said = f"{first} {rest[0]}" if rest and first.endswith(":") else first
+    first, *rest = [part.strip() for part in str(error).strip().splitlines()] or [""]
+    line = f"{first} {rest[0]}" if rest and first.endswith(":") else first
     # the text of some is a key or a type alone
-    alone = not said or isinstance(error, LookupError | AttributeError | TypeError)
-    return excerpt(f"{type(error).__name__}: {said}" if alone else said, 300)
+    alone = not line or isinstance(error, LookupError | AttributeError | TypeError)
+    return excerpt(f"{type(error).__name__}: {line}" if alone else line, 300)
 
 
 def load_problem(error: Exception) -> str:

@@ -98,9 +98,9 @@ def _watch(pipe: Connection, pid: int, name: str) -> None:
 
 def _end(pid: int, name: str, what: str) -> None:
     hint = "what has finished is kept, and with --workers 1 or more" if name == "MainProcess" else "with other workers"
-    said = f"\nturngym: {what} and holds Python's interpreter lock: process {pid} is ended; {hint} the run goes on\n"
+    message = f"\nturngym: {what} and holds Python's interpreter lock: process {pid} is ended; {hint} the run goes on\n"
     with contextlib.suppress(OSError):
-        sys.stderr.write(said)
+        sys.stderr.write(message)
         sys.stderr.flush()
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -40,11 +40,11 @@ def read_manifest(path: Path, kind: type[T], error: Callable[[str], Exception]) 
 
     Raises `error` for one that is missing, was changed, or is of another version.
     """
-    found = json_object(path, error)
+    fields = json_object(path, error)
     try:
-        if found.pop(FIELD, None) != _checksum(found):
+        if fields.pop(FIELD, None) != _checksum(fields):
             raise ValueError("it was changed after it was written: its checksum differs")
-        return msgspec.convert(found, kind)
+        return msgspec.convert(fields, kind)
     except (ValueError, msgspec.ValidationError) as reason:
         raise error(f"{path} is damaged, or of another version: {reason}") from reason
 

@@ -45,14 +45,14 @@ def _check_json(folder: Path, path: Path) -> None:
     small = path.stat().st_size <= SMALL_JSON
     if small and path.name != GENERATION and not path.match(INDEX):
         return
-    found = json_file(path, ModelError)
+    content = json_file(path, ModelError)
     if path.match(INDEX):
-        shards = found.get("weight_map") if isinstance(found, dict) else None
+        shards = content.get("weight_map") if isinstance(content, dict) else None
         for name in shards.values() if isinstance(shards, dict) else [shards]:
             if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
                 raise ModelError(
                     f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
                     "valid: the name of a file in this folder"
                 )
-    if path.name == GENERATION and not isinstance(found, dict):
-        raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(found, 80)}; valid: a table")
+    if path.name == GENERATION and not isinstance(content, dict):
+        raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(content, 80)}; valid: a table")

@@ -14,15 +14,15 @@ def look_here(module: str) -> None:
 
     A command has the folder of its own program on the path, and not the working directory as `python -m` has.
     """
-    package, here = module.partition(".")[0], Path.cwd()
+    package, folder = module.partition(".")[0], Path.cwd()
     try:
-        known = not package.isidentifier() or find_spec(package) is not None
+        importable = not package.isidentifier() or find_spec(package) is not None
     # what is said of a module without a spec, such as __main__
     except ValueError:
-        known = True
-    if not known and ((here / package).is_dir() or (here / f"{package}.py").is_file()):
+        importable = True
+    if not importable and ((folder / package).is_dir() or (folder / f"{package}.py").is_file()):
         # last, so that nothing that is installed is hidden; processes that are started later get this path, too
-        sys.path.append(str(here))
+        sys.path.append(str(folder))
         importlib.invalidate_caches()
 
 

@@ -18,9 +18,9 @@ class TomlNone(str):
 def each(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with every single value in its tables and lists changed."""
     if isinstance(value, Mapping):
-        return {name: each(one, change) for name, one in value.items()}
+        return {name: each(item, change) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        parts = [each(one, change) for one in value]
+        parts = [each(item, change) for item in value]
         return tuple(parts) if isinstance(value, tuple) else parts
     return change(value)
 
@@ -45,11 +45,11 @@ def put(table: dict[str, Any], path: str, value: Any) -> None:
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """All values in nested tables by dotted path; of an empty table the table."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in table.items():
         key = f"{above}.{name}" if above else str(name)
-        found |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
-    return found
+        values |= flat(value, key) if isinstance(value, Mapping) and value else {key: value}
+    return values
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -57,15 +57,15 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
 
     Of tables of different kinds only the kinds are named.
     """
-    one, other = flat(first), flat(second)
-    found = {
-        path: (one.get(path), other.get(path))
-        for path in {**one, **other}
-        if _plain(one.get(path)) != _plain(other.get(path))
+    old, new = flat(first), flat(second)
+    changes = {
+        path: (old.get(path), new.get(path))
+        for path in {**old, **new}
+        if _plain(old.get(path)) != _plain(new.get(path))
     }
-    kinds = [path.removesuffix(KIND) for path in found if path.rpartition(".")[2] == KIND]
-    below = {path for path in found for table in kinds if path.startswith(table) and path != table + KIND}
-    return {path: values for path, values in found.items() if path not in below}
+    kinds = [path.removesuffix(KIND) for path in changes if path.rpartition(".")[2] == KIND]
+    below = {path for path in changes for table in kinds if path.startswith(table) and path != table + KIND}
+    return {path: values for path, values in changes.items() if path not in below}
 
 
 def _plain(value: Any) -> Any:

@@ -40,11 +40,11 @@ def checked_number(
     error: Refusal = EnvBackendError,
 ) -> float:
     """`value` as a float. Raises `error` for other types (true is 1.0), NaN and infinity, and outside of the range."""
-    found = _plain(value)
+    number = _plain(value)
     try:
         # NaN is in no range
-        if isinstance(found, Real) and least - ROUNDING <= float(found) <= most + ROUNDING:
-            return min(max(float(found), least), most)
+        if isinstance(number, Real) and least - ROUNDING <= float(number) <= most + ROUNDING:
+            return min(max(float(number), least), most)
     # a whole number beyond what a float holds
     except OverflowError:
         pass
@@ -58,10 +58,10 @@ def checked_number(
 
 def checked_flag(what: str, value: object) -> bool:
     """`value`, a bool. Raises EnvBackendError for any other type, although Python would take it for true or false."""
-    found = _plain(value)
-    if not isinstance(found, bool):
+    flag = _plain(value)
+    if not isinstance(flag, bool):
         raise EnvBackendError(f"{what} is {brief(value, 80)}; it must be True or False")
-    return found
+    return flag
 
 
 def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) -> str:
@@ -86,7 +86,7 @@ def checked_texts(what: str, value: object, *, error: Refusal = EnvBackendError)
         return None
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise error(f"{what} is {brief(value, 80)}; it must be a list of texts, or None")
-    return tuple(checked_text(f"one of {what}", one, error=error) for one in value)
+    return tuple(checked_text(f"one of {what}", text, error=error) for text in value)
 
 
 def _plain(value: object) -> Any:
@@ -156,8 +156,8 @@ def checked_task(task: object) -> Task:
 def unique(what: str, ids: Collection[str]) -> None:
     """Raises TaskError for an id that is no text, and for one that comes twice: it would be played twice with one
     seed, and count twice."""
-    if (odd := next((one for one in ids if not isinstance(one, str)), None)) is not None:
-        raise TaskError(f"{what} lists {brief(odd, 80)}; valid: texts")
+    if (wrong := next((task_id for task_id in ids if not isinstance(task_id, str)), None)) is not None:
+        raise TaskError(f"{what} lists {brief(wrong, 80)}; valid: texts")
     # a set is quick, and nearly always enough
     if len(set(ids)) < len(ids):
         [(twice, _)] = Counter(ids).most_common(1)
@@ -192,7 +192,7 @@ def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusa
         raise error(f"{whose} answered {brief(found, 80)}; it must be a list of {kind.__name__}")
     if len(found) != wanted:
         raise error(f"{whose} answered {len(found)} of {wanted} questions; it must answer every one")
-    for one in found:
-        if not isinstance(one, kind):
-            raise error(f"{whose} answered {brief(one, 80)}; it must be {kind.__name__}")
+    for answer in found:
+        if not isinstance(answer, kind):
+            raise error(f"{whose} answered {brief(answer, 80)}; it must be {kind.__name__}")
     return list(found)

@@ -59,21 +59,21 @@ def find(group: str, name: str, built_in: Mapping[str, Any], *, known: Iterable[
     """
     if name in built_in:
         return built_in[name]
-    what = group.rpartition(".")[2].removesuffix("s")
+    role = group.rpartition(".")[2].removesuffix("s")
     if is_path(name):
-        return _load(what, name, EntryPoint(name=name, value=name, group=group))
+        return _load(role, name, EntryPoint(name=name, value=name, group=group))
     points: dict[str, set[str]] = {}
     for point in entry_points(group=group):
         points.setdefault(point.name, set()).add(point.value)
     if name in points:
         first, *others = sorted(points[name])
         if others:
-            said = f"{what} {name!r} is the name of several installed ones"
-            raise PluginError(f"{said}; valid: {', '.join((first, *others))}")
-        return _load(what, name, EntryPoint(name=name, value=first, group=group))
+            reason = f"{role} {name!r} is the name of several installed ones"
+            raise PluginError(f"{reason}; valid: {', '.join((first, *others))}")
+        return _load(role, name, EntryPoint(name=name, value=first, group=group))
     names = [*built_in, *known, *(other for other in sorted(points) if other not in built_in)]
     valid = ", ".join([*names, "package.module:name"])
-    raise PluginError(f"unknown {what} {name!r}; {what}s are: {valid}.{did_you_mean(name, names)}")
+    raise PluginError(f"unknown {role} {name!r}; {role}s are: {valid}.{did_you_mean(name, names)}")
 
 
 def is_path(name: str) -> bool:
@@ -90,11 +90,11 @@ def package_folder(package: str) -> Path | None:
     """The folder of a package, without importing it unless it lies inside another one; None where there is none."""
     look_here(package)
     try:
-        found = find_spec(package)
+        spec = find_spec(package)
     # find_spec raises ValueError for a module without a spec, such as __main__
     except (ImportError, ValueError):
-        found = None
-    places = [] if found is None else list(found.submodule_search_locations or ())
+        spec = None
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
     return Path(places[0]) if places else None
 
 
@@ -106,16 +106,16 @@ def installed_folders() -> dict[str, Path]:
     return {package: folder for package, folder in folders.items() if folder is not None}
 
 
-def _load(what: str, name: str, point: EntryPoint) -> Any:
+def _load(role: str, name: str, point: EntryPoint) -> Any:
     try:
         # not EntryPoint.load, which raises a bare AttributeError for a name that the module lacks
         value: Any = import_named(point.module)
     except ImportError as error:
-        raise PluginError(f"{what} {name!r}: cannot import {point.module!r} ({error})") from error
+        raise PluginError(f"{role} {name!r}: cannot import {point.module!r} ({error})") from error
     for part in point.attr.split(".") if point.attr else ():
         if not hasattr(value, part):
             hint = did_you_mean(part, [other for other in dir(value) if not other.startswith("_")])
-            raise PluginError(f"{what} {name!r}: {point.value.partition(':')[0]} has no {part!r}.{hint}")
+            raise PluginError(f"{role} {name!r}: {point.value.partition(':')[0]} has no {part!r}.{hint}")
         value = getattr(value, part)
     return value
 

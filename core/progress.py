@@ -98,7 +98,7 @@ def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Ca
         scored = count - errors
         return (f"success {100 * wins / scored:.1f} %, " if scored else "") + (f"{errors} errors, " if errors else "")
 
-    def now() -> str:
+    def rates() -> str:
         return result() + ACTIVITY.since(begun, time.monotonic() - start)
 
     def turns_left(turns: int) -> float:
@@ -115,21 +115,21 @@ def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Ca
         if count:
             turns = max(ACTIVITY.turns - begun.turns, ended_turns)
             left = f", about {clock(spent * turns_left(turns) / max(turns, 1))} left"
-        return f"{title}: {count}/{total} episodes, {now()}, {clock(spent)}{left}"
+        return f"{title}: {count}/{total} episodes, {rates()}, {clock(spent)}{left}"
 
-    class Now(bars.ProgressColumn):
+    class Rates(bars.ProgressColumn):
         max_refresh = 0.5
 
         def render(self, task: Any) -> Any:
             from rich.text import Text
 
-            return Text(now())
+            return Text(rates())
 
     console = Console(stderr=True)
-    shown = bars.BarColumn(bar_width=20), bars.MofNCompleteColumn(), Now()
+    columns = bars.BarColumn(bar_width=20), bars.MofNCompleteColumn(), Rates()
     bar = bars.Progress(
         bars.TextColumn("{task.description}"),
-        *shown,
+        *columns,
         bars.TimeElapsedColumn(),
         bars.TimeRemainingColumn(),
         console=console,

@@ -30,7 +30,7 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
     such as the seed.
     """
     commit = git_commit(Path(__file__).resolve().parent)
-    versions = {name: known for name in PACKAGES if (known := _version(name)) is not None}
+    versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     return {
         "command": recorded_command(sys.argv if command is None else command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -46,7 +46,7 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
 def loaded_versions() -> dict[str, str]:
     """Versions of Python, turngym, and those of `PACKAGES` that this process has imported."""
     versions = {name: _version(name) for name in PACKAGES if name == "turngym" or name in sys.modules}
-    return {"python": platform.python_version(), **{name: known for name, known in versions.items() if known}}
+    return {"python": platform.python_version(), **{name: version for name, version in versions.items() if version}}
 
 
 def write_config(
@@ -71,8 +71,8 @@ def write_config(
         origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
         if found.asked is not None:
             about |= {ASKED: toml_table(found.asked, type(found.spec)), FOUND: opened}
-    whole = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
-    write_toml_text(path, to_toml(whole[0], origins) + "\n" + to_toml(whole[1]))
+    tables = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
+    write_toml_text(path, to_toml(tables[0], origins) + "\n" + to_toml(tables[1]))
 
 
 def git_commit(folder: Path) -> str | None:

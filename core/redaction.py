@@ -107,10 +107,10 @@ def remembered_keys() -> frozenset[str]:
 def without_keys(text: str) -> str:
     """`text` without the keys that this process knows, however they are spelled."""
     keys = frozenset(_remembered | _of_environment())
-    found = _pattern(keys)
-    if found is None:
+    patterns = _pattern(keys)
+    if patterns is None:
         return text
-    text = found[0].sub(HIDDEN, text)
+    text = patterns[0].sub(HIDDEN, text)
     if not _SPELLED.search(text):
         return text
     # what a reader could decode is decoded here first: that is fast, and a key is hardly ever found
@@ -205,8 +205,8 @@ def _pattern(keys: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[bytes]] 
         re.escape(form) if len(form) >= SHORT_KEY else rf"(?<![\w-]){re.escape(form)}(?![\w-])"
         for form in sorted(forms, key=len, reverse=True)
     ]
-    whole = "|".join(parts)
-    return (re.compile(whole), re.compile(whole.encode())) if parts else None
+    pattern = "|".join(parts)
+    return (re.compile(pattern), re.compile(pattern.encode())) if parts else None
 
 
 def _in_base64(key: str) -> Iterator[str]:

@@ -23,27 +23,27 @@ def refusal_of(cls: type[Struct], table: Any, said: str, where: str, origins: Ma
     """msgspec's error in our words."""
     match = _AT.match(said)
     assert match is not None
-    what, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
+    expected, path = match["what"], re.sub(r"\[[^\]]*\]", "", match["path"] or "")
     # of a whole number that no float holds
-    what = f"Expected `float` <= {FINITE}" if what == "Number out of range" else what
-    if unknown := _UNKNOWN.match(what):
+    expected = f"Expected `float` <= {FINITE}" if expected == "Number out of range" else expected
+    if unknown := _UNKNOWN.match(expected):
         full = f"{path}.{unknown[1]}" if path else unknown[1]
         # of a table what was given in it
-        given = next((one for one in origins if one.startswith(f"{full}.") and at(table, one) is not None), full)
-        who = said_by(origins, given, where)
+        named = next((path for path in origins if path.startswith(f"{full}.") and at(table, path) is not None), full)
+        origin = said_by(origins, named, where)
         setting = settings_of(cls).get(full)
         if setting is None:
-            return f"{who}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
-        given = given.removesuffix(f".{KIND}")
-        given = short_name(cls, given) if given in settings_of(cls) else given
+            return f"{origin}: there is no setting {brief(full, 80)}.{did_you_mean(unknown[1], short_names(cls))}"
+        named = named.removesuffix(f".{KIND}")
+        named = short_name(cls, named) if named in settings_of(cls) else named
         # the union whose other kinds have it
         while path in settings_of(cls) and kind_of(settings_of(cls)[path].tables[0]) is None:
             path = path.rpartition(".")[0]
         union = settings_of(cls).get(path)
-        kinds = [] if union is None else [one for one in union.tables if full[len(path) + 1 :] in settings_of(one)]
-        owners = " or ".join(str(kind_of(one)) for one in kinds)
-        return f"{who}: {given} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
-    if missing := _MISSING.match(what):
+        kinds = [] if union is None else [kind for kind in union.tables if full[len(path) + 1 :] in settings_of(kind)]
+        owners = " or ".join(str(kind_of(kind)) for kind in kinds)
+        return f"{origin}: {named} is a setting of {path} = {owners}; {path} is {at(table, f'{path}.{KIND}')}"
+    if missing := _MISSING.match(expected):
         # where it is the kind of a table, or what a table is called by, the table
         if missing[1] in (KIND, path.rpartition(".")[2]):
             full = short_name(cls, path) if path in settings_of(cls) else path
@@ -51,15 +51,15 @@ def refusal_of(cls: type[Struct], table: Any, said: str, where: str, origins: Ma
             full = f"{path}.{missing[1]}" if path else missing[1]
         return f"{said_by(origins, path, where)}: {full} must be given"
     name = short_name(cls, path) if path in settings_of(cls) else path
-    if not what.startswith(("Expected", "Invalid", "Object")):
+    if not expected.startswith(("Expected", "Invalid", "Object")):
         # what a class says itself begins with the name of a field
-        return f"{said_by(origins, path, where)}: {name}{'.' if name else ''}{what}"
+        return f"{said_by(origins, path, where)}: {name}{'.' if name else ''}{expected}"
     value = at(table, path)
     setting = settings_of(cls).get(path)
-    valid = _valid(what) if setting is None else valid_for(setting, value, what)
+    valid = _valid(expected) if setting is None else valid_for(setting, value, expected)
     if path.endswith(f".{KIND}"):
         union = settings_of(cls).get(path.removesuffix(f".{KIND}"))
-        kinds = [] if union is None else [str(kind_of(one)) for one in union.tables]
+        kinds = [] if union is None else [str(kind_of(kind)) for kind in union.tables]
         valid, name = f"{', '.join(kinds)}.{did_you_mean(str(value), kinds)}", path
     return f"{said_by(origins, path, where)}: {name} is {brief(value, 80)}; valid: {valid}"
 
@@ -90,15 +90,15 @@ def valid_for(setting: Setting, value: Any, said: str) -> str:
     # of a number or a word, a number out of its range
     if not choices or re.search(" [<>]=? ", said):
         return _valid(said)
-    numbers = [_NAMES[one.__name__] for one in (int, float) if one in members_of(setting.type)]
+    numbers = [_NAMES[kind.__name__] for kind in (int, float) if kind in members_of(setting.type)]
     return f"{', '.join([*numbers, *choices])}.{did_you_mean(str(value), choices)}"
 
 
-def _valid(said: str) -> str:
+def _valid(message: str) -> str:
     """What msgspec expected, for people: "Expected `int` >= 1" is "a whole number of at least 1"."""
-    match = re.match(r"Expected `([^`]*)`(?:(?: of length)? (>=|<=|>|<) (\S+))?( of length \d+)?", said)
+    match = re.match(r"Expected `([^`]*)`(?:(?: of length)? (>=|<=|>|<) (\S+))?( of length \d+)?", message)
     if match is None:
-        return said
+        return message
     names = " or ".join(_NAMES.get(name.strip(), name.strip()) for name in match[1].split("|"))
     if match[3] is not None and abs(float(match[3])) == FINITE:
         return "a finite number"

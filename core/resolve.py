@@ -47,18 +47,18 @@ def resolve(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
     Tables are merged key by key. A table of another kind takes the place of the whole table below it. What nothing
     reads (`unread`) is left out where nobody asked for it. Raises SettingsError, which names the layer.
     """
-    found, asked = _resolved(cls, layers), {layer.name for layer in layers if layer.asked}
+    resolved, askers = _resolved(cls, layers), {layer.name for layer in layers if layer.asked}
     below = merged([layer.table for layer in layers if not layer.asked])
     # what must be given is as by default where it is as nobody asked for it
     idle = {
         path: needed
-        for path, needed in unread(found.spec)
-        if not must_be_given(cls, path) or at(below, path) != at(to_table(found.spec), path)
+        for path, needed in unread(resolved.spec)
+        if not must_be_given(cls, path) or at(below, path) != at(to_table(resolved.spec), path)
     }
     for path, needed in idle.items():
-        if (who := said_by(found.origins, path)) in asked:
-            raise SettingsError(f"{who}: {_idle(found.spec, path, needed)}")
-    return _resolved(cls, [_without(one, idle) for one in layers]) if idle else found
+        if (origin := said_by(resolved.origins, path)) in askers:
+            raise SettingsError(f"{origin}: {_idle(resolved.spec, path, needed)}")
+    return _resolved(cls, [_without(layer, idle) for layer in layers]) if idle else resolved
 
 
 PROVENANCE, ASKED, FOUND = "provenance", "asked", "found"
@@ -93,20 +93,20 @@ def read_back(
     about = record.get(PROVENANCE, {})
     if ASKED not in about:
         return table
-    found = merged([about[ASKED]])
+    given = merged([about[ASKED]])
     # what there is to say of it is said where all of it is resolved
     with redirect_stderr(StringIO()):
         # as TOML gives it back
-        now = each(to_table(again(about[ASKED])), lambda one: NONE if one is None else one)
+        current = each(to_table(again(about[ASKED])), lambda value: NONE if value is None else value)
     above = [path.rpartition(".")[0] for path in top]
-    anew = {path for path in about.get(FOUND, ()) if any(not one or path.startswith(f"{one}.") for one in above)}
-    for path, (_, then) in differing(now, table).items():
+    anew = {path for path in about.get(FOUND, ()) if any(not part or path.startswith(f"{part}.") for part in above)}
+    for path, (_, recorded) in differing(current, table).items():
         if path.rpartition(".")[2] == KIND:
             path = path.removesuffix(f".{KIND}")
-            then = at(table, path)
-        if then is not None and path not in anew:
-            put(found, path, then)
-    return found
+            recorded = at(table, path)
+        if recorded is not None and path not in anew:
+            put(given, path, recorded)
+    return given
 
 
 def checked(value: T) -> T:
@@ -117,8 +117,8 @@ def checked(value: T) -> T:
 
 
 def _idle(value: Any, path: str, needed: str) -> str:
-    said = f"{short_name(type(value), path)} is {brief(at(to_table(value), path), 60)}"
-    return f"{said}; it needs {needed}, without which nothing reads it"
+    setting = f"{short_name(type(value), path)} is {brief(at(to_table(value), path), 60)}"
+    return f"{setting}; it needs {needed}, without which nothing reads it"
 
 
 def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
@@ -128,16 +128,16 @@ def _resolved(cls: type[T], layers: Sequence[Layer]) -> Resolved[T]:
 
 
 def _without(layer: Layer, paths: Collection[str]) -> Layer:
-    def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
-        found = dict[str, Any]()
+    def remaining(table: Mapping[str, Any], above: str) -> dict[str, Any]:
+        values = dict[str, Any]()
         for name, value in table.items():
-            inner = kept(value, f"{above}{name}.") if isinstance(value, Mapping) else value
+            inner = remaining(value, f"{above}{name}.") if isinstance(value, Mapping) else value
             # a table of which nothing is left is none: it may need what was left out
             if f"{above}{name}" not in paths and (inner or not value):
-                found[name] = inner
-        return found
+                values[name] = inner
+        return values
 
-    return Layer(name=layer.name, table=kept(layer.table, ""), asked=layer.asked)
+    return Layer(name=layer.name, table=remaining(layer.table, ""), asked=layer.asked)
 
 
 def merged(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -155,23 +155,23 @@ def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _merge(table: dict[str, Any], above: Mapping[str, Any], origins: dict[str, str], name: str, path: str) -> None:
     for key, value in above.items():
-        here, old = f"{path}{key}", table.get(key)
+        key_path, old = f"{path}{key}", table.get(key)
         if not isinstance(value, Mapping):
-            _forget(origins, here)
-            table[key], origins[here] = value, name
+            _forget(origins, key_path)
+            table[key], origins[key_path] = value, name
             continue
         # an empty table, such as {} of free keys, must not hide what is below
-        other = isinstance(old, dict) and KIND in value and value[KIND] != old.get(KIND, value[KIND])
-        if not isinstance(old, dict) or other:
-            _forget(origins, here)
+        other_kind = isinstance(old, dict) and KIND in value and value[KIND] != old.get(KIND, value[KIND])
+        if not isinstance(old, dict) or other_kind:
+            _forget(origins, key_path)
             old = table[key] = {}
-            origins[here] = name
-        _merge(old, value, origins, name, f"{here}.")
+            origins[key_path] = name
+        _merge(old, value, origins, name, f"{key_path}.")
 
 
 def _forget(origins: dict[str, str], path: str) -> None:
-    for one in [one for one in origins if one == path or one.startswith(f"{path}.")]:
-        del origins[one]
+    for origin in [origin for origin in origins if origin == path or origin.startswith(f"{path}.")]:
+        del origins[origin]
 
 
 def _fit(
@@ -180,7 +180,7 @@ def _fit(
     origins: Mapping[str, str],
     asked: set[str],
     path: str = "",
-    whole: Any = None,
+    usual_table: Any = None,
 ) -> None:
     """Completes a table by the defaults of its fields, and leaves out what a chosen kind lacks, if nobody asked for it.
 
@@ -188,8 +188,8 @@ def _fit(
     that of `whole`, the object whose place `table` takes, if it is one of `cls`.
     """
     for field in fields_of(cls):
-        here, tables = f"{path}{field.name}", tables_in(field.type)
-        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
+        field_path, tables = f"{path}{field.name}", tables_in(field.type)
+        default = getattr(usual_table, field.name) if isinstance(usual_table, cls) else field.default
         # what a table must be given is said of its settings, not of the table
         if default is NODEFAULT and len(tables) == 1 and type(None) not in members_of(field.type):
             table.setdefault(field.name, {})
@@ -198,11 +198,11 @@ def _fit(
             continue
         chosen = tables[0]
         if kind_of(chosen) is not None:
-            usual = kind_of(type(default))
-            kind = inner.setdefault(KIND, usual)
+            usual_kind = kind_of(type(default))
+            kind = inner.setdefault(KIND, usual_kind)
             if kind is None:
                 del inner[KIND]
-                if not any(_asked(origins, asked, f"{here}.{key}") for key in inner):
+                if not any(_asked(origins, asked, f"{field_path}.{key}") for key in inner):
                     del table[field.name]
                 continue
             fitting = [one for one in tables if kind_of(one) == kind]
@@ -211,13 +211,13 @@ def _fit(
             chosen = fitting[0]
         known = {one.name for one in fields_of(chosen)}
         for key in [key for key in inner if key != KIND and key not in known]:
-            if not _asked(origins, asked, f"{here}.{key}"):
+            if not _asked(origins, asked, f"{field_path}.{key}"):
                 del inner[key]
         for one in fields_of(chosen) if isinstance(default, chosen) else ():
             if getattr(default, one.name) != one.default:
                 inner.setdefault(one.name, plain(getattr(default, one.name)))
-        _fit(chosen, inner, origins, asked, f"{here}.", default)
+        _fit(chosen, inner, origins, asked, f"{field_path}.", default)
 
 
 def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
-    return any(by in asked for one, by in origins.items() if one == path or one.startswith(f"{path}."))
+    return any(layer in asked for given, layer in origins.items() if given == path or given.startswith(f"{path}."))

@@ -149,8 +149,10 @@ def _table_rows(path: Path, by_tabs: bool, error: type[Exception]) -> Iterator[R
     except csv.Error as reason:
         # csv's own text advises how to open the file
         ends = "new-line character" in str(reason)
-        what = "a carriage return alone ends a line; save it with the line ends of Unix or Windows" if ends else reason
-        raise error(f"{path}, line {reader.line_num}: not a row of the table: {what}") from None
+        problem = (
+            "a carriage return alone ends a line; save it with the line ends of Unix or Windows" if ends else reason
+        )
+        raise error(f"{path}, line {reader.line_num}: not a row of the table: {problem}") from None
 
 
 def _unquoted(cell: str) -> str:
@@ -238,23 +240,23 @@ class _Opened:
 
     def line(self, before: int) -> bytes:
         """The next line, with its end; `before` is how many were read."""
-        found = self._counted(self._file.readline, LONGEST_ROW + 1, f", after line {before}")
-        if len(found) > LONGEST_ROW:
+        row = self._counted(self._file.readline, LONGEST_ROW + 1, f", after line {before}")
+        if len(row) > LONGEST_ROW:
             raise self.error(f"{self.path}, line {before + 1}: longer than {LONGEST_ROW:,} bytes, which no row is")
-        return found
+        return row
 
     def _counted(self, read: Any, size: int, where: str) -> bytes:
         try:
-            found: bytes = read(size)
+            piece: bytes = read(size)
         except _UNREADABLE as reason:
             raise self.error(f"{self.path}{where}: cannot be read further: {reason}") from reason
-        self._read += len(found)
+        self._read += len(piece)
         if self._most is not None and self._read > self._most:
             raise self.error(
                 f"{self.path}{where}: it unpacks to more than {self._most:,} bytes, {RATIO} times its size; if it "
                 "should, unpack it yourself and name that file"
             )
-        return found
+        return piece
 
 
 # --- one JSON value, piece by piece
@@ -313,8 +315,8 @@ class _Text:
         self._ended = False
 
     def open(self, bracket: str, what: str) -> None:
-        if (found := self._peek()) != bracket:
-            raise self.error(f"{self.path} begins with {found!r}; valid: {what}, which begins with {bracket!r}")
+        if (first := self._peek()) != bracket:
+            raise self.error(f"{self.path} begins with {first!r}; valid: {what}, which begins with {bracket!r}")
         self._at += 1
 
     def more(self, closing: str) -> bool:
@@ -343,8 +345,8 @@ class _Text:
         return key
 
     def expect(self, character: str) -> None:
-        if (found := self._peek()) != character:
-            raise self.damaged(f"{found!r} where {character!r} is needed")
+        if (character_there := self._peek()) != character:
+            raise self.damaged(f"{character_there!r} where {character!r} is needed")
         self._at += 1
 
     def value(self) -> Any:
@@ -372,9 +374,9 @@ class _Text:
         return bool(rest.lstrip("0123456789.eE+-") if isinstance(value, int | float) else rest)
 
     def damaged(self, what: str) -> Exception:
-        place = self._dropped + self._at
+        position = self._dropped + self._at
         return self.error(
-            f"{self.path} is damaged after element {max(self.elements - 1, 0)}, character {place}: {what}"
+            f"{self.path} is damaged after element {max(self.elements - 1, 0)}, character {position}: {what}"
         )
 
     def _peek(self) -> str:

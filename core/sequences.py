@@ -21,8 +21,8 @@ class LazySequence(Sequence[T]):
     @overload
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: int | slice) -> T | list[T]:
-        places = range(len(self))[index]
-        return self.item(places) if isinstance(places, int) else [self.item(place) for place in places]
+        positions = range(len(self))[index]
+        return self.item(positions) if isinstance(positions, int) else [self.item(position) for position in positions]
 
     def __iter__(self) -> Iterator[T]:
         return map(self.item, range(len(self)))

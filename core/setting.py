@@ -104,27 +104,27 @@ def _fields_of(cls: Any) -> tuple[_Field, ...]:
 
 def tables_in(kind: Any) -> tuple[type[Struct], ...]:
     """The kinds of table that a type has room for; () for a type of single values."""
-    return tuple(one for one in members_of(kind) if isinstance(one, type) and issubclass(one, Struct))
+    return tuple(member for member in members_of(kind) if isinstance(member, type) and issubclass(member, Struct))
 
 
 @cache
 def settings_of(cls: Any) -> Mapping[str, Setting]:
     """All settings and tables of a type by path, in the order of its fields."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for setting in _walk(cls, ""):
-        known = found.get(setting.path)
-        if known is not None:
-            kinds = known.type if known.type == setting.type else Union[known.type, setting.type]  # noqa: UP007
+        earlier = settings.get(setting.path)
+        if earlier is not None:
+            kinds = earlier.type if earlier.type == setting.type else Union[earlier.type, setting.type]  # noqa: UP007
             setting = Setting(
-                path=known.path,
+                path=earlier.path,
                 type=kinds,
-                default=known.default,
-                owners=(*known.owners, *setting.owners),
-                tables=tuple(dict.fromkeys((*known.tables, *setting.tables))),
-                optional=known.optional or setting.optional,
+                default=earlier.default,
+                owners=(*earlier.owners, *setting.owners),
+                tables=tuple(dict.fromkeys((*earlier.tables, *setting.tables))),
+                optional=earlier.optional or setting.optional,
             )
-        found[setting.path] = setting
-    return found
+        settings[setting.path] = setting
+    return settings
 
 
 def must_be_given(cls: Any, path: str) -> bool:
@@ -148,7 +148,7 @@ def members_of(kind: Any) -> tuple[Any, ...]:
     """The types of a union, without notes; of any other type itself."""
     kind = bare(kind)
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(one for part in get_args(kind) for one in members_of(part))
+        return tuple(member for part in get_args(kind) for member in members_of(part))
     return (kind,)
 
 
@@ -158,15 +158,15 @@ def bare(kind: Any) -> Any:
 
 def choices_of(kind: Any) -> list[str]:
     """The values of the literals and enumerations in a type."""
-    found: list[str] = []
-    for one in members_of(kind):
-        if get_origin(one) is Literal:
-            found += map(str, get_args(one))
-        elif get_origin(one) is tuple:
-            found += choices_of(get_args(one)[0])
-        elif isinstance(one, type) and issubclass(one, Enum):
-            found += [str(item.value) for item in one]
-    return list(dict.fromkeys(found))
+    choices: list[str] = []
+    for member in members_of(kind):
+        if get_origin(member) is Literal:
+            choices += map(str, get_args(member))
+        elif get_origin(member) is tuple:
+            choices += choices_of(get_args(member)[0])
+        elif isinstance(member, type) and issubclass(member, Enum):
+            choices += [str(item.value) for item in member]
+    return list(dict.fromkeys(choices))
 
 
 def kind_of(cls: type[Any]) -> str | None:

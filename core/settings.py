@@ -37,8 +37,8 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
 
 def toml_of(text: str) -> dict[str, Any]:
     """The table that TOML holds. Raises ValueError, for damage and for a number of thousands of digits."""
-    found: dict[str, Any] = each(tomllib.loads(text), lambda one: TomlNone(one) if one == NONE else one)
-    return found
+    table: dict[str, Any] = each(tomllib.loads(text), lambda one: TomlNone(one) if one == NONE else one)
+    return table
 
 
 def write_toml_text(path: Path, text: str) -> None:

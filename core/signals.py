@@ -21,7 +21,7 @@ def on_signals(end: Callable[[int], object]) -> dict[int, Any]:
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    heard = [one for one in ENDING if one == signal.SIGTERM or signal.getsignal(one) is not signal.SIG_IGN]
+    heard = [number for number in ENDING if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, lambda number, frame: end(number)) for number in heard}
 
 

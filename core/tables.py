@@ -27,7 +27,10 @@ def columns(*tables: Table) -> Table:
     """Turns tables with one row per run into one table with a column per run, which fits a terminal."""
     names = [row[0] for row in tables[0][1]]
     lines = [
-        [label, *(row[place] for row in rows)] for header, rows in tables for place, label in enumerate(header) if place
+        [label, *(row[column] for row in rows)]
+        for header, rows in tables
+        for column, label in enumerate(header)
+        if column
     ]
     return ["", *names], lines
 
@@ -45,8 +48,8 @@ def visible(text: str, keep: str = "") -> str:
 
 def markup(text: str, form: Literal["html", "markdown"]) -> str:
     """`text` from anyone for a page: it shows as it is written, whatever tags or marks it holds."""
-    shown = html.escape(visible(without_keys(text)), quote=form == "html")
-    return shown if form == "html" else _MARKUP.sub(r"\\\g<0>", shown)
+    escaped = html.escape(visible(without_keys(text)), quote=form == "html")
+    return escaped if form == "html" else _MARKUP.sub(r"\\\g<0>", escaped)
 
 
 def lines_of(text: str) -> str:
@@ -77,8 +80,8 @@ _NUMBERS = re.compile(r"[-+.,%\[\]\d*†\s]*(?:[eE][-+]?\d+)?")
 def csv_text(rows: Iterable[Sequence[str]]) -> str:
     """Rows as CSV. What is no number is a text in every spreadsheet, and never a formula."""
     page = StringIO()
-    shown = ([visible(cell) for cell in row] for row in rows)
-    cells = ([cell if _NUMBERS.fullmatch(cell) else _FORMULA.sub("'", cell) for cell in row] for row in shown)
+    visible_rows = ([visible(cell) for cell in row] for row in rows)
+    cells = ([cell if _NUMBERS.fullmatch(cell) else _FORMULA.sub("'", cell) for cell in row] for row in visible_rows)
     csv.writer(page, lineterminator="\n").writerows(cells)
     return page.getvalue()
 
@@ -94,7 +97,7 @@ def markdown(table: Table) -> str:
 def latex(table: Table, caption: str, label: str) -> str:
     """The table in LaTeX, for the package booktabs: a `table` with its caption (`code` between backticks) and label."""
     header, rows = table
-    said = re.sub(r"`([^`]+)`", r"\\texttt{\1}", _latex_text(" ".join(caption.split())))
+    caption_text = re.sub(r"`([^`]+)`", r"\\texttt{\1}", _latex_text(" ".join(caption.split())))
     name = re.sub(r"[^\w.:-]+", "-", label)
     lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
     columns_ = "l" + "r" * (len(header) - 1)
@@ -102,7 +105,7 @@ def latex(table: Table, caption: str, label: str) -> str:
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{said}}}",
+            rf"\caption{{{caption_text}}}",
             rf"\label{{tab:{name}}}",
             rf"\begin{{tabular}}{{{columns_}}}",
             r"\toprule",
@@ -165,10 +168,10 @@ def _draw(console: Any, table: Table, title: str, width: int) -> None:
         console.print(Text(title, style="italic"))
     for header, rows in stacked(table, width):
         drawn = RichTable()
-        for place, name in enumerate(header):
+        for column, name in enumerate(header):
             # a first column of sentences is folded, numbers never are
-            side: Literal["left", "right"] = "right" if place else "left"
-            drawn.add_column(Text(visible(name, "\n")), justify=side, no_wrap=place > 0, overflow="fold")
+            side: Literal["left", "right"] = "right" if column else "left"
+            drawn.add_column(Text(visible(name, "\n")), justify=side, no_wrap=column > 0, overflow="fold")
         for row in rows:
             # Text: a bracket in a cell is no markup
             drawn.add_row(*(Text(visible(cell, "\n")) for cell in row))
@@ -178,7 +181,7 @@ def _draw(console: Any, table: Table, title: str, width: int) -> None:
 def stacked(table: Table, width: int) -> list[Table]:
     """The table as parts that fit into `width` characters, headers broken where they must be."""
     header, rows = table
-    cells = [max((len(row[place]) for row in rows), default=0) for place in range(len(header))]
+    cells = [max((len(row[column]) for row in rows), default=0) for column in range(len(header))]
     if 1 + sum(max(len(name), cell) + EDGES for name, cell in zip(header, cells, strict=True)) <= width:
         return [table]
     names, needs = [], []
@@ -187,10 +190,10 @@ def stacked(table: Table, width: int) -> list[Table]:
         names.append("\n".join(textwrap.wrap(name, max(need, 1))))
         needs.append(need + EDGES)
     parts, used = [[0]], 1 + needs[0]
-    for place in range(1, len(header)):
-        if used + needs[place] > width and len(parts[-1]) > 1:
+    for column in range(1, len(header)):
+        if used + needs[column] > width and len(parts[-1]) > 1:
             parts.append([0])
             used = 1 + needs[0]
-        parts[-1].append(place)
-        used += needs[place]
+        parts[-1].append(column)
+        used += needs[column]
     return [([names[p] for p in part], [[row[p] for p in part] for row in rows]) for part in parts]

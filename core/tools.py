@@ -109,25 +109,25 @@ class Tool:
 
     def fitted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`arguments` in the order of their descriptions and in their types; what is not valid stays, behind them."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for argument in self.arguments:
             value = arguments.get(argument.name)
             if value is None and (not argument.required or argument.name not in arguments):
                 continue
             try:
-                found[argument.name] = argument.read(value)
+                values[argument.name] = argument.read(value)
             except ValueError:
-                found[argument.name] = value
-        known = {argument.name for argument in self.arguments}
-        return found | {name: value for name, value in arguments.items() if name not in known}
+                values[argument.name] = value
+        described = {argument.name for argument in self.arguments}
+        return values | {name: value for name, value in arguments.items() if name not in described}
 
     def refuse(self, arguments: Mapping[str, Any]) -> str | None:
         """Why these `fitted` arguments are not valid, as a clause for the agent; None if they are."""
         names = [argument.name for argument in self.arguments]
         for name in arguments:
             if name not in names:
-                known = f"its arguments are {', '.join(map(_shown, names))}" if names else "it takes none"
-                return f"{self.name} has no argument {_shown(name)}; {known}"
+                takes = f"its arguments are {', '.join(map(_shown, names))}" if names else "it takes none"
+                return f"{self.name} has no argument {_shown(name)}; {takes}"
         for argument in self.arguments:
             if argument.name not in arguments:
                 if argument.required:
@@ -178,8 +178,8 @@ class ToolSpec:
     @property
     def templates(self) -> tuple[str, ...]:
         """Examples of actions where the tag is the verb: `<search>query</search>`, `<answer>answer</answer>`."""
-        first, *others = self.tags
-        return (f"<{first}>{self.argument}</{first}>", *(f"<{tag}>{tag}</{tag}>" for tag in others))
+        first, *verbs = self.tags
+        return (f"<{first}>{self.argument}</{first}>", *(f"<{tag}>{tag}</{tag}>" for tag in verbs))
 
     def schemas(self) -> list[dict[str, Any]]:
         """`tools` in the OpenAI function-calling form."""
@@ -188,9 +188,9 @@ class ToolSpec:
     def called(self, name: str, arguments: Any) -> str:
         """The text that a call carries. Raises ValueError, with a clause for the agent, if it carries none."""
         if name != self.name:
-            said, hint = json.dumps(excerpt(name, 80)), did_you_mean(name, [self.name])
+            unknown, hint = json.dumps(excerpt(name, 80)), did_you_mean(name, [self.name])
             # the guard adds the full stop
-            raise ValueError(f"there is no tool {said}; the tool is {self.name}.{hint}".rstrip("."))
+            raise ValueError(f"there is no tool {unknown}; the tool is {self.name}.{hint}".rstrip("."))
         arguments, wanted = _opened(arguments), f'"{self.argument}"'
         if not isinstance(arguments, dict) or self.argument not in arguments:
             raise ValueError(f"the tool call lacks the argument {wanted}")

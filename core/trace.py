@@ -133,17 +133,19 @@ def array_of(kind: Any, values: Any) -> NDArray[Any]:
     if type(values) is not list:
         raise ValueError("it must be a list")
     if kind == NDArray[np.float32]:
-        if odd := [one for one in values if type(one) not in (float, int) and one not in ("inf", "-inf", "nan")]:
+        if odd := [
+            number for number in values if type(number) not in (float, int) and number not in ("inf", "-inf", "nan")
+        ]:
             raise ValueError(f"it must be a list of numbers and not hold {brief(odd[0], 40)}")
         return np.array([*map(float, values)], dtype=np.float32)
     try:
         # unlike NumPy, array() refuses 1.7; it takes true for 1, so the types of zeros and ones are looked at: those of
         # thousands of ids would take as long as all else
         ids = np.array(array("i", values), dtype=np.int32)
-        whole = all(type(values[place]) is int for place in np.flatnonzero(ids >> 1 == 0))
+        are_integers = all(type(values[index]) is int for index in np.flatnonzero(ids >> 1 == 0))
     except TypeError:
-        whole = False
-    if not whole:
+        are_integers = False
+    if not are_integers:
         raise ValueError("it must be a list of whole numbers")
     return ids
 
@@ -291,8 +293,8 @@ class TraceWriter(Closes):
             where = f"task {episode.task.task_id}, sample {episode.sample}"
             raise TraceError(f"an episode ({where}) is not written, for nobody could read it: {error}") from None
         line = text.encode("ascii") + b"\n"
-        said = "the episodes before it are in the file, whole"
-        with trace_errors(self.path, said), _write_lock(self._lines.file):
+        outcome = "the episodes before it are in the file, whole"
+        with trace_errors(self.path, outcome), _write_lock(self._lines.file):
             if self._unwritten is not None and self._spec not in read_specs(self.path):
                 self._lines.append(header_line(self._unwritten))
             self._unwritten = None
@@ -328,10 +330,10 @@ def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
 
     Raises TraceError for a line of settings that was changed after it was written.
     """
-    found: dict[str, dict[str, Any]] = {}
+    specs: dict[str, dict[str, Any]] = {}
     path = Path(path)
     if not path.is_file():
-        return found
+        return specs
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not is_header(line):
@@ -343,8 +345,8 @@ def read_specs(path: str | Path) -> dict[str, dict[str, Any]]:
             # a torn line, behind which the next writer began one of its own, is written again
             with contextlib.suppress(ValueError):
                 spec = json_of(line)["spec"]
-                found[digits_of(spec)] = spec
-    return found
+                specs[digits_of(spec)] = spec
+    return specs
 
 
 def iter_episodes(path: str | Path, vocabulary: int | None = None) -> Iterator[Episode]:
@@ -400,7 +402,7 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
     # in bytes, because text mode would stop at a line that is not UTF-8, which is one problem among others
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            place, begins = begins, begins + len(line)
+            offset, begins = begins, begins + len(line)
             if not line.strip():
                 continue
             torn = not line.endswith(b"\n")
@@ -427,7 +429,7 @@ def iter_places(path: str | Path, vocabulary: int | None = None) -> Iterator[tup
                     check_numbers(item, vocabulary)
                 except EpisodeError as error:
                     raise TraceError(f"{path}, line {number}: {error}") from error
-            yield place, item
+            yield offset, item
 
 
 class TraceEpisodes(LazySequence[Episode]):
@@ -449,8 +451,8 @@ class TraceEpisodes(LazySequence[Episode]):
     def _read(self, places: Iterable[int]) -> Iterator[Episode]:
         try:
             with self.path.open("rb") as file:
-                for place in places:
-                    file.seek(place)
+                for offset in places:
+                    file.seek(offset)
                     yield episode_from_json(file.readline().decode("utf-8"))
         except (OSError, ValueError) as error:
             raise TraceError(f"{self.path} has changed since its episodes were found in it: {error}") from error

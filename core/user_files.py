@@ -44,7 +44,7 @@ def named_path(text: str) -> tuple[str, Path]:
 
     A path that is there is taken for one, whatever it holds; then the longest one behind a `=` that is there.
     """
-    cuts = [place for place, letter in enumerate(text) if letter == "="]
+    cuts = [index for index, letter in enumerate(text) if letter == "="]
     for name, rest in [("", text), *((text[:cut], text[cut + 1 :]) for cut in cuts)]:
         if rest and (path := user_path(rest)).exists():
             return name, path
@@ -210,10 +210,10 @@ def json_file(path: str | os.PathLike[str], error: Callable[[str], Exception]) -
 
 
 def json_object(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> dict[str, Any]:
-    found = json_file(path, error)
-    if not isinstance(found, dict):
-        raise error(f"{path} cannot be read: it is {brief(found, 80)}; valid: an object")
-    return found
+    content = json_file(path, error)
+    if not isinstance(content, dict):
+        raise error(f"{path} cannot be read: it is {brief(content, 80)}; valid: an object")
+    return content
 
 
 def text_lines(path: str | os.PathLike[str], error: type[Exception]) -> Iterator[str]:
@@ -236,6 +236,6 @@ def _lines(lines: Iterable[bytes], path: str | os.PathLike[str], error: type[Exc
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as reason:
-            shown = f"byte 0x{line[reason.start]:02x} at column {reason.start + 1}"
-            raise error(f"{path}, line {number}: {shown} is no UTF-8; save it as UTF-8") from None
+            problem = f"byte 0x{line[reason.start]:02x} at column {reason.start + 1}"
+            raise error(f"{path}, line {number}: {problem} is no UTF-8; save it as UTF-8") from None
         yield text.replace("\r\n", "\n").replace("\r", "\n")
