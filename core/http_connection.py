@@ -125,14 +125,16 @@ def _excepted(parts: SplitResult) -> bool:
 def _proxy_address(address: str, variable: str) -> str:
     url = address if "://" in address else f"http://{address}"
     # a password may hold blanks, where an address in a text ends
-    shown = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", url, flags=re.DOTALL)), 100)
+    safe_url = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", url, flags=re.DOTALL)), 100)
     try:
         parts = urlsplit(url)
         usable = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, url)) and url.isprintable()
     except ValueError:
         usable = False
     if not usable:
-        raise Unreachable("proxy", f"the variable {variable} is {shown!r}, which is no proxy: write http://HOST:PORT")
+        raise Unreachable(
+            "proxy", f"the variable {variable} is {safe_url!r}, which is no proxy: write http://HOST:PORT"
+        )
     if parts.scheme.startswith("socks"):
         if find_spec("socksio") is None:
             raise Unreachable(
@@ -141,7 +143,7 @@ def _proxy_address(address: str, variable: str) -> str:
                 "a host out",
             )
     elif parts.scheme not in ("http", "https"):
-        raise Unreachable("proxy", f"the variable {variable} is {shown!r}; a proxy begins with http://")
+        raise Unreachable("proxy", f"the variable {variable} is {safe_url!r}; a proxy begins with http://")
     if parts.password:
         # a proxy that refuses may quote it, in either form
         remember_key(parts.password)

@@ -183,8 +183,8 @@ def _size(count: int) -> str:
 
 def _first_line(error: BaseException) -> str:
     """What an exception says, in one line: transformers explains at length, and the first line names the cause."""
-    first, *rest = [part.strip() for part in str(error).strip().splitlines()] or [""]
-    line = f"{first} {rest[0]}" if rest and first.endswith(":") else first
+    first, *others = [part.strip() for part in str(error).strip().splitlines()] or [""]
+    line = f"{first} {others[0]}" if others and first.endswith(":") else first
     # the text of some is a key or a type alone
     alone = not line or isinstance(error, LookupError | AttributeError | TypeError)
     return excerpt(f"{type(error).__name__}: {line}" if alone else line, 300)

@@ -47,7 +47,7 @@ class LockWatch:
         """Marks that nothing is under way."""
         self._tell(None, "")
 
-    def _tell(self, seconds: float | None, what: str) -> None:
+    def _tell(self, seconds: float | None, action: str) -> None:
         with LockWatch._lock:
             if LockWatch._child is None:
                 name = multiprocessing.current_process().name
@@ -55,7 +55,7 @@ class LockWatch:
                     _watch, os.getpid(), name, name="turngym-watch", threads=1, patience=TELLING
                 )
             try:
-                LockWatch._child.pipe.send_bytes(json.dumps([self._number, seconds, what]).encode())
+                LockWatch._child.pipe.send_bytes(json.dumps([self._number, seconds, action]).encode())
             except OSError:
                 # somebody has ended it, or stopped it until its pipe was full; the next call has another one
                 LockWatch._child.end()
@@ -78,10 +78,10 @@ def _watch(pipe: Connection, pid: int, name: str) -> None:
         try:
             # between two looks whatever was said waits in the pipe, so that calls wake nobody; ends: with the parent
             while pipe.poll(None if not ends else 0.0):
-                number, seconds, what = json.loads(pipe.recv_bytes())  # ends: something is there
+                number, seconds, action = json.loads(pipe.recv_bytes())  # ends: something is there
                 ends.pop(number, None)
                 if seconds is not None:
-                    ends[number] = time.monotonic() + seconds, what
+                    ends[number] = time.monotonic() + seconds, action
         except (EOFError, OSError):
             return
         time.sleep(PERIOD)
@@ -89,16 +89,18 @@ def _watch(pipe: Connection, pid: int, name: str) -> None:
         # time in which either of the two was stopped counts for nobody
         lost = now - looked - PERIOD if now - looked > 4 * PERIOD else now - looked if is_stopped(pid) else 0.0
         looked = now
-        ends = {number: (end + lost, what) for number, (end, what) in ends.items()}
-        late = next((what for end, what in ends.values() if end < now), None)
+        ends = {number: (end + lost, action) for number, (end, action) in ends.items()}
+        late = next((action for end, action in ends.values() if end < now), None)
         if late is not None and not pipe.poll(0.0):
             _end(pid, name, late)
             return
 
 
-def _end(pid: int, name: str, what: str) -> None:
+def _end(pid: int, name: str, action: str) -> None:
     hint = "what has finished is kept, and with --workers 1 or more" if name == "MainProcess" else "with other workers"
-    message = f"\nturngym: {what} and holds Python's interpreter lock: process {pid} is ended; {hint} the run goes on\n"
+    message = (
+        f"\nturngym: {action} and holds Python's interpreter lock: process {pid} is ended; {hint} the run goes on\n"
+    )
     with contextlib.suppress(OSError):
         sys.stderr.write(message)
         sys.stderr.flush()

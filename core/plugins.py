@@ -114,7 +114,7 @@ def _load(role: str, name: str, point: EntryPoint) -> Any:
         raise PluginError(f"{role} {name!r}: cannot import {point.module!r} ({error})") from error
     for part in point.attr.split(".") if point.attr else ():
         if not hasattr(value, part):
-            hint = did_you_mean(part, [other for other in dir(value) if not other.startswith("_")])
+            hint = did_you_mean(part, [attribute for attribute in dir(value) if not attribute.startswith("_")])
             raise PluginError(f"{role} {name!r}: {point.value.partition(':')[0]} has no {part!r}.{hint}")
         value = getattr(value, part)
     return value

@@ -68,7 +68,7 @@ def redacted(value: Any) -> Any:
                 parsed = json.loads(value)
                 hidden = redacted(parsed)
                 return value if hidden == parsed else json.dumps(hidden, ensure_ascii=False)
-        text = _QUERY.sub(lambda one: one[1] + (f"?{HIDDEN}" if one[2] else ""), without_users(value))
+        text = _QUERY.sub(lambda match: match[1] + (f"?{HIDDEN}" if match[2] else ""), without_users(value))
         return _FIELD.sub(rf"\1\2{HIDDEN}\2", text)
     if isinstance(value, Mapping):
         hide = {name for name in value if isinstance(name, str) and is_secret(name)}
@@ -134,7 +134,7 @@ ROUNDS = 3
 def _decoded(text: str) -> str:
     """`text` as who decodes all of it reads it: of addresses, HTML and JSON, and without ends of lines."""
     for _ in range(ROUNDS):
-        plain = html.unescape(_ESCAPE.sub(lambda one: chr(int(one[1] or one[2], 16)), text))
+        plain = html.unescape(_ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), text))
         if plain == text:
             break
         text = plain

@@ -93,7 +93,7 @@ def read_back(
     about = record.get(PROVENANCE, {})
     if ASKED not in about:
         return table
-    given = merged([about[ASKED]])
+    asked = merged([about[ASKED]])
     # what there is to say of it is said where all of it is resolved
     with redirect_stderr(StringIO()):
         # as TOML gives it back
@@ -105,8 +105,8 @@ def read_back(
             path = path.removesuffix(f".{KIND}")
             recorded = at(table, path)
         if recorded is not None and path not in anew:
-            put(given, path, recorded)
-    return given
+            put(asked, path, recorded)
+    return asked
 
 
 def checked(value: T) -> T:
@@ -178,7 +178,7 @@ def _fit(
     cls: type[Any],
     table: dict[str, Any],
     origins: Mapping[str, str],
-    asked: set[str],
+    askers: set[str],
     path: str = "",
     usual_table: Any = None,
 ) -> None:
@@ -202,22 +202,22 @@ def _fit(
             kind = inner.setdefault(KIND, usual_kind)
             if kind is None:
                 del inner[KIND]
-                if not any(_asked(origins, asked, f"{field_path}.{key}") for key in inner):
+                if not any(_asked(origins, askers, f"{field_path}.{key}") for key in inner):
                     del table[field.name]
                 continue
-            fitting = [one for one in tables if kind_of(one) == kind]
+            fitting = [member for member in tables if kind_of(member) == kind]
             if not fitting:
                 continue  # `read` refuses it
             chosen = fitting[0]
-        known = {one.name for one in fields_of(chosen)}
-        for key in [key for key in inner if key != KIND and key not in known]:
-            if not _asked(origins, asked, f"{field_path}.{key}"):
+        names = {member.name for member in fields_of(chosen)}
+        for key in [key for key in inner if key != KIND and key not in names]:
+            if not _asked(origins, askers, f"{field_path}.{key}"):
                 del inner[key]
-        for one in fields_of(chosen) if isinstance(default, chosen) else ():
-            if getattr(default, one.name) != one.default:
-                inner.setdefault(one.name, plain(getattr(default, one.name)))
-        _fit(chosen, inner, origins, asked, f"{field_path}.", default)
+        for member in fields_of(chosen) if isinstance(default, chosen) else ():
+            if getattr(default, member.name) != member.default:
+                inner.setdefault(member.name, plain(getattr(default, member.name)))
+        _fit(chosen, inner, origins, askers, f"{field_path}.", default)
 
 
-def _asked(origins: Mapping[str, str], asked: set[str], path: str) -> bool:
-    return any(layer in asked for given, layer in origins.items() if given == path or given.startswith(f"{path}."))
+def _asked(origins: Mapping[str, str], askers: set[str], above: str) -> bool:
+    return any(layer in askers for path, layer in origins.items() if path == above or path.startswith(f"{above}."))

@@ -59,12 +59,12 @@ class Setting:
     @property
     def many(self) -> bool:
         """Whether it holds several values."""
-        return any(get_origin(one) is tuple for one in members_of(self.type))
+        return any(get_origin(kind) is tuple for kind in members_of(self.type))
 
     @property
     def collects(self) -> bool:
         """Whether it holds any number of values."""
-        return any(get_origin(one) is tuple and Ellipsis in get_args(one) for one in members_of(self.type))
+        return any(get_origin(kind) is tuple and Ellipsis in get_args(kind) for kind in members_of(self.type))
 
     @property
     def positional(self) -> bool:
@@ -133,12 +133,12 @@ def must_be_given(cls: Any, path: str) -> bool:
     return all(settings_of(cls)[".".join(parts[:end])].default is NODEFAULT for end in range(1, len(parts) + 1))
 
 
-def _walk(cls: type[Any], above: str, whole: Any = None) -> Iterator[Setting]:
+def _walk(cls: type[Any], above: str, owner: Any = None) -> Iterator[Setting]:
     """The settings below a table; their defaults are those of `whole`, the object that is the table's own default."""
     for field in fields_of(cls):
         path, tables = f"{above}{field.name}", tables_in(field.type)
         optional = type(None) in members_of(field.type)
-        default = getattr(whole, field.name) if isinstance(whole, cls) else field.default
+        default = getattr(owner, field.name) if isinstance(owner, cls) else field.default
         yield Setting(path=path, type=field.type, default=default, owners=(cls,), tables=tables, optional=optional)
         for table in tables:
             yield from _walk(table, f"{path}.", default)
@@ -179,13 +179,13 @@ def kind_of(cls: type[Any]) -> str | None:
 @cache
 def _by_ending(cls: Any) -> Mapping[str, tuple[str, ...]]:
     """Every ending of a path to the paths that end so: those with the fewest parts."""
-    found: dict[str, list[str]] = {}
+    endings: dict[str, list[str]] = {}
     for path in settings_of(cls):
         parts = path.split(".")
         for first in range(len(parts)):
-            found.setdefault(".".join(parts[first:]), []).append(path)
-    least = {name: min(path.count(".") for path in paths) for name, paths in found.items()}
-    return {name: tuple(one for one in paths if one.count(".") == least[name]) for name, paths in found.items()}
+            endings.setdefault(".".join(parts[first:]), []).append(path)
+    least = {name: min(path.count(".") for path in paths) for name, paths in endings.items()}
+    return {name: tuple(path for path in paths if path.count(".") == least[name]) for name, paths in endings.items()}
 
 
 def named(cls: type[Struct], name: str) -> Setting | None:
@@ -196,11 +196,11 @@ def named(cls: type[Struct], name: str) -> Setting | None:
 
 def find(cls: type[Struct], name: str, where: str) -> Setting:
     """The setting that `name` means. Raises SettingsError for a name that means nothing, or several settings."""
-    if (found := named(cls, name)) is not None:
-        return found
+    if (setting := named(cls, name)) is not None:
+        return setting
     if paths := _by_ending(cls).get(name, ()):
         raise SettingsError(f"{where}: {name} means {' or '.join(paths)}; valid: one of these")
-    alike = [one for one in _by_ending(cls) if one.count(".") == name.count(".")]
+    alike = [ending for ending in _by_ending(cls) if ending.count(".") == name.count(".")]
     hint = did_you_mean(name, alike if "." in name else short_names(cls))
     raise UnknownSettingError(name, f"{where}: there is no setting {brief(name, 80)}.{hint}")
 

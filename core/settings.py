@@ -37,7 +37,7 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
 
 def toml_of(text: str) -> dict[str, Any]:
     """The table that TOML holds. Raises ValueError, for damage and for a number of thousands of digits."""
-    table: dict[str, Any] = each(tomllib.loads(text), lambda one: TomlNone(one) if one == NONE else one)
+    table: dict[str, Any] = each(tomllib.loads(text), lambda value: TomlNone(value) if value == NONE else value)
     return table
 
 
@@ -59,11 +59,11 @@ def to_toml(spec: Spec | Mapping[str, Any], origins: Mapping[str, str] | None = 
 def toml_table(table: Mapping[str, Any], cls: type[Spec]) -> dict[str, Any]:
     """A table of the type `cls`, or a part of one, for `to_toml`: in it a table of any keys that holds the text "none"
     is its JSON."""
-    found = merged([table])
+    quoted = merged([table])
     for path, setting in settings_of(cls).items():
         if setting.free and _quoted(NONE) in (text := json.dumps(at(table, path))):
-            put(found, path, text)
-    return found
+            put(quoted, path, text)
+    return quoted
 
 
 def whole_toml(found: Resolved[Any], but: Sequence[str] = ()) -> str:
@@ -71,13 +71,13 @@ def whole_toml(found: Resolved[Any], but: Sequence[str] = ()) -> str:
     from."""
 
     def written(table: Mapping[str, Any]) -> dict[str, Any]:
-        kept = toml_table(table, type(found.spec))
+        values = toml_table(table, type(found.spec))
         for table_of, _, name in (path.rpartition(".") for path in but):
-            (at(kept, table_of) or {}).pop(name, None)
-        return kept
+            (at(values, table_of) or {}).pop(name, None)
+        return values
 
-    asked = "" if found.asked is None else "\n" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
-    return to_toml(written(to_table(found.spec)), found.origins) + asked
+    asked_text = "" if found.asked is None else "\n" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
+    return to_toml(written(to_table(found.spec)), found.origins) + asked_text
 
 
 def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:
@@ -88,11 +88,11 @@ def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str])
             below.append(_toml_table(value, path, origins).rstrip("\n"))
             continue
         line = f"{toml_key(key)} = {toml_value(value)}"
-        who = origins.get(f"{name}.{key}" if name else key)
+        origin = origins.get(f"{name}.{key}" if name else key)
         # who gives it may be a file, in whose name anything stands
-        lines.append(f"{line}  # {visible(who)}" if who else line)
-    own = "\n".join(([f"[{name}]"] if name and lines else []) + lines)
-    return "\n\n".join(part for part in (own, *below) if part) + "\n"
+        lines.append(f"{line}  # {visible(origin)}" if origin else line)
+    values_text = "\n".join(([f"[{name}]"] if name and lines else []) + lines)
+    return "\n\n".join(part for part in (values_text, *below) if part) + "\n"
 
 
 def toml_key(name: str) -> str:

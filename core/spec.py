@@ -47,7 +47,7 @@ class _Checked(msgspec.StructMeta):
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         # msgspec would take it for a value
-        if wrong := [one for one, value in namespace.items() if isinstance(value, dataclasses.Field)]:
+        if wrong := [field_name for field_name, value in namespace.items() if isinstance(value, dataclasses.Field)]:
             raise SettingsError(f"{name}: {wrong[0]} has the field of a dataclass; valid: msgspec.field")
         # fields without a default may stand behind others in every subclass: msgspec asks each class for that
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
@@ -78,18 +78,18 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Checked):
 
 def _kinds_of(cls: type[Spec]) -> dict[str, type[Spec]]:
     """The kinds below a base class of kinds, by tag."""
-    found = dict[str, type[Spec]]()
+    kinds = dict[str, type[Spec]]()
     for below in cls.__subclasses__():
         tag = kind_of(below)
-        found |= _kinds_of(below) if tag is None else {tag: below}
-    return found
+        kinds |= _kinds_of(below) if tag is None else {tag: below}
+    return kinds
 
 
 def _base_of(cls: Any) -> Any:
     """The class that all kinds of a union extend; of what is no kind of anything itself."""
     if kind_of(cls) is None:
         return cls
-    return next(one for one in reversed(cls.__mro__) if issubclass(one, Spec) and one is not Spec)
+    return next(base for base in reversed(cls.__mro__) if issubclass(base, Spec) and base is not Spec)
 
 
 def _main(cls: type[Any]) -> str:
@@ -121,21 +121,21 @@ def expand(cls: type[Spec], table: Mapping[str, Any], where: str) -> dict[str, A
         table: values by name; tables may be nested.
         where: the source (a file, `evaluate()`), for errors.
     """
-    found: dict[str, Any] = {}
-    given: dict[str, str] = {}
+    expanded: dict[str, Any] = {}
+    names: dict[str, str] = {}
     items = list(_named(cls, table, where, ""))
     absent = [setting.path for _, setting, value in items if value is None]
     for name, setting, value in items:
         path = setting.path
-        if nothing := [one for one in absent if path.startswith(f"{one}.")]:
+        if nothing := [empty for empty in absent if path.startswith(f"{empty}.")]:
             raise SettingsError(
                 f"{where}: {nothing[0]} is none and {path} is {brief(value, 80)}; valid: one of the two"
             )
-        if path in given:
-            raise SettingsError(f"{where}: {path} is given as {given[path]} and as {name}; valid: once")
-        given[path] = name
-        put(found, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value)
-    return _with_kinds(cls, found)
+        if path in names:
+            raise SettingsError(f"{where}: {path} is given as {names[path]} and as {name}; valid: once")
+        names[path] = name
+        put(expanded, path, _table_of(setting, value, f"{where}: {name}") if setting.tables else value)
+    return _with_kinds(cls, expanded)
 
 
 def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) -> Iterator[tuple[str, Setting, Any]]:
@@ -149,12 +149,12 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
         if isinstance(value, Mapping) and setting.tables:
             # in one piece, so that a kind and its settings stay together
             inner: dict[str, Any] = {}
-            for below, one, item in _named(cls, value, where, f"{setting.path}."):
-                if one.path == setting.path:
+            for below, inner_setting, item in _named(cls, value, where, f"{setting.path}."):
+                if inner_setting.path == setting.path:
                     inner |= item
                 else:
-                    part = _table_of(one, item, f"{where}: {below}") if one.tables else item
-                    put(inner, one.path.removeprefix(f"{setting.path}."), part)
+                    part = _table_of(inner_setting, item, f"{where}: {below}") if inner_setting.tables else item
+                    put(inner, inner_setting.path.removeprefix(f"{setting.path}."), part)
             yield name, setting, inner
         elif value is None and not setting.optional:
             continue  # in Python: as if it were not given
@@ -167,7 +167,7 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
 def _free(value: Any, where: str) -> Any:
     """A table of any keys, which may be written as JSON."""
     if not isinstance(value, str):
-        return each(value, lambda one: None if isinstance(one, TomlNone) else one)
+        return each(value, lambda item: None if isinstance(item, TomlNone) else item)
     try:
         # not msgspec's: a path may hold bytes that are no UTF-8
         return json_object(where, value)
@@ -195,9 +195,9 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
         return value
     # several values stand for the kind whose first field holds several: `tasks = ["a", "b"]`
     if len(setting.tables) > 1 and isinstance(value, list | tuple):
-        for one in setting.tables:
-            if _main(one) and get_origin(bare(settings_of(one)[_main(one)].type)) is tuple:
-                return {KIND: kind_of(one), _main(one): value}
+        for kind in setting.tables:
+            if _main(kind) and get_origin(bare(settings_of(kind)[_main(kind)].type)) is tuple:
+                return {KIND: kind_of(kind), _main(kind): value}
     # a value of the first field that is no text: `workers = 2`
     if len(setting.tables) == 1 and isinstance(value, int | float | list | tuple):
         return {_main(setting.tables[0]): value}
@@ -226,10 +226,10 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
             or kind_of(setting.tables[0]) is None
         ):
             continue
-        fits = [one for one in setting.tables if _may_be(one, inner)]
+        fits = [kind for kind in setting.tables if _may_be(kind, inner)]
         if not fits:
             # what the kind that is meant does not have is refused later
-            fits = [one for one in setting.tables if _needed(one) and _needed(one) <= inner.keys()]
+            fits = [kind for kind in setting.tables if _needed(kind) and _needed(kind) <= inner.keys()]
         if len(fits) == 1 and inner.keys() & ({_main(fits[0])} | _needed(fits[0])):
             inner[KIND] = kind_of(fits[0])
     return table
@@ -261,26 +261,26 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if setting.free:
         return _free(value, where)
     # msgspec reads numbers as JSON has them, people write .5
-    if any(_holds_float(one) for one in members_of(setting.type)):
+    if any(_holds_float(member) for member in members_of(setting.type)):
         value = list(map(_with_zero, value)) if setting.many else _with_zero(value)
     try:
-        found = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
+        parsed = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
     except msgspec.ValidationError as error:
-        shown = " ".join(words)
-        raise SettingsError(f"{where} is {brief(shown, 80)}; valid: {valid_for(setting, shown, str(error))}") from None
-    return found
+        text = " ".join(words)
+        raise SettingsError(f"{where} is {brief(text, 80)}; valid: {valid_for(setting, text, str(error))}") from None
+    return parsed
 
 
 def _holds_float(kind: Any) -> bool:
     """Whether a type is a number, or a list that holds some."""
     parts = get_args(kind) if get_origin(kind) is tuple else ()
-    return kind is float or any(_holds_float(one) for part in parts for one in members_of(part))
+    return kind is float or any(_holds_float(member) for part in parts for member in members_of(part))
 
 
 def _holds_none(kind: Any) -> bool:
     """Whether a type is a list that may hold None."""
-    lists = [one for one in members_of(kind) if get_origin(one) is tuple]
-    return any(type(None) in members_of(part) for one in lists for part in get_args(one))
+    lists = [member for member in members_of(kind) if get_origin(member) is tuple]
+    return any(type(None) in members_of(part) for member in lists for part in get_args(member))
 
 
 def _with_zero(word: str | None) -> str | None:
@@ -297,12 +297,12 @@ def unread(value: Any) -> Iterator[tuple[str, str]]:
     beside its own table.
     """
     kind: Any = type(value)
-    usual = {path: plain(one.default) for path, one in settings_of(kind).items() if not one.tables}
-    now = {path: at(plain(value), path) for path in usual}
-    for path, needed in _idle(value, ""):
-        below = [one for one in usual if f"{one}.".startswith(f"{path}.")]
+    usual = {path: plain(setting.default) for path, setting in settings_of(kind).items() if not setting.tables}
+    values = {path: at(plain(value), path) for path in usual}
+    for above, needed in _idle(value, ""):
+        below = [path for path in usual if f"{path}.".startswith(f"{above}.")]
         # None also of what the kinds that are chosen do not have
-        yield from ((one, needed) for one in below if now[one] is not None and now[one] != usual[one])
+        yield from ((path, needed) for path in below if values[path] is not None and values[path] != usual[path])
 
 
 Unread = Iterator[tuple[str, str]]
@@ -357,23 +357,23 @@ def _scalar(value: Any) -> Any:
 
 def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """`table` with None in place of the text that stands for it."""
-    found = dict(table)
+    values = dict(table)
     kinds = {field.name: field.type for field in fields_of(cls)}
-    for name, value in found.items():
+    for name, value in values.items():
         kind = kinds.get(name)
         # no type of a float without a range knows that
-        if _any_float(kind) and not all(math.isfinite(one) for one in _many(value) if isinstance(one, float)):
+        if _any_float(kind) and not all(math.isfinite(item) for item in _many(value) if isinstance(item, float)):
             raise msgspec.ValidationError(f"Expected `float` <= {FINITE} - at `$.{above}{name}`")
         if isinstance(value, str) and value == NONE and type(None) in members_of(kind):
-            found[name] = None
+            values[name] = None
         elif isinstance(value, list | tuple) and _holds_none(kind):
-            found[name] = [None if isinstance(one, str) and one == NONE else one for one in found[name]]
+            values[name] = [None if isinstance(item, str) and item == NONE else item for item in values[name]]
         elif isinstance(value, Mapping):
             tables = tables_in(kind)
             # in a table of any keys a text is a text (`_free` has read the nulls of TOML)
-            if fitting := [one for one in tables if kind_of(one) == value.get(KIND)] or list(tables):
-                found[name] = _without_none(fitting[0], value, f"{above}{name}.")
-    return found
+            if fitting := [item for item in tables if kind_of(item) == value.get(KIND)] or list(tables):
+                values[name] = _without_none(fitting[0], value, f"{above}{name}.")
+    return values
 
 
 def _any_float(kind: Any) -> bool:
@@ -389,8 +389,8 @@ def _many(value: Any) -> Sequence[Any]:
 
 def to_table(spec: Any) -> dict[str, Any]:
     """A value as a nested table of plain values, defaults included."""
-    found: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
-    return found
+    table: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
+    return table
 
 
 def _path_of(kind: type[Any], value: Any) -> Any:

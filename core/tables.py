@@ -43,7 +43,7 @@ _MARKUP = re.compile(r"[\\`|{]|\*(?=\S)|(?<![^\W_])_(?=\S)|!(?=\[)|(?<=\])(?=[(\
 def visible(text: str, keep: str = "") -> str:
     """`text` from anyone as one line that shows what it holds: control characters (of terminals, of the direction of
     writing, ends of lines) as escapes such as `\\x1b`, without those in `keep`."""
-    return _HIDDEN.sub(lambda one: one[0] if one[0] in keep else repr(one[0])[1:-1], text)
+    return _HIDDEN.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
 def markup(text: str, form: Literal["html", "markdown"]) -> str:
@@ -69,7 +69,7 @@ def _prose(part: str) -> str:
 def filled(template: str, values: Mapping[str, str]) -> str:
     """The page `template` with `values` in the places of their marks (`__BODY__`). A mark in a value is a text."""
     marks = re.compile("|".join(map(re.escape, values)))
-    return marks.sub(lambda one: values[one[0]], template)
+    return marks.sub(lambda match: values[match[0]], template)
 
 
 # where a spreadsheet takes the rest of a cell for a formula; some know the semicolon, too, as the end of a cell

@@ -332,13 +332,13 @@ def _opened(arguments: Any) -> Any:
 
 
 def _check_names(what: str, names: list[str]) -> None:
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         # what every server, dialect and adapter takes
         if not name.isidentifier() or not name.isascii() or name.startswith("_") or len(name) > 64:
             raise TurngymError(
                 f"{what}: {name!r} is no name; valid: 64 letters, digits and '_', a letter first, such as 'look_up'"
             )
-        if name in names[:place]:
+        if name in names[:index]:
             raise TurngymError(f"{what}: {name!r} is there twice")
 
 

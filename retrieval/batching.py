@@ -136,7 +136,8 @@ class MicroBatcher:
                 self._answer(batch)
             except BaseException as error:
                 _fail(
-                    [one for one in batch if not one.answer.done()], RetrieverUnavailable(f"the search failed: {error}")
+                    [waiting for waiting in batch if not waiting.answer.done()],
+                    RetrieverUnavailable(f"the search failed: {error}"),
                 )
                 raise
             finally:
@@ -185,9 +186,9 @@ class MicroBatcher:
         if self._on_batch is not None:
             self._on_batch(len(batch))
         try:
-            found = self._search([waiting.query for waiting in batch], batch[0].k)
-            if len(found) != len(batch):
-                raise RetrieverUnavailable(f"the retriever gave {len(found)} answers to {len(batch)} queries")
+            answers = self._search([waiting.query for waiting in batch], batch[0].k)
+            if len(answers) != len(batch):
+                raise RetrieverUnavailable(f"the retriever gave {len(answers)} answers to {len(batch)} queries")
         except RetrieverUnavailable as error:
             _fail(batch, error)
         except Exception as error:
@@ -198,7 +199,7 @@ class MicroBatcher:
                 for waiting in batch:
                     self._answer([waiting])
         else:
-            for waiting, hits in zip(batch, found, strict=True):
+            for waiting, hits in zip(batch, answers, strict=True):
                 try:
                     waiting.answer.set_result(checked_hits(hits, waiting.k))
                 except RetrieverUnavailable as error:

@@ -96,8 +96,8 @@ class LuceneIndex:
             raise RetrievalError(f"k={k}: at least one document must be asked for")
         number = parts.terms.number
         counted = ((number(term), times) for term, times in Counter(analyze(query)).items())
-        known = [(term, times) for term, times in counted if term is not None]
-        return self._searcher.search(known, int(k))
+        terms = [(term, times) for term, times in counted if term is not None]
+        return self._searcher.search(terms, int(k))
 
     def close(self) -> None:
         """Releases the arrays and files. Twice is fine."""
@@ -143,10 +143,10 @@ class BM25Retriever:
     @classmethod
     def from_passages(cls, passages: Iterable[Passage], *, k1: float = 0.9, b: float = 0.4) -> BM25Retriever:
         """Indexes passages in memory. Raises RetrievalError if an id repeats."""
-        kept = passages if isinstance(passages, Sequence) else tuple(passages)
-        for passage in kept:
+        stored = passages if isinstance(passages, Sequence) else tuple(passages)
+        for passage in stored:
             checked_passage(passage, "a passage of the corpus")
-        return cls(LuceneIndex.build(indexed_documents(kept), k1=k1, b=b), kept)
+        return cls(LuceneIndex.build(indexed_documents(stored), k1=k1, b=b), stored)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -158,12 +158,12 @@ class BM25Retriever:
             RetrievalError: one string instead of a sequence of them, k below 1, or closed.
         """
         check_request(queries, k)
-        found: list[list[Hit]] = []
+        answers: list[list[Hit]] = []
         for query in queries:
             rows, scores = self._index.search_rows(query, k)
             pairs = zip(rows.tolist(), scores.tolist(), strict=True)
-            found.append([Hit(passage=self._passages[row], score=score) for row, score in pairs])
-        return found
+            answers.append([Hit(passage=self._passages[row], score=score) for row, score in pairs])
+        return answers
 
     def close(self) -> None:
         """Releases the index and the passages. Twice is fine."""

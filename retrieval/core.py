@@ -93,15 +93,15 @@ def query_vectors(encoder: Encoder, texts: Sequence[str]) -> NDArray[np.float32]
     """What an encoder of any package makes of `texts` (`checked_vectors`). Raises RetrieverUnavailable where it fails,
     too."""
     with failures_of("the encoder", encoder, RetrieverUnavailable):
-        found = encoder.encode_queries(texts)
-    return checked_vectors(found, len(texts), vector_size(encoder))
+        vectors = encoder.encode_queries(texts)
+    return checked_vectors(vectors, len(texts), vector_size(encoder))
 
 
 def passage_vectors(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.float32]:
     """`query_vectors` of passages."""
     with failures_of("the encoder", encoder, RetrieverUnavailable):
-        found = encoder.encode_passages(passages)
-    return checked_vectors(found, len(passages), vector_size(encoder))
+        vectors = encoder.encode_passages(passages)
+    return checked_vectors(vectors, len(passages), vector_size(encoder))
 
 
 def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
@@ -112,18 +112,18 @@ def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
     """
     due = f"floats [{texts}, {dim}] are due"
     try:
-        given = np.asarray(found)
+        array = np.asarray(found)
     # ragged lists; a tensor that has a gradient or lies on another device
     except (TypeError, ValueError, RuntimeError) as error:
         raise RetrieverUnavailable(f"the encoder gave {brief(found, 80)}; {due}") from error
-    if given.shape != (texts, dim):
-        raise RetrieverUnavailable(f"the encoder gave shape {list(given.shape)} for {texts} texts; {due}")
+    if array.shape != (texts, dim):
+        raise RetrieverUnavailable(f"the encoder gave shape {list(array.shape)} for {texts} texts; {due}")
     # NumPy would read texts and dates as numbers, and leave out what is imaginary
-    if given.dtype.kind not in "fiu":
-        raise RetrieverUnavailable(f"the encoder gave {given.dtype}; {due}")
+    if array.dtype.kind not in "fiu":
+        raise RetrieverUnavailable(f"the encoder gave {array.dtype}; {due}")
     # what is beyond float32 becomes infinite
     with np.errstate(over="ignore"):
-        vectors = np.ascontiguousarray(given, np.float32)
+        vectors = np.ascontiguousarray(array, np.float32)
     if not (fine := np.isfinite(vectors).all(1)).all():
         raise RetrieverUnavailable(f"the encoder's vector of text {int(np.argmin(fine))} of {texts} is not finite")
     return vectors
@@ -134,8 +134,8 @@ def searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[tuple
 
     Raises RetrieverUnavailable for another number of answers, and where `checked_hits` refuses one.
     """
-    found = answers("the retriever", retriever.search(queries, k), len(queries), object, RetrieverUnavailable)
-    return [checked_hits(hits, k) for hits in found]
+    hit_lists = answers("the retriever", retriever.search(queries, k), len(queries), object, RetrieverUnavailable)
+    return [checked_hits(hits, k) for hits in hit_lists]
 
 
 def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
@@ -199,8 +199,8 @@ def build_lock(
     if folder.exists() and not folder.is_dir():
         raise error(f"{folder} is a file, and the build needs a folder of this name; move it away")
     with locked_folder(folder):
-        if others := sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_ours(path.name)):
-            raise error(f"{folder}, where the build works, holds {others[0]!r}, which no build has left; move it away")
+        if foreign := sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_ours(path.name)):
+            raise error(f"{folder}, where the build works, holds {foreign[0]!r}, which no build has left; move it away")
         yield
 
 

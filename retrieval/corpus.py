@@ -131,8 +131,8 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
     for _, passage in _passages(path):
         digests.append(id_digest(passage.id))
         yield passage
-    found, counts = np.unique(np.array(digests, np.uint64), return_counts=True)
-    for digest in found[counts > 1].tolist():
+    values, counts = np.unique(np.array(digests, np.uint64), return_counts=True)
+    for digest in values[counts > 1].tolist():
         _report_repeat(path, digest)
 
 
@@ -148,17 +148,17 @@ def parse_row(row: Any, where: str) -> Passage:
     field = "id" if "id" in row or "_id" not in row else "_id"
     name = row.get(field)
     if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
-        found = "no id" if field not in row else f"id {show(name)}"
-        raise CorpusError(f"{where}: {found}; every row needs an id, a string or a whole number")
+        missing = "no id" if field not in row else f"id {show(name)}"
+        raise CorpusError(f"{where}: {missing}; every row needs an id, a string or a whole number")
     name = str(name)
     if (problem := text_problem(name)) is not None:
         raise CorpusError(f"{where}: the id {problem}")
     if "\0" in name:
         raise CorpusError(f"{where}: id {name!r} has a NUL in it; remove it")
-    given = f"of row {show(name)}"
+    which_row = f"of row {show(name)}"
     if "contents" in row:
         # the first line is the title; a single line is one only in quotation marks
-        contents = _string(row, "contents", where, given)
+        contents = _string(row, "contents", where, which_row)
         head, newline, text = contents.partition("\n")
         head = head.removesuffix("\r")
         quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
@@ -166,8 +166,8 @@ def parse_row(row: Any, where: str) -> Passage:
         if not newline and not quoted:
             title, text = "", contents
     elif "text" in row:
-        title = _string(row, "title", where, given) if "title" in row else ""
-        text = _string(row, "text", where, given)
+        title = _string(row, "title", where, which_row) if "title" in row else ""
+        text = _string(row, "text", where, which_row)
     else:
         raise CorpusError(f"{where}: row {show(name)} has no contents, only {brief(sorted(row), 200)}; write {FORMS}")
     return Passage(id=name, title=title, text=text)
@@ -177,32 +177,32 @@ def _passages(path: Path) -> Iterator[tuple[str, Passage]]:
     """Yields (place in the file, passage) of every row."""
     if not path.exists():
         raise CorpusError(f"{path}: there is no such corpus file")
-    found = False
+    any_row = False
     for row in read_rows(path, FORMS, CorpusError):
-        found = True
+        any_row = True
         yield row.place, parse_row(row.value, f"{path}, {row.place}")
-    if not found:
+    if not any_row:
         raise CorpusError(f"{path}: no passages in it; a corpus has one JSON object per line: {FORMS}")
 
 
-def _string(row: dict[str, Any], key: str, where: str, given: str) -> str:
+def _string(row: dict[str, Any], key: str, where: str, which_row: str) -> str:
     value = row[key]
     if not isinstance(value, str):
-        raise CorpusError(f"{where}: {key} {given} is {show(value)}; it must be a string")
+        raise CorpusError(f"{where}: {key} {which_row} is {show(value)}; it must be a string")
     if (problem := text_problem(value)) is not None:
-        raise CorpusError(f"{where}: {key} {given} {problem}")
+        raise CorpusError(f"{where}: {key} {which_row} {problem}")
     return value
 
 
 def _report_repeat(path: Path, digest: int) -> None:
     """Raises CorpusError for the repeated id behind `digest`; returns if two different ids merely share the 8 bytes."""
     first: dict[str, str] = {}
-    for place, passage in _passages(path):
+    for position, passage in _passages(path):
         if id_digest(passage.id) != digest:
             continue
         if passage.id in first:
             raise CorpusError(
-                f"{path}, {place}: id {show(passage.id)} was used in {first[passage.id]} already; ids must be "
+                f"{path}, {position}: id {show(passage.id)} was used in {first[passage.id]} already; ids must be "
                 "unique (titles may repeat)"
             )
-        first[passage.id] = place
+        first[passage.id] = position

@@ -144,8 +144,8 @@ class DenseRetriever:
         vectors = query_vectors(self._encoder, queries)
         scores, rows = self.search_vectors(vectors, k)
         return [
-            [Hit(passage=self._passages[row], score=score) for score, row in zip(*found, strict=True) if row >= 0]
-            for found in zip(scores.tolist(), rows.tolist(), strict=True)
+            [Hit(passage=self._passages[row], score=score) for score, row in zip(*pairs, strict=True) if row >= 0]
+            for pairs in zip(scores.tolist(), rows.tolist(), strict=True)
         ]
 
     def search_vectors(self, vectors: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -160,17 +160,19 @@ class DenseRetriever:
         if not wanted:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
-            found, rows = search_index(self._index, vectors, min(wanted + SPARE_ROWS * self._exact, self._index.ntotal))
-        asked = np.any(vectors, axis=1, keepdims=True)
+            distances, rows = search_index(
+                self._index, vectors, min(wanted + SPARE_ROWS * self._exact, self._index.ntotal)
+            )
+        nonzero = np.any(vectors, axis=1, keepdims=True)
         _check_found(rows, self._index.ntotal)
-        if self._compares_all and (asked[:, 0] & (rows < 0).all(1)).any():
+        if self._compares_all and (nonzero[:, 0] & (rows < 0).all(1)).any():
             raise RetrieverUnavailable("the index found nothing at all: its vectors are not finite")
-        scores = _score(self._index, vectors, rows) if self._exact else found
+        scores = _score(self._index, vectors, rows) if self._exact else distances
         if not np.isfinite(scores[rows >= 0]).all():
             raise RetrieverUnavailable("the index gave a score that is not finite: a vector holds too large a number")
-        rows = np.where(asked, rows, -1)
+        rows = np.where(nonzero, rows, -1)
         if self._exact and rows.shape[1] < self._index.ntotal:
-            self._add_ties(vectors, scores, rows, found[:, -1], wanted)
+            self._add_ties(vectors, scores, rows, distances[:, -1], wanted)
         # faiss fills up with row -1, which goes last whatever its score
         scores = np.where(rows >= 0, scores, -np.inf)
         order = np.lexsort((rows, -scores), axis=1)[:, :wanted]
@@ -188,16 +190,16 @@ class DenseRetriever:
         best `wanted`: its worst row's score, `fetched` [n], is no further from the last wanted one's than rounding."""
         least = -np.partition(-scores, wanted - 1, axis=1)[:, wanted - 1]
         stored = stored_vectors(self._index)
-        for place in np.flatnonzero(rows[:, 0] >= 0):
-            longest = np.linalg.norm(stored[rows[place]], axis=1).max()
-            margin = _ROUNDING * float(np.linalg.norm(vectors[place]) * longest)
-            if fetched[place] < least[place] - margin:
+        for row in np.flatnonzero(rows[:, 0] >= 0):
+            longest = np.linalg.norm(stored[rows[row]], axis=1).max()
+            margin = _ROUNDING * float(np.linalg.norm(vectors[row]) * longest)
+            if fetched[row] < least[row] - margin:
                 continue
-            one = vectors[place : place + 1]
-            _, _, near = self._index.range_search(one, float(least[place]) - margin)
-            exact = _score(self._index, one, near[None])[0]
+            query = vectors[row : row + 1]
+            _, _, near = self._index.range_search(query, float(least[row]) - margin)
+            exact = _score(self._index, query, near[None])[0]
             best = np.lexsort((near, -exact))[: rows.shape[1]]
-            scores[place, : len(best)], rows[place, : len(best)] = exact[best], near[best]
+            scores[row, : len(best)], rows[row, : len(best)] = exact[best], near[best]
 
     def close(self) -> None:
         """Unmaps the index and the passages. Twice is fine."""
@@ -220,8 +222,8 @@ def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) ->
     """Inner products of `vectors [n, dim]` with the index rows `[n, k]`, each summed in the same order."""
     stored = stored_vectors(index)
     scores = np.empty(rows.shape, np.float32)
-    for place, vector in enumerate(vectors):
+    for row, vector in enumerate(vectors):
         # no matrix product, whose order of summation depends on its shape; the score of row -1 does not matter
         with np.errstate(over="ignore", invalid="ignore"):
-            scores[place] = (stored[np.maximum(rows[place], 0)] * vector).sum(1)
+            scores[row] = (stored[np.maximum(rows[row], 0)] * vector).sum(1)
     return scores

@@ -197,9 +197,9 @@ class HashingEncoder:
         weight = self._idf[(hashes & np.uint64(BUCKETS - 1)).astype(np.int64)][word] * (1.0 + np.log(counts))
         mixed = hashes[:, None] * _ODD
         # the upper bits of the product, because they depend on all bits below them
-        place = ((mixed >> np.uint64(32)) % np.uint64(self.dim)).astype(np.int64)
+        column = ((mixed >> np.uint64(32)) % np.uint64(self.dim)).astype(np.int64)
         sign = np.where((mixed >> np.uint64(20)) & np.uint64(1), 1.0, -1.0)
-        flat = row[:, None] * self.dim + place[word]
+        flat = row[:, None] * self.dim + column[word]
         block = np.bincount(
             flat.ravel(), (weight[:, None] * sign[word]).ravel(), minlength=len(texts) * self.dim
         ).reshape(len(texts), self.dim)
@@ -377,20 +377,20 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
         style = next((key for key, names in FAMILIES.items() if names.fullmatch(name)), None)
         if style is None:
             raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
-    found = STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
+    named = STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
     folder = model_folder(model_files(model))
     if not (folder / MODULES).is_file():
-        return found
+        return named
     kinds = re.findall(r'"type": "[\w.]*?(\w+)"', json.dumps(json_file(folder / MODULES, RetrievalError)))
-    said = json_object(folder / POOLING, RetrievalError) if "Pooling" in kinds else {}
-    on = [name.split("_")[2] for name, value in said.items() if value is True and name.startswith("pooling_mode_")]
-    pooling: Any = said.get("pooling_mode") or "+".join(on)
+    declared = json_object(folder / POOLING, RetrievalError) if "Pooling" in kinds else {}
+    on = [name.split("_")[2] for name, value in declared.items() if value is True and name.startswith("pooling_mode_")]
+    pooling: Any = declared.get("pooling_mode") or "+".join(on)
     if pooling not in ("mean", "cls") or set(kinds) - {"Transformer", "Pooling", "Normalize"}:
         raise RetrievalError(
             f"{model} is made of {', '.join(kinds)} with the pooling {brief(pooling, 60)} ({MODULES}); valid: "
             "Transformer, Pooling and Normalize, with the pooling mean or cls"
         )
-    return dataclasses.replace(found, pooling=pooling)
+    return dataclasses.replace(named, pooling=pooling)
 
 
 def weights_digest(model: Any) -> str:

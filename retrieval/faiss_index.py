@@ -86,14 +86,14 @@ _KINDS = "Flat, SQ8, HNSW32, IVF1024,Flat or IVF4096,SQ8"
 
 
 @contextmanager
-def _refusals(what: str, advice: str) -> Iterator[None]:
+def _refusals(action: str, advice: str) -> Iterator[None]:
     """Inside, what faiss raises becomes a RetrievalError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         # without the place in its source
-        said = re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
-        raise RetrievalError(f"{what} ({said}); {advice}") from error
+        reason = re.sub(r"^Error in .*?\.(?:cpp|h):\d+: (?:Error: )?", "", " ".join(str(error).split()))
+        raise RetrievalError(f"{action} ({reason}); {advice}") from error
 
 
 SMALL_FILE = 1 << 20
@@ -127,8 +127,8 @@ RANGES = {"nprobe": (1, 2**20), "ef": (1, 2**20), "k_factor": (1, 2**10)}
 
 def default_parameters(factory: str) -> dict[str, float]:
     """Search settings for a factory string. faiss' own, such as one probed cluster of thousands, find too little."""
-    if found := re.search(r"IVF(\d+)", factory):
-        return {"nprobe": float(max(32, int(found.group(1)) // 32))}
+    if match := re.search(r"IVF(\d+)", factory):
+        return {"nprobe": float(max(32, int(match.group(1)) // 32))}
     if "HNSW" in factory:
         return {"efSearch": 64.0}
     return {}
@@ -145,11 +145,11 @@ def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
     for name, value in settings.items():
         # faiss takes any number, cuts it to a whole one, and fails in the search or finds nothing
         kind = name.rpartition("quantizer_")[2]
-        least, most = next((found for start, found in RANGES.items() if kind.startswith(start)), (0, 2**31 - 1))
-        whole = not kind.startswith("k_factor")
+        least, most = next((bounds for start, bounds in RANGES.items() if kind.startswith(start)), (0, 2**31 - 1))
+        integral = not kind.startswith("k_factor")
         number = isinstance(value, int | float) and least <= value <= most
-        if not number or (whole and value != int(value)):
-            wanted = f"a {'whole ' * whole}number from {least} to {most:,}"
+        if not number or (integral and value != int(value)):
+            wanted = f"a {'whole ' * integral}number from {least} to {most:,}"
             raise RetrievalError(f"the search setting {name} is {value!r}; it must be {wanted}")
         advice = "IVF takes nprobe, HNSW efSearch, refining indexes k_factor_rf"
         with _refusals(f"{_kind(index)} takes no search setting {name}={value:g}", advice):
@@ -237,12 +237,12 @@ def _own_ids(index: Any) -> Iterable[NDArray[np.int64]] | None:
         return [faiss.vector_to_array(inner.id_map)]
     if isinstance(inner, faiss.IndexIVF):
         lists = inner.invlists
-        sizes = ((place, lists.list_size(place)) for place in range(inner.nlist))
-        return (faiss.rev_swig_ptr(lists.get_ids(place), size) for place, size in sizes if size)
+        sizes = ((number, lists.list_size(number)) for number in range(inner.nlist))
+        return (faiss.rev_swig_ptr(lists.get_ids(number), size) for number, size in sizes if size)
     return None
 
 
 def stored_vectors(index: Any) -> NDArray[np.float32]:
     """The vectors of a flat index, [rows, dim], without a copy."""
-    found: NDArray[np.float32] = load_faiss().rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
-    return found.reshape(index.ntotal, index.d)
+    vectors: NDArray[np.float32] = load_faiss().rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
+    return vectors.reshape(index.ntotal, index.d)

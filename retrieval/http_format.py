@@ -113,32 +113,32 @@ def read_request(body: bytes, settings: RetrievalServerSettings) -> SearchReques
     if len(body) > COUNTED_FROM and too_many_values(body, settings.max_queries + 8):
         raise BadRequest("the body has too many values", field="queries", valid=many)
     try:
-        asked = msgspec.json.decode(body, type=_Body)
+        request = msgspec.json.decode(body, type=_Body)
     except msgspec.ValidationError as error:
         # it names the place as `$.queries[1]`, or the field that is unknown
-        found = re.search(r"\$\.([\w\[\]]+)|unknown field `(.+)`", str(error), re.DOTALL)
-        field = None if found is None else excerpt(found[1] or found[2], 60)
+        match = re.search(r"\$\.([\w\[\]]+)|unknown field `(.+)`", str(error), re.DOTALL)
+        field = None if match is None else excerpt(match[1] or match[2], 60)
         raise BadRequest(excerpt(error, 200), field=field) from None
     except ValueError as error:
-        what = "the body is empty" if not body.strip() else f"the body is not JSON in UTF-8: {excerpt(error, 60)}"
-        raise BadRequest(what, status=400) from None
-    if (asked.queries is None) == (asked.query is None):
-        what = "there is no queries field" if asked.query is None else "both queries and query are given"
-        raise BadRequest(f"{what}; send queries (a list) or query (one string)", field="queries")
-    queries = tuple(asked.queries or ()) if asked.query is None else (asked.query,)
+        problem = "the body is empty" if not body.strip() else f"the body is not JSON in UTF-8: {excerpt(error, 60)}"
+        raise BadRequest(problem, status=400) from None
+    if (request.queries is None) == (request.query is None):
+        problem = "there is no queries field" if request.query is None else "both queries and query are given"
+        raise BadRequest(f"{problem}; send queries (a list) or query (one string)", field="queries")
+    queries = tuple(request.queries or ()) if request.query is None else (request.query,)
     if len(queries) > settings.max_queries:
         raise BadRequest(f"{len(queries)} queries in one request", field="queries", valid=many)
     for number, query in enumerate(queries):
         if len(query) > settings.max_query_chars:
-            name = f"queries[{number}]" if asked.query is None else "query"
+            name = f"queries[{number}]" if request.query is None else "query"
             valid = f"at most {settings.max_query_chars} characters"
             raise BadRequest(f"{name} has {len(query)} characters", field=name, valid=valid)
     # 0 is not given, too, as with the original server
-    k = asked.topk or settings.topk
+    k = request.topk or settings.topk
     if not 0 < k <= settings.max_topk:
         valid = f"1 to {settings.max_topk}, or null for {settings.topk}"
         raise BadRequest(f"topk is {excerpt(k, 60)}, out of range", field="topk", valid=valid)
-    return SearchRequest(queries=queries, k=k, scores=asked.return_scores)
+    return SearchRequest(queries=queries, k=k, scores=request.return_scores)
 
 
 FINGERPRINT_HEADER = "Turngym-Fingerprint"
@@ -204,15 +204,15 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
         raise WireError(f"the answer has {len(rows)} result lists for {queries} queries")
     # as those of a web search
     ranked = all(entry.score is None and not entry.has_id for row in rows for entry in row)
-    found: list[list[Hit]] = []
+    answers: list[list[Hit]] = []
     for number, row in enumerate(rows):
         hits: dict[str, Hit] = {}
-        for place, entry in enumerate(row):
-            where, document = f"result[{number}][{place}]", entry.document
-            score = 1 / (place + 1) if ranked else entry.score
+        for position, entry in enumerate(row):
+            where, document = f"result[{number}][{position}]", entry.document
+            score = 1 / (position + 1) if ranked else entry.score
             if score is None or not math.isfinite(score):
-                said = "missing" if score is None else score
-                raise WireError(f"{where}: the score is {said}; it must be a finite number")
+                shown_score = "missing" if score is None else score
+                raise WireError(f"{where}: the score is {shown_score}; it must be a finite number")
             if not entry.has_id and isinstance(document.get("contents"), str):
                 # the original server's BM25 sends no ids, but the same contents must still be the same passage
                 digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()
@@ -221,8 +221,8 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
             # it sends a row that faiss did not find as the last document: a made-up score or a repeat
             if abs(score) < PADDING_SCORE:
                 hits.setdefault(passage.id, Hit(passage=passage, score=score))
-        found.append(list(hits.values())[:k])
-    return found
+        answers.append(list(hits.values())[:k])
+    return answers
 
 
 class _Entry(msgspec.Struct):

@@ -184,15 +184,15 @@ class HttpRetriever:
         until = self._clock() + self.settings.deadline
         keys = [(normalize(query[: self.settings.max_query_chars]), k) for query in queries]
         with self._lock:
-            known = {key: found for key in keys if (found := self._memory.get(key)) is not None}
-        missing = [key for key in dict.fromkeys(keys) if key not in known]
+            answers = {key: stored for key in keys if (stored := self._memory.get(key)) is not None}
+        missing = [key for key in dict.fromkeys(keys) if key not in answers]
         for start in range(0, len(missing), self.settings.chunk):
             part = missing[start : start + self.settings.chunk]
             for key, hits in zip(part, self._ask([query for query, _ in part], k, until), strict=True):
-                known[key] = tuple(hits)
+                answers[key] = tuple(hits)
                 with self._lock:
-                    self._memory.keep(key, known[key])
-        return [list(known[key]) for key in keys]
+                    self._memory.keep(key, answers[key])
+        return [list(answers[key]) for key in keys]
 
     def close(self) -> None:
         """Closes the connections. Twice is fine; a later search raises RetrieverUnavailable."""
@@ -207,18 +207,18 @@ class HttpRetriever:
         refusal = self._breaker.refusal()
         if refusal is not None:
             raise RetrieverUnavailable(f"{self.url} {refusal}")
-        found: list[list[Hit]] = []
+        answers: list[list[Hit]] = []
 
         # called within the attempt, because an answer that cannot be read is retried like a missing one
         def check(reply: HttpReply) -> None:
             if reply.status == 200:
                 fingerprint = reply.headers.get(FINGERPRINT_HEADER)
-                known = self._fingerprint = self._fingerprint or fingerprint
-                if fingerprint not in (None, known):
+                expected = self._fingerprint = self._fingerprint or fingerprint
+                if fingerprint not in (None, expected):
                     raise WireError(
-                        f"the server now serves another index, {fingerprint}; this client began with {known}"
+                        f"the server now serves another index, {fingerprint}; this client began with {expected}"
                     )
-                found[:] = read_reply(reply.body, len(queries), k)
+                answers[:] = read_reply(reply.body, len(queries), k)
 
         try:
             reply = self._attempts("POST", "/retrieve", request_body(queries, k), until, check)
@@ -229,7 +229,7 @@ class HttpRetriever:
         self._breaker.succeeded()
         if reply.status != 200:
             raise RetrieverUnavailable(f"{self.url} refused the request with status {reply.status}: {reply.text(300)}")
-        return found
+        return answers
 
     def _attempts(
         self, method: str, path: str, body: bytes, until: float, check: Callable[[HttpReply], None] | None = None

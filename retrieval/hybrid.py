@@ -64,8 +64,8 @@ class HybridRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_request(queries, k)
-        found = [searched(part, queries, max(k, self._depth)) for part in self._parts]
-        return [self._fuse(lists, k) for lists in zip(*found, strict=True)] if queries else []
+        hit_lists = [searched(part, queries, max(k, self._depth)) for part in self._parts]
+        return [self._fuse(lists, k) for lists in zip(*hit_lists, strict=True)] if queries else []
 
     def close(self) -> None:
         for part in self._parts:
@@ -111,8 +111,8 @@ class RerankingRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_request(queries, k)
-        found = searched(self._inner, queries, max(k, self._depth))
-        pairs = zip(queries, found, strict=True)
+        hit_lists = searched(self._inner, queries, max(k, self._depth))
+        pairs = zip(queries, hit_lists, strict=True)
         return [list(checked_hits(self._reranker(query, hits), len(hits))[:k]) for query, hits in pairs]
 
     def close(self) -> None:
@@ -155,17 +155,17 @@ class CoverageReranker:
         terms = [set(analyze(hit.passage.contents)) for hit in hits]
         # sorted, because the last digits of the sums below would follow the order of a set
         wanted = sorted(set(analyze(query)))
-        weight = {w: max(0.0, math.log((len(hits) + 1) / (sum(w in found for found in terms) + 0.5))) for w in wanted}
+        weight = {w: max(0.0, math.log((len(hits) + 1) / (sum(w in words for words in terms) + 0.5))) for w in wanted}
         total = sum(weight.values()) or 1.0
-        left, rest, picked = list(wanted), list(range(len(hits))), []
+        left, remaining, picked = list(wanted), list(range(len(hits))), []
 
         def score(row: int) -> float:
             return 1 / (self._constant + row + 1) + self._gain * sum(weight[w] for w in left if w in terms[row]) / total
 
-        while rest:
-            best = max(rest, key=lambda row: (score(row), -row))
+        while remaining:
+            best = max(remaining, key=lambda row: (score(row), -row))
             picked.append(Hit(passage=hits[best].passage, score=score(best)))
-            rest.remove(best)
+            remaining.remove(best)
             left = [word for word in left if word not in terms[best]]
         return picked
 

@@ -129,9 +129,9 @@ def check_files(folder: str | Path, manifest: IndexManifest, *, contents: bool =
     if contents:
         return changed_files(Path(folder), manifest.files, limit=math.inf)
     rows = f"{PASSAGES}/passages.bin"
-    others = {name: facts for name, facts in manifest.files.items() if name != rows}
+    structures = {name: facts for name, facts in manifest.files.items() if name != rows}
     passages = {name: facts for name, facts in manifest.files.items() if name == rows}
-    return changed_files(Path(folder), others, limit=CHECKED) + changed_files(Path(folder), passages, limit=-1)
+    return changed_files(Path(folder), structures, limit=CHECKED) + changed_files(Path(folder), passages, limit=-1)
 
 
 SAMPLE = 64
@@ -190,14 +190,14 @@ def _vectors(
     used = wanted.any(1)
     if not used.any():
         return 1.0
-    _, found = retriever.search_vectors(np.ascontiguousarray(wanted[used], np.float32), 10)
+    _, best_rows = retriever.search_vectors(np.ascontiguousarray(wanted[used], np.float32), 10)
 
     def finds_itself(row: int, best: np.ndarray) -> bool:
         # or an equal passage: of many equal ones, only ten are among the best
         same = store[int(row)].contents
-        return row in best or any(store[int(other)].contents == same for other in best if other >= 0)
+        return row in best or any(store[int(neighbor)].contents == same for neighbor in best if neighbor >= 0)
 
-    return float(np.mean([finds_itself(row, best) for row, best in zip(rows[used], found, strict=True)]))
+    return float(np.mean([finds_itself(row, best) for row, best in zip(rows[used], best_rows, strict=True)]))
 
 
 def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
@@ -208,8 +208,11 @@ def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     sampled = [store[int(row)] for row in rows]
     hits = BM25Retriever(index, store).search([" ".join(passage.contents.split()[:40]) for passage in sampled], 10)
     # compared by their words and not their ids, because of many equal passages only ten are found
-    found = [any(hit.passage.contents == one.contents for hit in line) for one, line in zip(sampled, hits, strict=True)]
-    return float(np.mean(found))
+    hits_itself = [
+        any(hit.passage.contents == passage.contents for hit in line)
+        for passage, line in zip(sampled, hits, strict=True)
+    ]
+    return float(np.mean(hits_itself))
 
 
 STATE, STATE_TMP, VECTORS = "state.json", "state.tmp", "vectors"
@@ -363,8 +366,8 @@ class _Build:
             return hashing, EncoderRecord(kind="hashing", fingerprint=hashing.fingerprint, dim=hashing.dim)
         if not is_built_in(plan.encoder):
             self.encoder = self.encoder or find_encoder(plan.encoder)(plan.device)
-            other, dim = self.encoder.fingerprint, vector_size(self.encoder)
-            return self.encoder, EncoderRecord(kind="other", fingerprint=other, dim=dim, model=plan.encoder)
+            fingerprint, dim = self.encoder.fingerprint, vector_size(self.encoder)
+            return self.encoder, EncoderRecord(kind="other", fingerprint=fingerprint, dim=dim, model=plan.encoder)
         model = plan.encoder.removeprefix("hf:")
         if self.encoder is None:
             style = dataclasses.replace(find_style(plan.style, model), passage_dtype=plan.dtype)
@@ -411,8 +414,8 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
         _remove_parts(work, PASSAGES, ENCODER, VECTORS, FAISS, LUCENE, MANIFEST)
     else:
         differ = _changes(state, json.loads(json.dumps(wanted)))
-        if others := differ.keys() - {"factory", "parameters"}:
-            changes = ", ".join(differ[key] for key in sorted(others))
+        if changed := differ.keys() - {"factory", "parameters"}:
+            changes = ", ".join(differ[key] for key in sorted(changed))
             raise IndexFolderError(
                 f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with "
                 "it, or --restart to throw it away"
@@ -425,11 +428,11 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
     os.replace(scratch, state)
 
 
-def _changes(state: Path, now: dict[str, Any]) -> dict[str, str]:
+def _changes(state: Path, plan: dict[str, Any]) -> dict[str, str]:
     """What the plan `now` has changed since `state` was written, in words by key."""
-    then = json_object(state, lambda why: IndexFolderError(f"{why}; --restart throws the unfinished build away"))
-    differ = [key for key in {*then, *now} if then.get(key) != now.get(key)]
-    return {key: f"{key} {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
+    earlier = json_object(state, lambda why: IndexFolderError(f"{why}; --restart throws the unfinished build away"))
+    differ = [key for key in {*earlier, *plan} if earlier.get(key) != plan.get(key)]
+    return {key: f"{key} {earlier.get(key)!r} then, {plan.get(key)!r} now" for key in differ}
 
 
 def _remove_parts(work: Path, *parts: str) -> None:

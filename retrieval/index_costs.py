@@ -133,10 +133,10 @@ def choices(passages: int, dim: int) -> list[IndexCosts]:
 
 def advice(passages: int, dim: int) -> list[str]:
     """Sentences that say what to choose, and on what the figures rest."""
-    found = {choice.name: choice for choice in choices(passages, dim)}
-    fast = [choice for name, choice in found.items() if name != "bm25" and choice.query_ms <= QUERY_MS]
-    best = fast[0] if fast else next(choice for name, choice in found.items() if name.startswith("IVF"))
-    words, encode = found["bm25"], MODEL_S * passages / 1e6
+    by_name = {choice.name: choice for choice in choices(passages, dim)}
+    fast = [choice for name, choice in by_name.items() if name != "bm25" and choice.query_ms <= QUERY_MS]
+    best = fast[0] if fast else next(choice for name, choice in by_name.items() if name.startswith("IVF"))
+    words, encode = by_name["bm25"], MODEL_S * passages / 1e6
     missed = f" It misses {QUERY_MS:g} ms: probe fewer clusters (--parameters nprobe N) or spread the load."
     return [
         f"Vectors: --kind dense --factory {best.name}, the most exact index with queries of about "

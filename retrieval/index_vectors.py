@@ -163,14 +163,14 @@ def write_vectors(store: Sequence[Passage], encoder: Encoder, folder: Path, shar
         with scratch.open("wb") as file:
             head = {"descr": "<f4", "fortran_order": False, "shape": (rows, vector_size(encoder))}
             np.lib.format.write_array_header_1_0(file, head)
-            for place in range(start, start + rows, _BLOCK):
-                block = store[place : min(place + _BLOCK, start + rows)]
+            for first in range(start, start + rows, _BLOCK):
+                block = store[first : min(first + _BLOCK, start + rows)]
                 try:
                     vectors = passage_vectors(encoder, block)
                 except RetrievalError as error:
-                    raise RetrievalError(f"passages {place} to {place + len(block) - 1}: {error}") from error
+                    raise RetrievalError(f"passages {first} to {first + len(block) - 1}: {error}") from error
                 file.write(vectors.astype("<f4", copy=False).data)
-                report("vectors", place + len(block), len(store))
+                report("vectors", first + len(block), len(store))
             file.flush()
             # before the rename, which may reach the disk first: a shard with a final name but lost content would be
             # skipped
@@ -222,16 +222,16 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
 def _trained(shards: Sequence[NDArray[np.float32]], path: Path, factory: str, dim: int, report: Progress) -> Any:
     """The empty, trained index. It is kept on disk until the index is written, because training takes long."""
     faiss = load_faiss()
-    kept = _trained_path(path)
-    if kept.is_file():
-        return read_index(kept, mapped=False)
+    trained_path = _trained_path(path)
+    if trained_path.is_file():
+        return read_index(trained_path, mapped=False)
     index = make_index(factory, dim)
     if not index.is_trained:
         report("training", 0, None)
         train_index(index, sample(shards, min(sum(map(len, shards)), training_rows(factory))))
-        scratch = kept.with_name(kept.name + ".tmp")
+        scratch = trained_path.with_name(trained_path.name + ".tmp")
         faiss.write_index(index, str(library_path(scratch.parent) / scratch.name))
-        os.replace(scratch, kept)
+        os.replace(scratch, trained_path)
     return index
 
 
@@ -241,8 +241,8 @@ def _trained_path(path: Path) -> Path:
 
 def training_rows(factory: str) -> int:
     """Number of vectors for training: 48 per cluster (faiss warns below 39), at least 65,536."""
-    found = re.search(r"IVF(\d+)", factory)
-    return max(65_536, 48 * int(found.group(1)) if found else 0)
+    match = re.search(r"IVF(\d+)", factory)
+    return max(65_536, 48 * int(match.group(1)) if match else 0)
 
 
 def sample(shards: Sequence[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:

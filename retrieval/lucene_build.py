@@ -120,8 +120,8 @@ class RunBuilder:
         owners = np.repeat(
             np.arange(count, dtype=np.int64), np.diff(np.frombuffer(self._ends, np.int64)).astype(np.int64)
         )
-        kept = flat >= 0
-        flat, owners = flat[kept], owners[kept]
+        is_word = flat >= 0
+        flat, owners = flat[is_word], owners[is_word]
         lengths = np.bincount(owners, minlength=count).astype(np.int32)
         # number the terms by code point, the order of UTF-8 bytes that merging and lookups rely on
         terms = sorted(self._numbers.terms)
@@ -156,7 +156,7 @@ def merge(runs: Sequence[PostingsRun], folder: Path) -> None:
     tf_type = max((run.tfs.dtype for run in runs), key=lambda kind: kind.itemsize)
 
     def entries(number: int) -> Iterator[tuple[bytes, int, int]]:
-        return ((term, number, place) for place, term in enumerate(runs[number].terms))
+        return ((term, number, index) for index, term in enumerate(runs[number].terms))
 
     with (
         BlobWriter(folder / "terms") as terms,
@@ -170,8 +170,8 @@ def merge(runs: Sequence[PostingsRun], folder: Path) -> None:
         merged = heapq.merge(*(entries(number) for number in range(len(runs))))
         for term, parts in groupby(merged, key=lambda entry: entry[0]):
             terms.append(term)
-            for _, number, place in parts:
-                start, end = edges[number][place], edges[number][place + 1]
+            for _, number, index in parts:
+                start, end = edges[number][index], edges[number][index + 1]
                 rows.extend(runs[number].rows[start:end] + np.int32(bases[number]))
                 tfs.extend(runs[number].tfs[start:end])
             starts.append(rows.rows)

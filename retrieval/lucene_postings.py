@@ -100,16 +100,16 @@ class TermTable:
         if self._numbers is not None:
             return self._numbers.get(term)
         # -1 stands for unknown, because None is an answer; one lookup, because another thread may empty the memo
-        known = self._memo.get(term, -1)
-        if known != -1:
-            return known
+        remembered = self._memo.get(term, -1)
+        if remembered != -1:
+            return remembered
         wanted = term.encode("utf-8", "surrogatepass")
-        place = bisect.bisect_left(self._terms, wanted)
-        found = place if place < len(self._terms) and self._terms[place] == wanted else None
+        position = bisect.bisect_left(self._terms, wanted)
+        row = position if position < len(self._terms) and self._terms[position] == wanted else None
         if len(self._memo) >= FEW_TERMS:
             self._memo.clear()
-        self._memo[term] = found
-        return found
+        self._memo[term] = row
+        return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,34 +348,34 @@ class IndexSearcher:
             count += len(fresh)
         else:
             done = len(clauses)
-        found = np.concatenate(seen) if seen else np.zeros(0, np.int32)
-        return self._refine(found, sums, clauses[done:], to_come[done:], k, least)
+        documents = np.concatenate(seen) if seen else np.zeros(0, np.int32)
+        return self._refine(documents, sums, clauses[done:], to_come[done:], k, least)
 
     def _refine(
-        self, found: np.ndarray, sums: np.ndarray, rest: list[_Clause], to_come: np.ndarray, k: int, least: float
+        self, documents: np.ndarray, sums: np.ndarray, later: list[_Clause], to_come: np.ndarray, k: int, least: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds the terms of `rest` to the documents `found`, dropping those that fall behind; sets `sums` back to 0."""
-        totals = sums[found]
-        sums[found] = 0
-        for number, (clause, left) in enumerate(zip(rest, to_come, strict=False)):
+        totals = sums[documents]
+        sums[documents] = 0
+        for number, (clause, left) in enumerate(zip(later, to_come, strict=False)):
             able = totals + left >= least * _SAFE
-            found, totals = found[able], totals[able]
+            documents, totals = documents[able], totals[able]
             if number == 0:
-                order = np.argsort(found)
-                found, totals = found[order], totals[order]
+                order = np.argsort(documents)
+                documents, totals = documents[order], totals[order]
             listed = self._parts.rows[clause.start : clause.end]
-            if len(found) * _LOOKUP_COST > len(listed):
+            if len(documents) * _LOOKUP_COST > len(listed):
                 sums[listed] = self._scores(clause, listed)
-                totals += sums[found]
+                totals += sums[documents]
                 sums[listed] = 0
             else:
-                places = np.searchsorted(listed, found)
+                places = np.searchsorted(listed, documents)
                 places[places == len(listed)] = 0
-                have = np.flatnonzero(listed[places] == found)
-                totals[have] += self._scores(clause, found[have], places[have])
+                have = np.flatnonzero(listed[places] == documents)
+                totals[have] += self._scores(clause, documents[have], places[have])
             if len(totals) > k:
                 least = max(least, _kth(totals, k))
-        return found, totals
+        return documents, totals
 
     def _scores(self, clause: _Clause, rows: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
         """float32 contributions of a term to `rows`, which are its postings: all, or those at `places`."""

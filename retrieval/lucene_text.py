@@ -90,10 +90,10 @@ def stem(word: str) -> str:
             word = bare
     # step 5: -e and -ll
     if word.endswith(("e", "l")):
-        whole = _measure(word)
-        if word.endswith("e") and (whole > 1 or (whole == 1 and not _short(word[:-1]))):
+        measure = _measure(word)
+        if word.endswith("e") and (measure > 1 or (measure == 1 and not _short(word[:-1]))):
             word = word[:-1]
-        if word.endswith("l") and _doubled(word) and whole > 1:
+        if word.endswith("l") and _doubled(word) and measure > 1:
             word = word[:-1]
     return word
 
@@ -182,8 +182,8 @@ def word_pattern() -> Any:
     # runs that start no word; without this, each of their characters would be tried as a start, all to the end
     no_picture = rf"{_ZWJ}(?!{_ZWJ}*+[{_ranges(_PICTOGRAPHS)}])"
     junk = rf"(?:\p{{WB=ExtendNumLet}}(?:[{_IGNORED}--[{asian}{_ZWJ}]]|{no_picture})*+)++|{_ZWJ}++"
-    others = f"{flags}{{2}}|{_each(asian)}++|{single}|(?P<junk>{junk})"
-    return regex.compile(f"{_word()}|{_emoji()}|{others}", regex.VERSION1)
+    alternatives = f"{flags}{{2}}|{_each(asian)}++|{single}|(?P<junk>{junk})"
+    return regex.compile(f"{_word()}|{_emoji()}|{alternatives}", regex.VERSION1)
 
 
 @cache
@@ -234,11 +234,11 @@ def _word() -> str:
 def _emoji() -> str:
     marks = rf"[{_IGNORED}--[\ufe0e\ufe0f]]*+"
     picture = rf"[{_ranges(_PICTOGRAPHS)}]{marks}{_AS_EMOJI}?+"
-    one = rf"(?>(?:[{_ranges(_SKIN_BASES)}]{marks})?[{_SKINS}]{marks}|{picture})"
-    first = rf"(?:{_ZWJ}++(?![{_SKINS}]))?+{one}"
-    after_selector = rf"(?<={_AS_EMOJI})(?:{_ZWJ}(?=[{_SKINS}])|{_ZWJ}++(?![{_SKINS}])){one}"
+    emoji = rf"(?>(?:[{_ranges(_SKIN_BASES)}]{marks})?[{_SKINS}]{marks}|{picture})"
+    first = rf"(?:{_ZWJ}++(?![{_SKINS}]))?+{emoji}"
+    after_selector = rf"(?<={_AS_EMOJI})(?:{_ZWJ}(?=[{_SKINS}])|{_ZWJ}++(?![{_SKINS}])){emoji}"
     tags = rf"(?<={_AS_EMOJI})[\U000e0020-\U000e007e]++\U000e007f"
-    sequence = rf"{first}(?:{tags}|(?:(?<={_ZWJ}){one}|{after_selector})*+)"
+    sequence = rf"{first}(?:{tags}|(?:(?<={_ZWJ}){emoji}|{after_selector})*+)"
     no_cap = rf"[{_IGNORED}--[\ufe0e\ufe0f{_KEYCAP}]]*+"
     keycap = rf"[0-9#*](?:{marks}{_AS_EMOJI}{_KEYCAP}{marks}|{no_cap}{_KEYCAP}{marks})"
     return f"{sequence}|{keycap}"
@@ -261,41 +261,41 @@ def words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ascii_words(text)
-    found: list[str] = []
+    tokens: list[str] = []
     # no word contains a blank, and most stretches between blanks are ASCII, so few need the full grammar
     for part in text.split(" "):
-        found += _ascii_words(part) if part.isascii() else _unicode_words(part)
-    return found
+        tokens += _ascii_words(part) if part.isascii() else _unicode_words(part)
+    return tokens
 
 
 def _ascii_words(text: str) -> list[str]:
-    found = _PARTS_WORDS.sub(" ", text).translate(_BLANKS).split()
+    tokens = _PARTS_WORDS.sub(" ", text).translate(_BLANKS).split()
     if "_" in text:
-        found = [word for word in found if word.strip("_")]
-    if len(text) > LONGEST_WORD and found and len(max(found, key=len)) > LONGEST_WORD:
+        tokens = [word for word in tokens if word.strip("_")]
+    if len(text) > LONGEST_WORD and tokens and len(max(tokens, key=len)) > LONGEST_WORD:
         return _unicode_words(text)
-    return found
+    return tokens
 
 
 def _unicode_words(text: str) -> list[str]:
     """Words by the full grammar. Lucene's scanner sees `LONGEST_WORD` units from a start; the window moves
     before that."""
     text = later_pattern().sub("\n", text)
-    found: list[str] = []
-    place = 0
-    while place < len(text):
-        end = place + _WINDOW
+    tokens: list[str] = []
+    position = 0
+    while position < len(text):
+        end = position + _WINDOW
         viewed = end - LONGEST_WORD if end < len(text) else len(text)
-        match = word_pattern().search(text, place, end)
+        match = word_pattern().search(text, position, end)
         if match is None or match.start() > viewed or (match["junk"] is not None and match.end() == end):
-            place = viewed
+            position = viewed
         elif match["junk"] is not None:
-            place = match.end()
+            position = match.end()
         else:
             word = _word_at(text, match, end)
-            place = match.start() + max(len(word), 1)
-            found += [word] if word else []
-    return found
+            position = match.start() + max(len(word), 1)
+            tokens += [word] if word else []
+    return tokens
 
 
 def _word_at(text: str, match: Any, end: int) -> str:

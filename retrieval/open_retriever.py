@@ -194,9 +194,9 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
     return encoder
 
 
-def _same_corpus(where: Path, found: str, wanted: str | None) -> None:
-    if wanted is not None and found != wanted:
+def _same_corpus(where: Path, corpus: str, wanted: str | None) -> None:
+    if wanted is not None and corpus != wanted:
         raise IndexFolderError(
-            f"{where} is of another corpus: its content hash is {found[:16]}..., {wanted[:16]}... is needed; build the "
-            "index from the corpus you mean"
+            f"{where} is of another corpus: its content hash is {corpus[:16]}..., {wanted[:16]}... is needed; build "
+            "the index from the corpus you mean"
         )

@@ -14,8 +14,8 @@ def open_tokenizer(folder: Path, config: Any = None) -> Any:
     transformers makes an empty tokenizer of some families (Qwen, BERT) in a folder without its files."""
     import transformers
 
-    more = {} if config is None else {"config": config}
-    found = transformers.AutoTokenizer.from_pretrained(library_path(folder), trust_remote_code=False, **more)
-    if not found.get_vocab().keys() - set(map(str, found.added_tokens_decoder.values())):
+    options = {} if config is None else {"config": config}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(library_path(folder), trust_remote_code=False, **options)
+    if not tokenizer.get_vocab().keys() - set(map(str, tokenizer.added_tokens_decoder.values())):
         raise ValueError("there is no vocabulary; valid: a folder with tokenizer.json and tokenizer_config.json")
-    return found
+    return tokenizer

@@ -28,12 +28,12 @@ def parameter_dtypes(model: Any, dtype: Any) -> dict[str, Any]:
     lists = ["_keep_in_fp32_modules_strict"] if dtype in (torch.bfloat16, torch.float16) else []
     # the second list is for float16 alone, whose range is too small for some weights
     lists += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
-    kept = [name for attribute in lists for name in getattr(model, attribute, None) or ()]
+    patterns = [name for attribute in lists for name in getattr(model, attribute, None) or ()]
     # names are patterns with stars, found anywhere in a parameter's name, as transformers reads them; (?!) nowhere
-    pattern = re.compile("|".join(name.replace("*", ".*") for name in kept) or "(?!)")
-    found = {}
+    pattern = re.compile("|".join(name.replace("*", ".*") for name in patterns) or "(?!)")
+    dtypes = {}
     for name, parameter in model.named_parameters():
         # peft calls the layer inside an adapter base_layer, and "base" may be such a pattern
         half = dtype if pattern.search(name.replace(".base_layer.", ".")) is None else torch.float32
-        found[name] = half if parameter.is_floating_point() else parameter.dtype
-    return found
+        dtypes[name] = half if parameter.is_floating_point() else parameter.dtype
+    return dtypes

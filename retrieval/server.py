@@ -134,10 +134,10 @@ class RetrievalService:
         """
         deadline = time.monotonic() + self.settings.deadline
         keys = [(normalize(query), k) for query in queries]
-        known, flights = self._start(keys, deadline)
+        answers, flights = self._start(keys, deadline)
         for key, flight in flights.items():
-            known[key] = self._wait(flight, deadline)
-        return [known[key] for key in keys]
+            answers[key] = self._wait(flight, deadline)
+        return [answers[key] for key in keys]
 
     def _start(self, keys: Sequence[Key], deadline: float) -> tuple[dict[Key, Found], dict[Key, Future[Found]]]:
         """(remembered answers, running searches); other requests may have started some of these."""
@@ -147,9 +147,9 @@ class RetrievalService:
         with self._lock:
             # one lock for both: an answer is in the memory before its search leaves the running ones
             for key in wanted:
-                found = self._memory.get(key)
-                if found is not None:
-                    known[key] = found
+                stored = self._memory.get(key)
+                if stored is not None:
+                    known[key] = stored
                 elif key in self._flights:
                     flights[key] = self._flights[key]
             new = [key for key in wanted if key not in known and key not in flights]
@@ -266,8 +266,8 @@ class RetrievalApp:
 def retrieve(service: RetrievalService, body: bytes) -> tuple[int, bytes | dict[str, Any]]:
     """(HTTP status, JSON or what becomes JSON) of one search request."""
     try:
-        asked = read_request(body, service.settings)
-        return 200, reply_body(service.search(asked.queries, asked.k), asked.scores)
+        request = read_request(body, service.settings)
+        return 200, reply_body(service.search(request.queries, request.k), request.scores)
     except BadRequest as error:
         return error.status, error.as_json()
     except RetrieverUnavailable as error:

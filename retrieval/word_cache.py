@@ -15,11 +15,11 @@ def of_words(most: int) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
     """Decorates a function of a word: its results for the `most` latest words are kept, long words aside."""
 
     def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
-        known = functools.lru_cache(most)(function)
+        cached = functools.lru_cache(most)(function)
 
         @functools.wraps(function)
         def remembered(word: str) -> T:
-            return known(word) if len(word) <= LONGEST_WORD else function(word)
+            return cached(word) if len(word) <= LONGEST_WORD else function(word)
 
         return remembered
 
