@@ -145,11 +145,11 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # not in the constructor, which a subclass may forget to call
-        made = super().__new__(cls)
-        made.__made_with = (args, kwargs)
-        made.observation_space = UnicodeText()
-        made.action_space = UnicodeText()
-        return made
+        env = super().__new__(cls)
+        env.__made_with = (args, kwargs)
+        env.observation_space = UnicodeText()
+        env.action_space = UnicodeText()
+        return env
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         modes = self.metadata["render_modes"]
@@ -229,10 +229,10 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def rename_tool(self, name: str | None = None, argument: str | None = None) -> None:
         """Publishes this object's tool with another name or argument; None keeps the present one."""
-        for what, text in (("tool_name", name), ("tool_argument", argument)):
+        for setting, text in (("tool_name", name), ("tool_argument", argument)):
             if text is not None and not _NAME.fullmatch(text):
                 raise TurngymError(
-                    f"{self.env_id}: {what} is {text!r}; valid: letters, digits, '_', '-', '.' and '/', for example "
+                    f"{self.env_id}: {setting} is {text!r}; valid: letters, digits, '_', '-', '.' and '/', for example "
                     "'search_r1/search'"
                 )
         if not isinstance(self.tool, ToolSpec):
@@ -259,9 +259,9 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def make_player(self, name: str) -> Player:
         """Makes the scripted player `name` for the episode that has just begun. Raises TurngymError if unknown."""
-        known = ", ".join(self.players) or "none"
+        names = ", ".join(self.players) or "none"
         hint = did_you_mean(name, self.players)
-        raise TurngymError(f"{self.env_id} has no player {name!r} now; its players are: {known}.{hint}")
+        raise TurngymError(f"{self.env_id} has no player {name!r} now; its players are: {names}.{hint}")
 
     def plausible_mistake(self, rng: np.random.Generator) -> str | None:
         """A plausible mistake in the present state, possible or not, as noise for demonstrations; None if unknown."""
@@ -417,8 +417,8 @@ class TextEnv(gym.Env[str, str], ABC):
             # what reading a snapshot raises that was changed, or that another environment took
             wrong = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
             if isinstance(error, wrong) and not isinstance(error, TurngymError):
-                what = f"{type(error).__name__}: {error}"
-                raise TurngymError(f"{self.env_id}: the snapshot cannot be restored here ({what})") from error
+                problem = f"{type(error).__name__}: {error}"
+                raise TurngymError(f"{self.env_id}: the snapshot cannot be restored here ({problem})") from error
             raise
 
     def __restore(self, state: dict[str, Any]) -> None:
@@ -438,13 +438,13 @@ class TextEnv(gym.Env[str, str], ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         snapshot = self.get_state() if self.__phase in ("playing", "over") else None
         names = ("_np_random", "_np_random_seed", "spec", "tool")
-        kept = {name: vars(self)[name] for name in names if name in vars(self)}
+        attributes = {name: vars(self)[name] for name in names if name in vars(self)}
         args, kwargs = self.__made_with
-        return partial(type(self), *args, **kwargs), (), (self.__phase, snapshot, kept)
+        return partial(type(self), *args, **kwargs), (), (self.__phase, snapshot, attributes)
 
     def __setstate__(self, state: tuple[str, dict[str, Any] | None, dict[str, Any]]) -> None:
-        phase, snapshot, kept = state
-        vars(self).update(kept)
+        phase, snapshot, attributes = state
+        vars(self).update(attributes)
         if snapshot is not None:
             self.set_state(snapshot)
         elif phase == "closed":
@@ -452,15 +452,15 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def __require_task(self, task_id: str) -> str:
         ids = tasks_of(self)
-        known: Collection[str] = ids
+        valid_ids: Collection[str] = ids
         # `in` walks through a tuple; a lazy sequence has a quick one of its own and is never walked through
         if isinstance(ids, (tuple, list)):
             # the list is kept beside its set, so that its identity cannot pass to another list
             if self.__ids[0] is not ids:
                 unique(f"{self.env_id}: task_ids()", ids)
                 self.__ids = (ids, frozenset(ids))
-            known = self.__ids[1]
-        if isinstance(task_id, str) and task_id in known:
+            valid_ids = self.__ids[1]
+        if isinstance(task_id, str) and task_id in valid_ids:
             return str.__str__(task_id)
         hint = did_you_mean(str(task_id), map(str, ids))
         raise TaskError(f"{self.env_id}: unknown task {task_id!r} ({len(ids)} are known).{hint}")
@@ -534,8 +534,8 @@ def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
         if not isinstance(value, (list, tuple)) or (len(shape) > 1 and len(value) != len(shape)):
             size = f" of {len(shape)}" if len(shape) > 1 else ""
             raise TypeError(f"{what} is {brief(value, 80)}; it must be a list{size}")
-        for place, item in enumerate(value):
-            require_shape(item, shape[place] if len(shape) > 1 else shape[0], f"{what}[{place}]")
+        for index, item in enumerate(value):
+            require_shape(item, shape[index] if len(shape) > 1 else shape[0], f"{what}[{index}]")
     else:
         kinds = shape if isinstance(shape, tuple) else (shape,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -544,5 +544,5 @@ def require_shape(value: Any, shape: Any, what: str = "the state") -> None:
 
 def _as_json_has_it(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _as_json_has_it(one) for name, one in value.items()}
-    return [_as_json_has_it(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _as_json_has_it(item) for name, item in value.items()}
+    return [_as_json_has_it(item) for item in value] if isinstance(value, list | tuple) else value

@@ -171,9 +171,9 @@ class ToolChannel:
         start = self.dialect.find(body)
         # a stop string can only be missing at the end of the response, not where a call follows
         before = body if start < 0 else body[:start]
-        said = verb_action(before, self.tool.tags, cut_off=start < 0) if spoken else None
-        if said is not None and said.startswith(tuple(f"<{tag}>" for tag in spoken)):
-            return Parsed(action=said, thought=thought)
+        verb = verb_action(before, self.tool.tags, cut_off=start < 0) if spoken else None
+        if verb is not None and verb.startswith(tuple(f"<{tag}>" for tag in spoken)):
+            return Parsed(action=verb, thought=thought)
         if start < 0:
             spoken_too = "".join(f" and no <{tag}>...</{tag}>" for tag in spoken)
             return Parsed(thought=thought, reason=f"the response has no call of {self.tool.named}{spoken_too}")
@@ -249,10 +249,10 @@ class VerlAgentChannel:
         return Parsed(action=lower[start + len("<action>") : end].strip(), thought=thought, reason=reason)
 
     def _parse_verb(self, text: str, thought: str | None) -> Parsed:
-        said = _any_case(self.tool.tags).sub(lambda found: found[0].lower(), text)
+        folded = _any_case(self.tool.tags).sub(lambda match: match[0].lower(), text)
         # it is cut at tags in lower case alone
         action = next(filter(None, (first_of(cut(text, self.tool.tags), tag) for tag in self.tool.tags)), None)
-        counts = [said.count(f"<{tag}>") for tag in self.tool.tags]
+        counts = [folded.count(f"<{tag}>") for tag in self.tool.tags]
         wanted = " or ".join(f"<{tag}>...</{tag}>" for tag in self.tool.tags)
         if action is None:
             return Parsed(thought=thought, reason=f"the response has no {wanted}")
@@ -278,9 +278,9 @@ class VerlAgentChannel:
 
 def first_of(text: str, tag: str) -> str | None:
     """The first `<tag>...</tag>` in `text` in canonical form, whatever the letter case of its tags; None without."""
-    folded = _any_case((tag,)).sub(lambda found: found[0].lower(), text)
-    found = next(blocks(folded, tag), None)
-    return None if found is None else tagged(tag, found)
+    folded = _any_case((tag,)).sub(lambda inside: inside[0].lower(), text)
+    inside = next(blocks(folded, tag), None)
+    return None if inside is None else tagged(tag, inside)
 
 
 @lru_cache(maxsize=16)
@@ -374,10 +374,10 @@ def cut(response: str, tags: Sequence[str]) -> str:
 def blocks(text: str, tag: str) -> Iterator[str]:
     """Yields the text of every `<tag>...</tag>` as `re.findall` would, but in time linear in `text`."""
     opening, closing = f"<{tag}>", f"</{tag}>"
-    place = 0
-    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
+    position = 0
+    while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start)) >= 0:
         yield text[start + len(opening) : end]
-        place = end + len(closing)
+        position = end + len(closing)
 
 
 @lru_cache(maxsize=16)

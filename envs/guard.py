@@ -72,8 +72,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         reading: Reading = "strict",
         invalid_cost: float = 0.0,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "env", "__class__")}
-        RecordConstructorArgs.__init__(self, **given)
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "env", "__class__")}
+        RecordConstructorArgs.__init__(self, **arguments)
         gym.Wrapper.__init__(self, env)
         base = env.unwrapped
         if not isinstance(base, TextEnv):
@@ -117,23 +117,23 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         action = str.__str__(action)
         # before it is parsed, because a reward may judge the form of malformed responses too
         self.base.on_response(action)
-        parsed, found = read_action(action, self.channel, self.base, self.reading)
+        parsed, reading = read_action(action, self.channel, self.base, self.reading)
         if parsed.action is None:
             return self._answer(Verdict.MALFORMED, None, f"No action could be read: {parsed.reason}.", None)
         canonical = self.base.canonical(parsed.action)
         malformed = parsed.reason is not None
         if malformed and self.on_invalid != "noop":
-            return self._answer(Verdict.MALFORMED, canonical, f"Malformed: {parsed.reason}.", found)
+            return self._answer(Verdict.MALFORMED, canonical, f"Malformed: {parsed.reason}.", reading)
         reason = refusal(self.base, canonical)
         if reason is not None:
             verdict = Verdict.MALFORMED if malformed else Verdict.INADMISSIBLE
-            return self._answer(verdict, canonical, f"Invalid action: {reason}.", found)
+            return self._answer(verdict, canonical, f"Invalid action: {reason}.", reading)
         observation, reward, terminated, truncated, info = self.env.step(canonical)
         paid = checked_number("the reward", reward)
         if malformed:
             info["verdict"] = Verdict.MALFORMED.value
             paid -= self.invalid_cost
-        return self._count(observation, paid, terminated, truncated, self._noted(info, found))
+        return self._count(observation, paid, terminated, truncated, self._noted(info, reading))
 
     def close(self) -> None:
         """Closes the environment. Twice is fine, stepping it afterwards is not. One that fails at it loses nothing."""
@@ -144,8 +144,8 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
             raise
         # a panic of Rust is no Exception
         except BaseException as error:
-            said = f"{type(error).__name__}: {said_by(error)}"
-            warnings.warn(f"{type(self.base).__name__} failed as it was closed: {said}", stacklevel=2)
+            reason = f"{type(error).__name__}: {said_by(error)}"
+            warnings.warn(f"{type(self.base).__name__} failed as it was closed: {reason}", stacklevel=2)
 
     def read(self, response: str) -> Parsed:
         """The action in the agent's text, as `step` would read it now."""
@@ -214,13 +214,13 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
     def score(self) -> float:
         return self.base.score
 
-    def _noted(self, info: dict[str, Any], found: Reading | None) -> dict[str, Any]:
-        return info if self.reading == "strict" else info | {"reading": found}
+    def _noted(self, info: dict[str, Any], reading: Reading | None) -> dict[str, Any]:
+        return info if self.reading == "strict" else info | {"reading": reading}
 
-    def _answer(self, verdict: Verdict, action: str | None, reason: str, found: Reading | None) -> Step:
+    def _answer(self, verdict: Verdict, action: str | None, reason: str, reading: Reading | None) -> Step:
         # first, because the environment may change what is admissible next
         self.base.on_refusal()
-        info = self._noted(self.base.describe(verdict, action), found)
+        info = self._noted(self.base.describe(verdict, action), reading)
         observation = self.base.invalid_observation if self.on_invalid == "noop" else self._advice(reason, action)
         if self.base.render_mode is not None:
             self.base.show(observation, action or "")

@@ -57,7 +57,7 @@ def is_invisible(character: str) -> bool:
 def alike(text: str, among: Iterable[str]) -> list[str]:
     """The texts of `among` that look like `text`."""
     wanted = None if len(text) > LONGEST_COMPARED else plain(text)
-    return [other for other in among if _remembered(other) == wanted]
+    return [candidate for candidate in among if _remembered(candidate) == wanted]
 
 
 # labels are compared again and again

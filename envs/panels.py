@@ -99,13 +99,13 @@ def _check_fields(name: str, env_id: str, make_kwargs: Mapping[str, Any], tasks:
             raise PanelError(f"panel {name}: make_kwargs has {argument}, which is no part of a task")
     fields = ("task_id", "sha256", "split", "category")
     values = [(f"{field} of a task", getattr(task, field)) for task in tasks for field in fields]
-    for what, value in (("env_id", env_id), ("make_kwargs", dict(make_kwargs)), *values):
+    for label, value in (("env_id", env_id), ("make_kwargs", dict(make_kwargs)), *values):
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
         # half a surrogate pair and numbers that are not finite are ValueErrors
         except (ValueError, TypeError, RecursionError) as error:
-            said = f"panel {name}: {what} is {brief(value, 80)}"
-            raise PanelError(f"{said}, which JSON in UTF-8 cannot hold: {error}") from None
+            problem = f"panel {name}: {label} is {brief(value, 80)}"
+            raise PanelError(f"{problem}, which JSON in UTF-8 cannot hold: {error}") from None
 
 
 def _check_name(name: str, version: int) -> None:
@@ -149,7 +149,7 @@ def panel_of_env(
 def collect_tasks(env: gym.Env[Any, Any], task_ids: Iterable[str] | None = None) -> tuple[Task, ...]:
     """The tasks with these ids, by default all of the environment."""
     base = _text_env(env)
-    return tuple(_task_of(base, one) for one in (tasks_of(base) if task_ids is None else task_ids))
+    return tuple(_task_of(base, task_id) for task_id in (tasks_of(base) if task_ids is None else task_ids))
 
 
 def _task_of(env: TextEnv, task_id: str) -> Task:
@@ -182,15 +182,15 @@ def write_panel(panel: Panel, folder: str | Path | None = None) -> Path:
 def list_panels(folder: str | Path | None = None) -> list[str]:
     """Full names (`alfworld-valid-unseen-v1`) of the manifests in `folder` (by default the shipped ones), sorted."""
     paths = Path(folder or PANEL_FOLDER).glob("*.json")
-    found = [match for match in (_MANIFEST_NAME.fullmatch(path.name) for path in paths) if match]
-    order = sorted((match["name"], int(match["version"])) for match in found)
+    matches = [match for match in (_MANIFEST_NAME.fullmatch(path.name) for path in paths) if match]
+    order = sorted((match["name"], int(match["version"])) for match in matches)
     return [f"{name}-v{version}" for name, version in order]
 
 
 def installed_panels() -> list[str]:
     """Names (`my_package:name-v1`) of the panels of other packages that are installed (group `turngym.packages`)."""
-    found = installed_folders().items()
-    return [f"{package}:{name}" for package, folder in found for name in list_panels(folder / "panel_data")]
+    folders = installed_folders().items()
+    return [f"{package}:{name}" for package, folder in folders for name in list_panels(folder / "panel_data")]
 
 
 def load_panel(name: str, folder: str | Path | None = None) -> Panel:
@@ -285,14 +285,14 @@ def verify_panel(panel: Panel, env: gym.Env[Any, Any]) -> list[str]:
     problems: list[str] = []
     for task in panel.tasks:
         try:
-            known = _task_of(base, task.task_id)
+            current = _task_of(base, task.task_id)
         except TurngymError as error:
             problems.append(f"{task.task_id}: {error}")
             continue
         for field in ("sha256", "split", "category"):
-            wanted, found = getattr(task, field), getattr(known, field)
-            if wanted != found:
-                problems.append(f"{task.task_id}: {field} is {found}, the panel says {wanted}")
+            wanted, actual = getattr(task, field), getattr(current, field)
+            if wanted != actual:
+                problems.append(f"{task.task_id}: {field} is {actual}, the panel says {wanted}")
     return problems
 
 
@@ -309,8 +309,8 @@ def assert_disjoint(train: Iterable[Task], evaluation: Iterable[Task]) -> None:
             same = "" if twin.task_id == task.task_id else f" (in training as {twin.task_id})"
             shared.append(f"{task.task_id}{same}")
     if shared:
-        more = f" and {len(shared) - 5} more" if len(shared) > 5 else ""
-        raise PanelError(f"{len(shared)} evaluation tasks are also training tasks: {', '.join(shared[:5])}{more}")
+        others = f" and {len(shared) - 5} more" if len(shared) > 5 else ""
+        raise PanelError(f"{len(shared)} evaluation tasks are also training tasks: {', '.join(shared[:5])}{others}")
 
 
 def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
@@ -319,10 +319,10 @@ def task_order(count: int, *, seed: int, step: int, batch: int) -> list[int]:
     The tasks are taken in a row from epoch after epoch. Every epoch is a permutation of its own, which (seed, epoch)
     fixes, so a resumed run needs no saved position.
     """
-    places = range((step - 1) * batch, step * batch)
-    epochs = {place // count for place in places}
+    positions = range((step - 1) * batch, step * batch)
+    epochs = {position // count for position in positions}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
-    return [int(orders[place // count][place % count]) for place in places]
+    return [int(orders[position // count][position % count]) for position in positions]
 
 
 def _text_env(env: gym.Env[Any, Any]) -> TextEnv:
@@ -364,17 +364,17 @@ def _read(path: Path) -> Panel:
         raise PanelError(f"there is no panel manifest {path}")
     body = json_object(path, PanelError)
     try:
-        found = msgspec.convert(body, _Manifest)
+        manifest = msgspec.convert(body, _Manifest)
         tasks = [
-            Task(env_id=plain_id(found.env_id), task_id=task_id, sha256=sha256, split=split, category=category)
-            for task_id, sha256, split, category in found.tasks
+            Task(env_id=plain_id(manifest.env_id), task_id=task_id, sha256=sha256, split=split, category=category)
+            for task_id, sha256, split, category in manifest.tasks
         ]
-        panel = make_panel(found.name, found.version, found.env_id, found.make_kwargs, tasks)
+        panel = make_panel(manifest.name, manifest.version, manifest.env_id, manifest.make_kwargs, tasks)
     except (msgspec.ValidationError, ValueError, PanelError) as error:
         raise PanelError(f"{path} is not a panel manifest: {error}") from error
-    if panel.sha256 != found.sha256:
+    if panel.sha256 != manifest.sha256:
         raise PanelError(
-            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {brief(found.sha256, 80)}; it was "
-            "changed"
+            f"{path}: the content has sha256 {panel.sha256}, the manifest promises {brief(manifest.sha256, 80)}; it "
+            "was changed"
         )
     return panel

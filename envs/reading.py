@@ -76,8 +76,8 @@ def read_action(response: str, channel: Channel | None, env: ActionRules, readin
             if meant is not None:
                 return replace(folded, action=meant), "lenient"
         return replace(folded, action=meant or folded.action), "folded"
-    if reading == "lenient" and (found := _search(response, channel, env)) is not None:
-        return replace(folded, action=found, reason=None), "lenient"
+    if reading == "lenient" and (action := _search(response, channel, env)) is not None:
+        return replace(folded, action=action, reason=None), "lenient"
     return folded, "folded"
 
 
@@ -110,7 +110,7 @@ def _fits(env: ActionRules, action: str) -> bool:
 
 def _fold_tags(response: str, tags: tuple[str, ...]) -> str:
     """`response` with the tags of channels in lower case."""
-    return _tags(tags).sub(lambda found: found[0].lower(), response)
+    return _tags(tags).sub(lambda match: match[0].lower(), response)
 
 
 @lru_cache(maxsize=16)
@@ -122,10 +122,10 @@ def _tags(tags: tuple[str, ...]) -> re.Pattern[str]:
 def _search(response: str, channel: Channel | None, env: ActionRules) -> str | None:
     """The action in a response from which the channel reads none: one in another form, else the last possible line."""
     text = _fold_tags(printable(response), env.tool.tags)
-    others: list[Channel] = [TextChannel(tags=env.tool.tags)]
-    others += [ToolChannel(tool=env.tool, dialect=dialect) for dialect in (HERMES, DIALECTS["json"])]
-    for other in others:
-        if (action := other.parse(text).action) is not None:
+    forms: list[Channel] = [TextChannel(tags=env.tool.tags)]
+    forms += [ToolChannel(tool=env.tool, dialect=dialect) for dialect in (HERMES, DIALECTS["json"])]
+    for form in forms:
+        if (action := form.parse(text).action) is not None:
             return _looks_possible(env, action) or action
     # a thought that was never closed is searched too: its response has no other text
     thoughts = THINK if channel is None else channel.thoughts

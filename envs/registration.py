@@ -42,7 +42,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
     Registering an id again replaces it, so that a notebook cell can run twice.
     """
     # before the old one goes, which stays where the new one is refused
-    place = _where(env_id, env_class)
+    class_name = _where(env_id, env_class)
     # Gymnasium warns when an id is registered over another
     gym.registry.pop(env_id, None)
     gym.register(
@@ -53,7 +53,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
         # Gymnasium's wrappers for these, gym.make returns the ActionGuard itself, and a step costs nothing more.
         order_enforce=False,
         disable_env_checker=True,
-        kwargs={"env_class": place, **defaults},
+        kwargs={"env_class": class_name, **defaults},
     )
 
 
@@ -81,16 +81,16 @@ def make_env(
         tool_name: name of the tool that agents see; None: the class's own.
         tool_argument: name of the tool's argument that agents see; None: the class's own.
     """
-    given = {name: value for name, value in locals().items() if name not in ("env_class", "options")}
+    arguments = {name: value for name, value in locals().items() if name not in ("env_class", "options")}
     loaded = _load(env_class) if isinstance(env_class, str) else env_class
     max_turns = limit_of_turns(max_turns)
-    _check_arguments(loaded, {**given, **options})
+    _check_arguments(loaded, {**arguments, **options})
     refuse_credentials("", options)
     env = loaded(**loaded.options_within(max_turns, options))
     if tool_name is not None or tool_argument is not None:
         env.rename_tool(tool_name, tool_argument)
     policy = loaded.on_invalid if on_invalid is None else on_invalid
-    guarded = {name: value for name, value in given.items() if not name.startswith("tool_")}
+    guarded = {name: value for name, value in arguments.items() if not name.startswith("tool_")}
     return ActionGuard(env, **{**guarded, "max_turns": max_turns, "on_invalid": policy})
 
 
@@ -99,32 +99,34 @@ def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None
 
     Arguments come from files and options, too, where `"false"` is a text and no text is false.
     """
-    known = {name: kind for name, kind in argument_types(make_env).items() if name not in ("env_class", "options")}
-    for made in _constructors(env_class):
-        known = {**argument_types(made), **known}
+    types = {name: kind for name, kind in argument_types(make_env).items() if name not in ("env_class", "options")}
+    for constructor in _constructors(env_class):
+        types = {**argument_types(constructor), **types}
     for name, value in given.items():
-        if name not in known:
-            names = sorted(known)
+        if name not in types:
+            names = sorted(types)
             raise TurngymError(
                 f"{env_class.env_id} takes no argument {name!r}.{did_you_mean(name, names)} It takes: "
                 f"{', '.join(names)}"
             )
-        if not _fits(value, known[name]):
-            raise TurngymError(f"{env_class.env_id}: {name} is {brief(value, 80)}; valid: {_type_name(known[name])}")
+        if not _fits(value, types[name]):
+            raise TurngymError(f"{env_class.env_id}: {name} is {brief(value, 80)}; valid: {_type_name(types[name])}")
 
 
 def _constructors(env_class: type[TextEnv]) -> list[Callable[..., Any]]:
     """The constructors of a class to which arguments may go: its own, and its bases' where it hands on what it does not
     know. The bases' come first."""
-    found: list[Callable[..., Any]] = []
+    constructors: list[Callable[..., Any]] = []
     for base in env_class.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
-        made = vars(base)["__init__"]
-        found.insert(0, made)
-        if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(made).parameters.values()):
+        constructor = vars(base)["__init__"]
+        constructors.insert(0, constructor)
+        if not any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(constructor).parameters.values()
+        ):
             break
-    return found
+    return constructors
 
 
 @cache
@@ -136,8 +138,12 @@ def argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     except NameError:
         hints = {}
     parameters = inspect.signature(function).parameters.values()
-    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return {one.name: hints.get(one.name, Any) for one in named if one.name != "self"}
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return {parameter.name: hints.get(parameter.name, Any) for parameter in named if parameter.name != "self"}
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -151,9 +157,9 @@ def _fits(value: object, kind: Any) -> bool:
     if origin is Annotated:
         return _fits(value, inside[0])
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inside)
+        return any(_fits(value, member) for member in inside)
     if origin is Literal:
-        return any(type(value) is type(one) for one in inside)
+        return any(type(value) is type(member) for member in inside)
     plain = origin or kind
     # a type variable, a new type
     if not isinstance(plain, type):
@@ -174,8 +180,8 @@ def _fits(value: object, kind: Any) -> bool:
     if issubclass(plain, Mapping) or not issubclass(plain, Iterable) or not inside:
         return isinstance(value, plain)
     items = [value] if isinstance(value, str) else value
-    each = inside if plain is tuple and Ellipsis not in inside else inside[:1] * len(items)
-    return len(each) == len(items) and all(map(_fits, items, each))
+    kinds = inside if plain is tuple and Ellipsis not in inside else inside[:1] * len(items)
+    return len(kinds) == len(items) and all(map(_fits, items, kinds))
 
 
 def default_arguments(env_id: str) -> dict[str, Any]:
@@ -186,15 +192,17 @@ def default_arguments(env_id: str) -> dict[str, Any]:
     """
     require_env(env_id)
     registered = dict(gym.spec(plain_id(env_id)).kwargs)
-    found = registered_class(env_id)
-    known: dict[str, Any] = {}
-    for function in (*_constructors(found), make_env):
+    env_class = registered_class(env_id)
+    defaults: dict[str, Any] = {}
+    for function in (*_constructors(env_class), make_env):
         parameters = inspect.signature(function).parameters.values()
-        known |= {one.name: one.default for one in parameters if one.default is not one.empty}
-    known |= {"on_invalid": found.on_invalid} | {
+        defaults |= {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
+    defaults |= {"on_invalid": env_class.on_invalid} | {
         name: value for name, value in registered.items() if name != "env_class"
     }
-    plain = {name: value for name, value in known.items() if name not in ("channel", "data", "render_mode")}
+    plain = {name: value for name, value in defaults.items() if name not in ("channel", "data", "render_mode")}
     return {name: value for name, value in plain.items() if _is_plain(value)}
 
 
@@ -252,10 +260,10 @@ def require_env(env_id: str) -> str:
             raise TurngymError(f"environment {env_id!r}: cannot import {module!r} ({error})") from error
     if plain not in gym.registry:
         namespace = plain.rpartition("/")[0]
-        made = f" {module} was imported, and it did not register this one." if colon else ""
-        known = [name for name in gym.registry if name.startswith(("turngym/", f"{namespace or 'turngym'}/"))]
+        imported = f" {module} was imported, and it did not register this one." if colon else ""
+        names = [name for name in gym.registry if name.startswith(("turngym/", f"{namespace or 'turngym'}/"))]
         raise TurngymError(
-            f"unknown environment {env_id!r}; known: {', '.join(known)}.{did_you_mean(plain, known)}{made} An "
+            f"unknown environment {env_id!r}; known: {', '.join(names)}.{did_you_mean(plain, names)}{imported} An "
             "environment of another package is named with the module that registers it: package:namespace/Name-v0"
         )
     return env_id
@@ -263,16 +271,16 @@ def require_env(env_id: str) -> str:
 
 def registered_class(env_id: str) -> type[TextEnv]:
     """The class of an id that `register` has registered. Raises TurngymError for another one."""
-    found = gym.registry[env_id.rpartition(":")[2]].kwargs.get("env_class")
-    if isinstance(found, str):
-        return _load(found)
-    if not (isinstance(found, type) and issubclass(found, TextEnv)):
+    env_class = gym.registry[env_id.rpartition(":")[2]].kwargs.get("env_class")
+    if isinstance(env_class, str):
+        return _load(env_class)
+    if not (isinstance(env_class, type) and issubclass(env_class, TextEnv)):
         name = env_id.rpartition(":")[2]
         raise TurngymError(
             f"{env_id} is registered without its class, whose arguments and players are read; valid: a TextEnv that "
             f"turngym.envs.register({name!r}, CLASS) registers"
         )
-    return found
+    return env_class
 
 
 def own_registrations() -> dict[str, Any]:
@@ -280,7 +288,7 @@ def own_registrations() -> dict[str, Any]:
 
     Another process may not have run the script, or imported the module, that registered them.
     """
-    found: dict[str, Any] = {}
+    registrations: dict[str, Any] = {}
     for env_id, spec in gym.registry.items():
         made_by = spec.entry_point
         places = (made_by, spec.kwargs.get("env_class", "turngym."))
@@ -288,10 +296,12 @@ def own_registrations() -> dict[str, Any]:
             continue
         if isinstance(made_by, str) and made_by.startswith("__main__:"):
             # another process has another main program
-            found[env_id] = replace(spec, entry_point=cast(Any, gym.envs.registration.load_env_creator(made_by)))
+            registrations[env_id] = replace(
+                spec, entry_point=cast(Any, gym.envs.registration.load_env_creator(made_by))
+            )
         else:
-            found[env_id] = spec
-    return found
+            registrations[env_id] = spec
+    return registrations
 
 
 def _where(env_id: str, env_class: type[TextEnv] | str) -> type[TextEnv] | str:
@@ -320,10 +330,10 @@ def _load(where: str) -> type[TextEnv]:
     module, colon, name = where.partition(":")
     if not colon:
         raise TurngymError(f"{where!r} is no place of a class; valid: my_package.guess:GuessEnv (gym.make takes ids)")
-    found: Any = getattr(import_module(module), name, None)
-    if not (isinstance(found, type) and issubclass(found, TextEnv)):
-        raise TurngymError(f"{where} is {found!r}; an environment is a class that extends TextEnv")
-    return found
+    env_class: Any = getattr(import_module(module), name, None)
+    if not (isinstance(env_class, type) and issubclass(env_class, TextEnv)):
+        raise TurngymError(f"{where} is {env_class!r}; an environment is a class that extends TextEnv")
+    return env_class
 
 
 def _type_name(kind: Any) -> str:

@@ -103,8 +103,8 @@ class EnvContract:
 
     def some_tasks(self, guard: ActionGuard) -> list[str]:
         ids = guard.task_ids()
-        places = np.linspace(0, len(ids) - 1, min(self.tasks_checked, len(ids))).astype(int)
-        return [ids[int(place)] for place in places]
+        indices = np.linspace(0, len(ids) - 1, min(self.tasks_checked, len(ids))).astype(int)
+        return [ids[int(index)] for index in indices]
 
     def play(self, guard: ActionGuard, seed: int, turns: int) -> list[Any]:
         """The results of `turns` chosen actions, with those of resets where an episode ends."""
@@ -128,19 +128,19 @@ class EnvContract:
             state = json.dumps(guard.get_state())
             info = guard.describe()
             future = [*self.play(guard, before, 8), guard.reset()]
-            for place, env in (("the same object", guard), ("a new object", self.guard())):
+            for target, env in (("the same object", guard), ("a new object", self.guard())):
                 env.set_state(json_of(state))
-                assert json.dumps(env.get_state()) == state, f"restored in {place}, the snapshot is another one"
-                assert env.describe() == info, f"restored in {place}, the state is another one"
+                assert json.dumps(env.get_state()) == state, f"restored in {target}, the snapshot is another one"
+                assert env.describe() == info, f"restored in {target}, the state is another one"
                 again = [*self.play(env, before, 8), env.reset()]
-                assert again == future, f"restored in {place} after {before} steps, the episode went another way"
+                assert again == future, f"restored in {target} after {before} steps, the episode went another way"
 
     def test_refused_snapshots_change_nothing(self) -> None:
-        guard, other = self.guard(), self.guard()
+        guard, second = self.guard(), self.guard()
         tasks = self.some_tasks(guard)
-        other.reset(seed=2, options={"task": tasks[-1]})
-        self.play(other, 3, 1)
-        good = other.get_state()
+        second.reset(seed=2, options={"task": tasks[-1]})
+        self.play(second, 3, 1)
+        good = second.get_state()
         strange = [{}, None, good["env"], {**good, "turn": "1"}, {**good, "env": {}}]
         inside: tuple[dict[str, Any], ...] = (
             {"sha256": "0" * 64},
@@ -217,13 +217,13 @@ class EnvContract:
         for action in (*(guard.admissible() or ()), *tool.examples, *(() if expert is None else (expert,))):
             assert tool.refuse(action) is None, f"{action} is no valid call: {tool.refuse(action)}"
             assert tool.canonical(action) == action, f"{action} is not canonical, which is {tool.canonical(action)}"
-        for one in tool.tools:
+        for described in tool.tools:
             wrong: list[dict[str, Any]] = [
                 {"no_such_argument": 1},
-                *({argument.name: []} for argument in one.arguments),
+                *({argument.name: []} for argument in described.arguments),
             ]
             for arguments in wrong:
-                info = guard.step(tool_call(one.name, **arguments))[4]
+                info = guard.step(tool_call(described.name, **arguments))[4]
                 assert (info["verdict"], info["env_steps"]) == ("inadmissible", 0), f"{info['action']} was played"
                 assert guard.base.describe() == before, f"{info['action']} changed the environment"
         guard.step(tool_call("no_such_tool"))
@@ -247,8 +247,8 @@ class EnvContract:
             guard = self.guard()
             runs.append([guard.reset(seed=7), *self.play(guard, 1, 20)])
         assert runs[0] == runs[1], "two environments with the same seed and actions differ"
-        other = [self.guard().reset(seed=seed)[1]["task_id"] for seed in range(12)]
-        assert len(self.guard().task_ids()) == 1 or len(set(other)) > 1, "the seed does not choose the task"
+        task_ids = [self.guard().reset(seed=seed)[1]["task_id"] for seed in range(12)]
+        assert len(self.guard().task_ids()) == 1 or len(set(task_ids)) > 1, "the seed does not choose the task"
 
     def test_tasks_are_chosen_by_option(self) -> None:
         guard, twin = self.guard(), self.guard()

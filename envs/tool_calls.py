@@ -170,15 +170,15 @@ MOST_CALLS = 64
 
 def read_calls(dialect: CallDialect, text: str) -> list[ParsedCall] | None:
     """The calls that `text` is made of from beginning to end; None if it is not."""
-    found: list[ParsedCall] = []
-    place = _after_space(text, 0)
-    while place < len(text):
-        taken = dialect.take(text, place) if len(found) < MOST_CALLS else None
-        if taken is None:
+    calls: list[ParsedCall] = []
+    position = _after_space(text, 0)
+    while position < len(text):
+        read = dialect.take(text, position) if len(calls) < MOST_CALLS else None
+        if read is None:
             return None
-        found += taken[0]
-        place = _after_space(text, taken[1])
-    return found or None
+        calls += read[0]
+        position = _after_space(text, read[1])
+    return calls or None
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int] | None:
@@ -213,8 +213,8 @@ class _Marked:
         if self.opening:
             return text.find(self.opening)
         bare = self.bare.search(text)
-        places = [*map(text.find, self.prefixes), -1 if bare is None else bare.start()]
-        return min((place for place in places if place >= 0), default=-1)
+        positions = [*map(text.find, self.prefixes), -1 if bare is None else bare.start()]
+        return min((position for position in positions if position >= 0), default=-1)
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class _Headed:
     thoughts: Thoughts = THINK
 
     def find(self, text: str) -> int:
-        return min((place for place in map(text.find, self.starts) if place >= 0), default=-1)
+        return min((position for position in map(text.find, self.starts) if position >= 0), default=-1)
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -276,8 +276,8 @@ class Bare(Untyped):
     @property
     def typed(self) -> Any:
         """What a chat template is given for it, so that it writes it as it was."""
-        found = read_json(self)
-        return str(self) if found is None or found[1] < len(self) else found[0]
+        parsed = read_json(self)
+        return str(self) if parsed is None or parsed[1] < len(self) else parsed[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,11 +315,11 @@ class GemmaCalls(_Marked):
     def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
         head = _GEMMA_HEAD.match(text, inside) if inside >= 0 else None
-        found = None if head is None else self._whole(text, head.end() - 1, 0)
-        end = None if found is None else self._outside(text, found[1])
-        if head is None or found is None or end is None:
+        arguments = None if head is None else self._whole(text, head.end() - 1, 0)
+        end = None if arguments is None else self._outside(text, arguments[1])
+        if head is None or arguments is None or end is None:
             return None
-        return [ParsedCall(name=head["name"], arguments=found[0])], end
+        return [ParsedCall(name=head["name"], arguments=arguments[0])], end
 
     def _whole(self, text: str, start: int, depth: int) -> tuple[Any, int] | None:
         """The value at `start` and where it ends: a text between quotes, an object or a list of values, or JSON."""
@@ -330,10 +330,10 @@ class GemmaCalls(_Marked):
         closing = {"{": "}", "[": "]"}.get(text[start : start + 1])
         if closing is None:
             return read_json(text, start)
-        found: list[tuple[str, Any]] = []
+        pairs: list[tuple[str, Any]] = []
         start = _after_space(text, start + 1)
         while not text.startswith(closing, start):
-            if found:
+            if pairs:
                 if not text.startswith(",", start):
                     return None
                 start = _after_space(text, start + 1)
@@ -343,11 +343,11 @@ class GemmaCalls(_Marked):
             value = self._whole(text, start if key is None else key.end(), depth + 1) if depth < DEEPEST else None
             if value is None:
                 return None
-            found.append(("" if key is None else key["key"], value[0]))
+            pairs.append(("" if key is None else key["key"], value[0]))
             start = _after_space(text, value[1])
         if closing == "]":
-            return [value for _, value in found], start + 1
-        return (dict(found), start + 1) if len(dict(found)) == len(found) else None
+            return [value for _, value in pairs], start + 1
+        return (dict(pairs), start + 1) if len(dict(pairs)) == len(pairs) else None
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         written = ",".join(f"{name}:{self._written(value)}" for name, value in arguments.items())
@@ -388,14 +388,14 @@ class JsonCalls(_Marked):
         return next(key for key in self.keys if key in ("arguments", "parameters"))
 
     def read(self, text: str) -> ParsedCall | str:
-        rest = text.removeprefix(self.opening).lstrip()
+        inner = text.removeprefix(self.opening).lstrip()
         for prefix in self.prefixes:
-            rest = rest.removeprefix(prefix).lstrip()
-        found = read_json(rest)
-        if found is None:
+            inner = inner.removeprefix(prefix).lstrip()
+        parsed = read_json(inner)
+        if parsed is None:
             return "the tool call is not valid JSON"
-        value, end = found
-        tail = rest[end:].lstrip() if self.closing else ""
+        value, end = parsed
+        tail = inner[end:].lstrip() if self.closing else ""
         if tail and not tail.startswith(self.closing):
             return "the tool call has text after its JSON"
         if isinstance(value, list) and value:
@@ -412,11 +412,11 @@ class JsonCalls(_Marked):
 
     def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
-        found = read_json(text, inside) if inside >= 0 else None
-        end = None if found is None else self._outside(text, found[1]) if self.closing else found[1]
-        if found is None or end is None:
+        parsed = read_json(text, inside) if inside >= 0 else None
+        end = None if parsed is None else self._outside(text, parsed[1]) if self.closing else parsed[1]
+        if parsed is None or end is None:
             return None
-        values = found[0] if isinstance(found[0], list) else [found[0]]
+        values = parsed[0] if isinstance(parsed[0], list) else [parsed[0]]
         if not all(isinstance(value, dict) and isinstance(value.get(self._name_key), str) for value in values):
             return None
         # a semicolon stands between Llama's calls
@@ -441,10 +441,10 @@ class NamedCalls(_Headed):
         head = _compiled(self.head).match(text)
         if head is None:
             return f"the tool call must look like {self.form.replace('%n', 'NAME').replace('%s', '{...}')}"
-        found = read_json(text[head.end() :].lstrip())
-        if found is None:
+        parsed = read_json(text[head.end() :].lstrip())
+        if parsed is None:
             return "the arguments of the tool call are not valid JSON"
-        return self._call(head, found[0])
+        return self._call(head, parsed[0])
 
     @staticmethod
     def _call(head: re.Match[str], arguments: Any) -> ParsedCall:
@@ -452,15 +452,15 @@ class NamedCalls(_Headed):
 
     def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         head = _compiled(self.head).match(text, start)
-        found = None if head is None else read_json(text, _after_space(text, head.end()))
-        if head is None or found is None:
+        parsed = None if head is None else read_json(text, _after_space(text, head.end()))
+        if head is None or parsed is None:
             return None
         # what the family writes behind the arguments; the last of it closes all calls of a response
-        end = found[1]
+        end = parsed[1]
         for mark in _MARK.findall(self.form.partition("%s")[2]):
             after = _after_space(text, end)
             end = after + len(mark) if text.startswith(mark, after) else end
-        return [self._call(head, found[0])], end
+        return [self._call(head, parsed[0])], end
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         return self.form.replace("%n", tool).replace("%s", json.dumps(arguments, ensure_ascii=False))
@@ -512,18 +512,18 @@ class PythonicCalls(_Marked):
         call = _python_call(arguments[: _end_of_bracket(arguments)])
         if call is None:
             return "the arguments of the tool call are not written as Python writes them"
-        found = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
-        return ParsedCall(name=head["name"], arguments=found)
+        values = {word.arg: _value(word.value) for word in call.keywords if word.arg is not None}
+        return ParsedCall(name=head["name"], arguments=values)
 
     def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
         if inside < 0 or not text.startswith("[", inside):
             return None
-        found: list[ParsedCall] = []
-        place = _after_space(text, inside + 1)
-        while not text.startswith("]", place):
-            place = place + 1 if found and text.startswith(",", place) else place
-            head = _PYTHONIC_HEAD.match(text, place) if len(found) < MOST_CALLS else None
+        calls: list[ParsedCall] = []
+        position = _after_space(text, inside + 1)
+        while not text.startswith("]", position):
+            position = position + 1 if calls and text.startswith(",", position) else position
+            head = _PYTHONIC_HEAD.match(text, position) if len(calls) < MOST_CALLS else None
             if head is None or "[" in head[0]:
                 return None
             arguments = text[head.end() - 1 :]
@@ -535,10 +535,10 @@ class PythonicCalls(_Marked):
                 values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
             except (ValueError, RecursionError, TypeError):
                 return None
-            found.append(ParsedCall(name=head["name"], arguments=values))
-            place = _after_space(text, head.end() - 1 + end)
-        closed = self._outside(text, place + 1)
-        return None if closed is None else (found, closed)
+            calls.append(ParsedCall(name=head["name"], arguments=values))
+            position = _after_space(text, head.end() - 1 + end)
+        closed = self._outside(text, position + 1)
+        return None if closed is None else (calls, closed)
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         written = ", ".join(f"{name}={self._written(value)}" for name, value in arguments.items())
@@ -615,14 +615,17 @@ class TaggedCalls(_Headed):
     def read(self, text: str) -> ParsedCall | str:
         head = _compiled(self.head).match(text)
         if head is None:
-            shown = self.write("NAME", {"ARGUMENT": "VALUE"}).replace("\n", " ")
-            return f"the tool call must look like {shown}"
-        end = min((place for place in (text.find(mark, head.end()) for mark in self.ends) if place >= 0), default=None)
+            example = self.write("NAME", {"ARGUMENT": "VALUE"}).replace("\n", " ")
+            return f"the tool call must look like {example}"
+        end = min(
+            (position for position in (text.find(mark, head.end()) for mark in self.ends) if position >= 0),
+            default=None,
+        )
         arguments = self._arguments(text[head.end() : end])
         return arguments if isinstance(arguments, str) else ParsedCall(name=head["name"].strip(), arguments=arguments)
 
     def _arguments(self, text: str) -> dict[str, str] | str:
-        found: dict[str, str] = {}
+        arguments: dict[str, str] = {}
         position = 0
         # bounded, so that a long run of opening tags cannot make reading quadratic
         for _ in range(MOST_ARGUMENTS):
@@ -635,8 +638,8 @@ class TaggedCalls(_Headed):
             if opened < 0 or text[position:opened].strip():
                 return f"the tool call has an argument {excerpt(key, 80)!r} without a value"
             value, position = _until(text, opened + len(self.value[0]), self.value[1])
-            found.setdefault(key, Untyped(value.strip()))
-        return found
+            arguments.setdefault(key, Untyped(value.strip()))
+        return arguments
 
     def _key(self, text: str, start: int) -> tuple[str, int]:
         """The name of the argument that begins at `start`, without further attributes, and where reading goes on."""
@@ -649,27 +652,27 @@ class TaggedCalls(_Headed):
         head = _compiled(self.head).match(text, start)
         if head is None:
             return None
-        found: dict[str, str] = {}
-        place = _after_space(text, head.end())
-        while text.startswith(self.key[0], place):
-            key, place = self._key(text, place)
-            opened = _after_space(text, place) if self.value[0] else place
+        arguments: dict[str, str] = {}
+        position = _after_space(text, head.end())
+        while text.startswith(self.key[0], position):
+            key, position = self._key(text, position)
+            opened = _after_space(text, position) if self.value[0] else position
             end = text.find(self.value[1], opened)
-            if not text.startswith(self.value[0], opened) or end < 0 or key in found:
+            if not text.startswith(self.value[0], opened) or end < 0 or key in arguments:
                 return None
-            found[key] = text[opened + len(self.value[0]) : end].removeprefix("\n").removesuffix("\n")
-            place = _after_space(text, end + len(self.value[1]))
+            arguments[key] = text[opened + len(self.value[0]) : end].removeprefix("\n").removesuffix("\n")
+            position = _after_space(text, end + len(self.value[1]))
         *inner, last = self.ends
         for mark in inner:
-            if not text.startswith(mark, place):
+            if not text.startswith(mark, position):
                 return None
-            place = _after_space(text, place + len(mark))
-        if text.startswith(last, place):
-            place += len(last)
+            position = _after_space(text, position + len(mark))
+        if text.startswith(last, position):
+            position += len(last)
         # MiniMax closes several calls together, and a stop text may have taken the place of the last marker of several
-        elif not inner or (place < len(text) and not text.startswith(self.starts, place)):
+        elif not inner or (position < len(text) and not text.startswith(self.starts, position)):
             return None
-        return [ParsedCall(name=head["name"].strip(), arguments=found)], place
+        return [ParsedCall(name=head["name"].strip(), arguments=arguments)], position
 
     def write(self, tool: str, arguments: Mapping[str, Any]) -> str:
         written = "".join(
@@ -689,10 +692,10 @@ _SPACE = re.compile(r"\s*+")
 
 def _after_space(text: str, start: int) -> int:
     """The position of the first character from `start` on that is no white space."""
-    found = _SPACE.match(text, start)
+    match = _SPACE.match(text, start)
     # the pattern matches nothing at all, too
-    assert found is not None
-    return found.end()
+    assert match is not None
+    return match.end()
 
 
 def _until(text: str, start: int, mark: str) -> tuple[str, int]:

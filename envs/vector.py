@@ -136,9 +136,9 @@ class TextVectorEnv(SyncVectorEnv):
 
     def _require_one_each(self, actions: Sequence[str]) -> None:
         if isinstance(actions, str) or len(actions) != self.num_envs:
-            given = "one string" if isinstance(actions, str) else f"{len(actions)} actions"
+            count = "one string" if isinstance(actions, str) else f"{len(actions)} actions"
             raise TurngymError(
-                f"TextVectorEnv.step() got {given} for {self.num_envs} environments; give one action each"
+                f"TextVectorEnv.step() got {count} for {self.num_envs} environments; give one action each"
             )
 
     def _mask(self, mask: Any) -> Bools:
@@ -152,13 +152,13 @@ class TextVectorEnv(SyncVectorEnv):
             )
         return mask
 
-    def _each(self, what: str, given: Any) -> Sequence[Any]:
+    def _each(self, setting: str, values: Any) -> Sequence[Any]:
         """Returns one value per environment: the same one for all, or those of a sequence."""
-        if given is None or isinstance(given, str):
-            return [given] * self.num_envs
-        if len(given) != self.num_envs:
-            raise TurngymError(f"reset() got {len(given)} {what} for {self.num_envs} environments")
-        return list(given)
+        if values is None or isinstance(values, str):
+            return [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise TurngymError(f"reset() got {len(values)} {setting} for {self.num_envs} environments")
+        return list(values)
 
 
 def _column(values: tuple[Any, ...]) -> NDArray[Any] | None:

@@ -65,11 +65,11 @@ class Visitors(Generic[V]):
         with self._lock:
             while self._open and now - next(iter(self._open.values()))[1] > self._idle:
                 gone.append(self._open.popitem(last=False)[1][0])
-            found = self._open.pop(name, None)
-            if found is not None:
-                self._open[name] = found[0], now
+            entry = self._open.pop(name, None)
+            if entry is not None:
+                self._open[name] = entry[0], now
         self._end(gone)
-        return None if found is None else found[0]
+        return None if entry is None else entry[0]
 
     def put(self, name: str, value: V) -> None:
         """Give a visitor a new value. Where there are too many visitors, the one away longest is dropped."""
@@ -122,8 +122,8 @@ class Forms:
         """The id in the request's cookie, if the form carries its token."""
         name = self.visitor()
         # bytes, because compare_digest refuses text beyond ASCII
-        given = request.form.get("token", "").encode()
-        return name if name is not None and hmac.compare_digest(given, self.token(name).encode()) else None
+        token = request.form.get("token", "").encode()
+        return name if name is not None and hmac.compare_digest(token, self.token(name).encode()) else None
 
     def token(self, name: str) -> str:
         return hmac.digest(self._secret, name.encode(), "sha256").hex()
@@ -146,8 +146,8 @@ def guard_pages(app: Flask, policy: str, error_page: Callable[[int], Any]) -> No
 
     @app.after_request
     def headers(reply: Response) -> Response:
-        rest = "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-        reply.headers["Content-Security-Policy"] = f"default-src 'none'; {policy}; {rest}"
+        forms = "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        reply.headers["Content-Security-Policy"] = f"default-src 'none'; {policy}; {forms}"
         reply.headers["X-Content-Type-Options"] = "nosniff"
         reply.headers["X-Frame-Options"] = "DENY"
         # with no-referrer a browser sends `Origin: null` with our own forms, which a server would refuse

@@ -53,9 +53,9 @@ class GameState(msgspec.Struct, array_like=True):
     def start(cls, problem: Problem) -> GameState:
         """The state that the problem's facts describe."""
         flags = [set(problem.unary[name]) for name in ("isclean", "ishot", "iscool", "issliced", "istoggled")]
-        taken: list[Indices] = [()] * len(problem.receptacles)
-        places = list(problem.contents), list(problem.at), taken
-        return cls(problem.start, problem.held, set(problem.opened), *places, *flags)
+        taken_out: list[Indices] = [()] * len(problem.receptacles)
+        lists = list(problem.contents), list(problem.at), taken_out
+        return cls(problem.start, problem.held, set(problem.opened), *lists, *flags)
 
     def record(self) -> list[Any]:
         """A copy in types of JSON, sets sorted."""
@@ -71,14 +71,14 @@ def check_state(problem: Problem, state: GameState) -> None:
         raise ValueError(f"contents of {sizes} places; the game has {(receptacles, receptacles, locations)}")
     flags = (state.clean, state.hot, state.cool, state.sliced, state.toggled)
     things = chain.from_iterable((*state.contents, *state.at, *state.taken, *flags))
-    for what, numbers, least, count in (
+    for role, numbers, least, count in (
         ("location", [state.location], 0, locations),
         ("receptacle", state.opened, 0, receptacles),
         ("object in hand", [state.held], -1, len(problem.objects)),
         ("object", things, 0, len(problem.objects)),
     ):
         if odd := [number for number in numbers if not least <= number < count]:
-            raise ValueError(f"{what} {odd[0]} of {count}")
+            raise ValueError(f"{role} {odd[0]} of {count}")
 
 
 class NativeEngine:
@@ -104,27 +104,27 @@ class NativeEngine:
 
     def step(self, command: str) -> tuple[str, bool]:
         """Play `command` (matched exactly after `strip()`); returns the observation and whether the game is won."""
-        found = self.find(command.strip())
-        if found is None:
+        meaning = self.find(command.strip())
+        if meaning is None:
             return NOTHING, self.won
-        observation = self._play(*found)
-        if found[0] not in _PASSIVE:
+        observation = self._play(*meaning)
+        if meaning[0] not in _PASSIVE:
             self._forget()
         return observation, self.won
 
     def admissible(self) -> tuple[str, ...]:
         """Every command that is possible now, sorted, each once."""
         if self._admissible is None:
-            here = sorted(self._here())
+            local = sorted(self._here())
             # the many `go to` commands are sorted once per location, only the few others at every step
-            middle = bisect_left(here, "go to ")
-            self._admissible = (*here[:middle], *self._go_commands(), *here[middle:])
+            middle = bisect_left(local, "go to ")
+            self._admissible = (*local[:middle], *self._go_commands(), *local[middle:])
         return self._admissible
 
     def find(self, command: str) -> Command | None:
         """What an exact command means: (verb, index, index), -1 for no index; None if it is not possible now."""
-        found = self._here().get(command)
-        return self._go_commands().get(command) if found is None else found
+        local = self._here().get(command)
+        return self._go_commands().get(command) if local is None else local
 
     @property
     def won(self) -> bool:
@@ -156,10 +156,10 @@ class NativeEngine:
     def _go_commands(self) -> dict[str, Command]:
         """The `go to` commands that are possible here, sorted; made once per game and location."""
         game, location = self.game, self.state.location
-        found = game.go.get(location)
-        if found is None:
-            found = game.go[location] = {text: command for text, command in game.ways if command[2] != location}
-        return found
+        commands = game.go.get(location)
+        if commands is None:
+            commands = game.go[location] = {text: command for text, command in game.ways if command[2] != location}
+        return commands
 
     def _here(self) -> dict[str, Command]:
         """Every possible command other than `go to`, with its meaning."""
@@ -167,36 +167,36 @@ class NativeEngine:
             return self._local
         game, problem, state = self.game, self.problem, self.state
         things, held, unary = game.object_names, state.held, problem.unary
-        found: dict[str, Command] = {"inventory": ("inventory", -1, -1), "look": ("look", -1, -1)}
+        commands: dict[str, Command] = {"inventory": ("inventory", -1, -1), "look": ("look", -1, -1)}
         if game.wording.help is not None:
-            found["help"] = ("help", -1, -1)
+            commands["help"] = ("help", -1, -1)
         if held >= 0:
-            found[f"examine {things[held]}"] = ("examine object", held, -1)
+            commands[f"examine {things[held]}"] = ("examine object", held, -1)
         for r in problem.receptacles_at[state.location]:
             name, kind = game.receptacle_names[r], problem.receptacle_types[r]
-            found[f"examine {name}"] = ("examine receptacle", r, -1)
+            commands[f"examine {name}"] = ("examine receptacle", r, -1)
             reachable = r not in problem.openable or r in state.opened
             if r in problem.openable:
                 verb = "close" if reachable else "open"
-                found[f"{verb} {name}"] = (verb, r, -1)
+                commands[f"{verb} {name}"] = (verb, r, -1)
             for thing in state.contents[r]:
                 if held < 0 and reachable and thing in unary["pickupable"]:
-                    found[f"take {things[thing]} from {name}"] = ("take", thing, r)
+                    commands[f"take {things[thing]} from {name}"] = ("take", thing, r)
                 if thing in unary["toggleable"]:
-                    found[f"use {things[thing]}"] = ("use", thing, -1)
+                    commands[f"use {things[thing]}"] = ("use", thing, -1)
             if held < 0:
                 continue
             if reachable and (kind, problem.object_types[held]) in problem.can_contain:
-                found[game.wording.put_command.format(o=things[held], r=name)] = ("put", held, r)
+                commands[game.wording.put_command.format(o=things[held], r=name)] = ("put", held, r)
             for verb, ability, kinds in _TREATMENTS:
                 if kind in kinds and held in unary[ability]:
-                    found[f"{verb} {things[held]} with {name}"] = (verb, held, r)
+                    commands[f"{verb} {things[held]} with {name}"] = (verb, held, r)
         if held >= 0 and problem.object_types[held] in _KNIVES:
             for thing in state.at[state.location]:
                 if thing in unary["sliceable"]:
-                    found[f"slice {things[thing]} with {things[held]}"] = ("slice", thing, held)
-        self._local = found
-        return found
+                    commands[f"slice {things[thing]} with {things[held]}"] = ("slice", thing, held)
+        self._local = commands
+        return commands
 
     # --- what a command does and says
 
@@ -286,12 +286,18 @@ class NativeEngine:
 
     def _look(self) -> str:
         state, names = self.state, self.game.receptacle_names
-        here = self.problem.receptacles_at[state.location]
-        if not here:
+        receptacles = self.problem.receptacles_at[state.location]
+        if not receptacles:
             return "You are in the middle of a room. Looking quickly around you, you see nothing."
-        facing = ", ".join(names[r] for r in here[:-1]) + (", and " if len(here) > 1 else "") + names[here[-1]]
+        facing = (
+            ", ".join(names[r] for r in receptacles[:-1])
+            + (", and " if len(receptacles) > 1 else "")
+            + names[receptacles[-1]]
+        )
         # TextWorld knows `not_inreceptacle` only of objects that were taken out of that receptacle
-        moved = [self.game.object_names[i] for i in state.at[state.location] for r in here if i in state.taken[r]]
+        moved = [
+            self.game.object_names[i] for i in state.at[state.location] for r in receptacles if i in state.taken[r]
+        ]
         return f"You are facing the {facing}. Next to it, you see {listing(moved)}."
 
 
@@ -305,11 +311,11 @@ def goal_rate(problem: Problem, state: GameState) -> float:
     goal, kinds = problem.goal, problem.object_types
     if isinstance(goal, LookGoal):
         holding = state.held >= 0 and kinds[state.held] == goal.object_type
-        here = problem.receptacles_at[state.location]
+        receptacles = problem.receptacles_at[state.location]
         lit = any(
             kinds[lamp] == goal.lamp_type
             and lamp in problem.unary["toggleable"]
-            and any(lamp in state.contents[r] for r in here)
+            and any(lamp in state.contents[r] for r in receptacles)
             for lamp in state.toggled
         )
         return (holding + lit) / 2
@@ -334,4 +340,4 @@ def _with(things: Indices, thing: int) -> Indices:
 
 
 def _without(things: Indices, thing: int) -> Indices:
-    return tuple([other for other in things if other != thing])
+    return tuple([index for index in things if index != thing])

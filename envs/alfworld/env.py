@@ -98,9 +98,11 @@ class ALFWorldEnv(TextEnv):
         if self._reworded and engine != "native":
             raise TaskError("words='put' is told by engine='native' alone; the reference tells what a game's file says")
         if self._reworded:
-            told = INSTRUCTIONS.replace(_MOVE, _OLD_PUT).replace(" / help", "")
-            self.instructions = told  # type: ignore[misc]
-            examples = tuple(re.sub(r"move (.+) to (.+)", r"put \1 in/on \2", one) for one in self.tool.examples)
+            instructions = INSTRUCTIONS.replace(_MOVE, _OLD_PUT).replace(" / help", "")
+            self.instructions = instructions  # type: ignore[misc]
+            examples = tuple(
+                re.sub(r"move (.+) to (.+)", r"put \1 in/on \2", example) for example in self.tool.examples
+            )
             self.tool = replace(self.tool, examples=examples)  # type: ignore[misc]
         self._tasks: dict[tuple[str, int], Task] = {}
         self._task: Task | None = None
@@ -228,9 +230,9 @@ class ALFWorldEnv(TextEnv):
     def _set_state(self, state: Any) -> None:
         shuffle, native, history = msgspec.convert(state, tuple[int | None, list[Any] | None, list[str] | None])
         if (history is not None) is not (self._reference is not None):
-            taken = "native" if history is None else "textworld"
+            engine_name = "native" if history is None else "textworld"
             raise TaskError(
-                f"{self.env_id}: the snapshot was taken with engine={taken!r}, this environment has "
+                f"{self.env_id}: the snapshot was taken with engine={engine_name!r}, this environment has "
                 f"{self.engine_name!r}"
             )
         # _begin has drawn other numbers than the snapshot's

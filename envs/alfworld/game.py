@@ -108,18 +108,18 @@ class Game:
     @classmethod
     def renumbered(cls, game: Game, shuffle: int | None) -> Game:
         """The same game with other numbers; parses nothing."""
-        other = cls.__new__(cls)
-        other.data, other.source, other.shuffle = game.data, game.source, shuffle
-        other.problem, other.wording = game.problem, game.wording
-        other._name()
-        return other
+        copy = cls.__new__(cls)
+        copy.data, copy.source, copy.shuffle = game.data, game.source, shuffle
+        copy.problem, copy.wording = game.problem, game.wording
+        copy._name()
+        return copy
 
     @classmethod
     def reworded(cls, game: Game, shuffle: int | None) -> Game:
         """The same game as alfworld before 0.4 tells it; its hash stays, as the task does."""
-        other = cls.renumbered(game, shuffle)
-        other.wording = replace(BEFORE_0_4, task=game.wording.task)
-        return other
+        copy = cls.renumbered(game, shuffle)
+        copy.wording = replace(BEFORE_0_4, task=game.wording.task)
+        return copy
 
     def _name(self) -> None:
         problem = self.problem
@@ -209,13 +209,13 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
 def check_keys(data: Any, source: str) -> None:
     """Raise GameError unless `data` has every needed key with a value of the right type."""
     try:
-        found = msgspec.convert(data, _GameFile)
+        game = msgspec.convert(data, _GameFile)
     # half a surrogate pair in a key is a ValueError, too
     except ValueError as error:
         raise GameError(f"{source}: no game file: {error}; it needs {', '.join(KEYS)}") from error
     for key, text in (
         *((key, data[key]) for key in KEYS),
-        *(("walkthrough", line) for line in found.walkthrough or ()),
+        *(("walkthrough", line) for line in game.walkthrough or ()),
     ):
         if (problem := text_problem(text)) is not None:
             raise GameError(f"{source}: key {key!r} {problem}")
@@ -270,10 +270,10 @@ def read_wording(domain: str, grammar: str) -> Wording:
 
     Raises UnsupportedFacts naming the rules that differ, ValueError for texts that cannot be read.
     """
-    known = _known()
+    rules = _known()
     actions = domain_digests(domain)
-    unknown = [name for name in sorted(actions) if actions[name] not in known["domain"].get(name, ())]
-    missing = [name for name in known["domain"] if name not in actions and name != "help"]
+    unknown = [name for name in sorted(actions) if actions[name] not in rules["domain"].get(name, ())]
+    missing = [name for name in rules["domain"] if name not in actions and name != "help"]
     if unknown or missing:
         raise UnsupportedFacts(_difference("key 'pddl_domain'", unknown, missing))
     task, template = split_task(grammar)
@@ -338,8 +338,8 @@ def _phrases(template: str, with_help: bool) -> Wording:
 @lru_cache(maxsize=1)
 def _known() -> dict[str, dict[str, list[str]]]:
     """Digests by name of the rules that were compared with TextWorld: alfworld's and this package's own."""
-    known: dict[str, dict[str, list[str]]] = json.loads(_data_file("known_rules.json"))
-    return known
+    digests: dict[str, dict[str, list[str]]] = json.loads(_data_file("known_rules.json"))
+    return digests
 
 
 def _difference(where: str, unknown: list[str], missing: list[str]) -> str:

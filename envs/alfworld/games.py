@@ -120,20 +120,20 @@ def find_root(data: str | Path | None = None) -> Path:
     It is `data`, else `$ALFWORLD_DATA`, else where `alfworld-download` puts games without that variable.
     Raises TaskError that says how to get the games.
     """
-    given = data if data is not None else os.environ.get(VARIABLE)
-    root = user_path(given or DEFAULT_FOLDER)
+    named = data if data is not None else os.environ.get(VARIABLE)
+    root = user_path(named or DEFAULT_FOLDER)
     for folder in (root / ROOT_FOLDER, root):
         if any((folder / split).is_dir() for split in SPLITS):
             return folder
-    if not given:
+    if not named:
         raise TaskError(
             f"real ALFWorld games need data: set {VARIABLE}, or pass data=; `turngym data get alfworld` (or "
             f"alfworld's own alfworld-download) fetches the games into {DEFAULT_FOLDER}, where none are now. "
             "split='generated' needs no data"
         )
-    said = "data=" if data is not None else f"${VARIABLE}"
+    source = "data=" if data is not None else f"${VARIABLE}"
     raise TaskError(
-        f"{said} is {str(root)!r}, which has no ALFWorld games: expected "
+        f"{source} is {str(root)!r}, which has no ALFWorld games: expected "
         f"{ROOT_FOLDER}/{SPLITS[0]}/<task>/<trial>/{GAME_FILE} below it, as `turngym data get alfworld` makes them"
     )
 

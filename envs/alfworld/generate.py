@@ -476,20 +476,20 @@ def _thing_facts(house: House, priors: Priors, ids: list[str], receptacles: list
 def goal(house: House) -> str:
     """The goal in the shape that the real games of this task type have."""
     row = house.row
-    target, place = f"{row.target}Type", f"{row.destination}Type"
+    target, receptacle = f"{row.target}Type", f"{row.destination}Type"
     if row.task == LOOK:
         lamp = (
-            f"(exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and (objectType ?ot {place}) "
+            f"(exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and (objectType ?ot {receptacle}) "
             "(toggleable ?ot) (isToggled ?ot) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)))"
         )
         return f"(and {lamp} (exists (?o - object ?a - agent) (and (objectType ?o {target}) (holds ?a ?o))))"
     if row.task != TWO:
-        _, able, made = TREATMENT.get(row.task, ("", "", ""))
-        state = f"({able} ?o) ({made} ?o) " if able else ""
-        facts = f"{state}(inReceptacle ?o ?r) (objectType ?o {target}) (receptacleType ?r {place})"
+        _, able, done_flag = TREATMENT.get(row.task, ("", "", ""))
+        state = f"({able} ?o) ({done_flag} ?o) " if able else ""
+        facts = f"{state}(inReceptacle ?o ?r) (objectType ?o {target}) (receptacleType ?r {receptacle})"
         return f"(and (exists (?r - receptacle) (exists (?o - object) (and {facts}))))"
-    first = f"(objectType ?o1 {target}) (receptacleType ?r {place}) (inReceptacle ?o1 ?r)"
-    second = f"(not (= ?o1 ?o2)) (objectType ?o2 {target}) (receptacleType ?r {place}) (inReceptacle ?o2 ?r)"
+    first = f"(objectType ?o1 {target}) (receptacleType ?r {receptacle}) (inReceptacle ?o1 ?r)"
+    second = f"(not (= ?o1 ?o2)) (objectType ?o2 {target}) (receptacleType ?r {receptacle}) (inReceptacle ?o2 ?r)"
     inner = f"(exists (?o2 - object) (and {second}))"
     return f"(and (exists (?r - receptacle) (exists (?o1 - object) (and {first} {inner}))))"
 

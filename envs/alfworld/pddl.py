@@ -113,7 +113,7 @@ class Problem:
         for receptacle, location in enumerate(self.receptacle_location):
             if location >= 0:
                 at[location].append(receptacle)
-        return tuple(tuple(found) for found in at)
+        return tuple(tuple(receptacles) for receptacles in at)
 
     @cached_property
     def goal_receptacles(self) -> Indices:
@@ -123,18 +123,18 @@ class Problem:
     @cached_property
     def goal_objects(self) -> frozenset[int]:
         """Objects that can serve the goal: of its type, with its static abilities."""
-        found = frozenset(self.objects_of(self.goal.object_type))
+        objects = frozenset(self.objects_of(self.goal.object_type))
         for ability in self.goal.abilities if isinstance(self.goal, PlaceGoal) else ():
-            found &= self.unary[ability]
-        return found
+            objects &= self.unary[ability]
+        return objects
 
     def objects_of(self, kind: str) -> list[int]:
         """Objects of a type, ascending."""
-        return [index for index, other in enumerate(self.object_types) if other == kind]
+        return [index for index, object_type in enumerate(self.object_types) if object_type == kind]
 
     def receptacles_of(self, kind: str) -> list[int]:
         """Receptacles of a type, ascending."""
-        return [index for index, other in enumerate(self.receptacle_types) if other == kind]
+        return [index for index, receptacle_type in enumerate(self.receptacle_types) if receptacle_type == kind]
 
 
 _FACT = re.compile(r"\(([^()]*)\)")
@@ -267,8 +267,8 @@ def _typed(tokens: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 def _facts(text: str) -> dict[str, list[tuple[str, ...]]]:
     """Arguments by predicate."""
     if _FACTS_ONLY.fullmatch(text) is None:
-        rest = " ".join(_FACT.sub("", text).split())
-        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {excerpt(rest, 80)!r}")
+        leftover = " ".join(_FACT.sub("", text).split())
+        raise UnsupportedFacts(f"its (:init ...) section is not a plain list of facts, near {excerpt(leftover, 80)!r}")
     facts: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for fact in _FACT.findall(text):
         name, *arguments = fact.split() or [""]
@@ -340,7 +340,7 @@ def _rename(types: dict[str, str], literals: list[list[Any]]) -> frozenset[tuple
     """Literals with variables called by their type and order of appearance: `object0`, `object1`, `receptacle0`."""
     seen: dict[str, str] = {}
     for name, kind in types.items():
-        seen[name] = f"?{kind}{sum(other.startswith(f'?{kind}') for other in seen.values())}"
+        seen[name] = f"?{kind}{sum(variable.startswith(f'?{kind}') for variable in seen.values())}"
     flat = []
     for literal in literals:
         words = ["not", *literal[1]] if literal[:1] == ["not"] and len(literal) == 2 else literal
@@ -350,7 +350,7 @@ def _rename(types: dict[str, str], literals: list[list[Any]]) -> frozenset[tuple
 
 def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
     """The goal of bringing one or two objects to a receptacle; None if `atoms` are not one."""
-    rest = set(atoms)
+    unread = set(atoms)
     count = 1 + any(atom[:2] == ("not", "=") for atom in atoms)
     kinds = {name: {a[2] for a in atoms if a[:2] == ("objecttype", name)} for name in ("?object0", "?object1")}
     places = {a[2] for a in atoms if a[:2] == ("receptacletype", "?receptacle0")}
@@ -360,15 +360,15 @@ def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
     for number in range(count):
         name = f"?object{number}"
         needed = {("objecttype", name, object_type), ("inreceptacle", name, "?receptacle0")}
-        if not needed <= rest:
+        if not needed <= unread:
             return None
-        rest -= needed
-    rest -= {("receptacletype", "?receptacle0", receptacle_type)}
-    rest -= {("not", "=", "?object0", "?object1"), ("not", "=", "?object1", "?object0")}
+        unread -= needed
+    unread -= {("receptacletype", "?receptacle0", receptacle_type)}
+    unread -= {("not", "=", "?object0", "?object1"), ("not", "=", "?object1", "?object0")}
     # what is left must be flags and abilities of the object
-    flags = sorted(_STATE_FLAGS[a[0]] for a in rest if a[0] in _STATE_FLAGS and a[1:] == ("?object0",))
-    abilities = sorted(a[0] for a in rest if a[0] in _ABILITIES and a[1:] == ("?object0",))
-    if len(flags) + len(abilities) != len(rest) or (count == 2 and rest):
+    flags = sorted(_STATE_FLAGS[a[0]] for a in unread if a[0] in _STATE_FLAGS and a[1:] == ("?object0",))
+    abilities = sorted(a[0] for a in unread if a[0] in _ABILITIES and a[1:] == ("?object0",))
+    if len(flags) + len(abilities) != len(unread) or (count == 2 and unread):
         return None
     return PlaceGoal(
         object_type=object_type,

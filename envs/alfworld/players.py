@@ -27,8 +27,8 @@ def next_action(engine: NativeEngine) -> str | None:
     """
     state = engine.state
     done = {flag: set(getattr(state, flag)) for flag in DONE_BY.values()}
-    known = Knowledge(complete=True, contents=dict(enumerate(state.contents)), done=done)
-    return Planner(engine, known).next_action()
+    knowledge = Knowledge(complete=True, contents=dict(enumerate(state.contents)), done=done)
+    return Planner(engine, knowledge).next_action()
 
 
 class SearchingPlayer:
@@ -53,20 +53,20 @@ class SearchingPlayer:
     def observe(self, action: str) -> None:
         """Learn from `action`, which the engine has just played (whether or not it was admissible)."""
         engine, known, state = self.engine, self.known, self.engine.state
-        verb, _, rest = action.strip().partition(" ")
-        receptacle = engine.game.receptacle_index.get(rest.removeprefix("to ") if verb == "go" else rest)
-        here = here_now(engine)
-        if receptacle is not None and receptacle in here and accessible(engine, receptacle):
+        verb, _, argument = action.strip().partition(" ")
+        receptacle = engine.game.receptacle_index.get(argument.removeprefix("to ") if verb == "go" else argument)
+        near = here_now(engine)
+        if receptacle is not None and receptacle in near and accessible(engine, receptacle):
             # the words do not tell whether the game took the action; only a change of its state does
             arrived = verb == "go" and self._location != state.location
             opened = verb == "open" and receptacle not in self._opened
             if arrived or opened or verb == "examine":
                 # only the mark that it was seen: the loop below fills in what it holds
                 known.contents[receptacle] = ()
-        for seen in here:
+        for seen in near:
             if seen in known.contents and accessible(engine, seen):
                 known.contents[seen] = state.contents[seen]
-        thing = engine.game.object_index.get(rest.partition(" with ")[0])
+        thing = engine.game.object_index.get(argument.partition(" with ")[0])
         flag = DONE_BY.get(verb, "")
         if thing is not None and flag and thing in getattr(state, flag):
             known.done[flag].add(thing)
@@ -103,8 +103,8 @@ class ReadingHouseholdPlayer(SearchingPlayer):
     def read(self, text: str) -> None:
         """Look in the order of this text from now on."""
         named = dict.fromkeys(f"{word}type" for word in re.findall(r"[a-z]+", text))
-        here = [kind for kind in named if kind in self.engine.problem.receptacle_types]
-        self._told = {kind: place for place, kind in enumerate(here)}
+        present = [kind for kind in named if kind in self.engine.problem.receptacle_types]
+        self._told = {kind: rank for rank, kind in enumerate(present)}
 
     def _order(self, kind: str) -> Mapping[str, int]:
         return self._told
@@ -227,32 +227,32 @@ class Planner:
 
     def _trip(self, thing: int, receptacle: int, spots: Sequence[int], goal: PlaceGoal) -> int:
         """Actions to fetch `thing` from `receptacle`, treat it and bring it to the nearest of `spots`."""
-        cost, place = self._steps_to(None, receptacle) + 1, receptacle
+        cost, position = self._steps_to(None, receptacle) + 1, receptacle
         for flag in (flag for flag in goal.flags if not self.known.has(thing, flag)):
             machines = [r for kind in APPLIANCES[flag][1] for r in self.problem.receptacles_of(kind)]
-            near = next((r for r in machines if self._together(place, r)), None)
-            cost += 1 + (near is None)
-            place = near if near is not None else machines[0] if machines else place
+            machine = next((r for r in machines if self._together(position, r)), None)
+            cost += 1 + (machine is None)
+            position = machine if machine is not None else machines[0] if machines else position
         # a door that is opened to take something out stays open
-        doors = [self._steps_to(place, r) - (r == receptacle and self._closed(r)) for r in spots]
+        doors = [self._steps_to(position, r) - (r == receptacle and self._closed(r)) for r in spots]
         return cost + min(doors, default=0)
 
-    def _steps_to(self, place: int | None, receptacle: int) -> int:
+    def _steps_to(self, position: int | None, receptacle: int) -> int:
         """Actions from `place` (a receptacle; None: where the agent is) until `receptacle` is open before the agent."""
-        return int(not self._together(place, receptacle)) + int(self._closed(receptacle))
+        return int(not self._together(position, receptacle)) + int(self._closed(receptacle))
 
-    def _together(self, place: int | None, receptacle: int) -> bool:
+    def _together(self, position: int | None, receptacle: int) -> bool:
         """Whether `receptacle` is known to be at the location of `place`."""
-        here = here_now(self.engine)
-        if self.known.complete and place is not None:
+        near = here_now(self.engine)
+        if self.known.complete and position is not None:
             where = self.problem.receptacle_location
-            return where[place] == where[receptacle]
-        return place == receptacle or (receptacle in here and (place is None or place in here))
+            return where[position] == where[receptacle]
+        return position == receptacle or (receptacle in near and (position is None or position in near))
 
     def _closed(self, receptacle: int) -> bool:
         """Whether `receptacle` is closed; one that was never visited is taken to be as its type usually is."""
-        known = self.known
-        if known.complete or receptacle in known.contents or receptacle in here_now(self.engine):
+        knowledge = self.known
+        if knowledge.complete or receptacle in knowledge.contents or receptacle in here_now(self.engine):
             return not accessible(self.engine, receptacle)
         return self.problem.receptacle_types[receptacle] in usually_closed()
 
@@ -271,12 +271,12 @@ class Planner:
 
     def _seek(self, kind: str) -> str | None:
         """The next action on the way to the next receptacle to look into for an object of `kind` (`mugtype`)."""
-        problem, here, order = self.problem, here_now(self.engine), self.order(kind)
+        problem, near, order = self.problem, here_now(self.engine), self.order(kind)
         unseen = [r for r, at in enumerate(problem.receptacle_location) if at >= 0 and r not in self.known.contents]
 
         def rank(receptacle: int) -> tuple[bool, int, int]:
-            place = order.get(problem.receptacle_types[receptacle], len(order))
-            return (receptacle not in here or place == len(order), place, receptacle)
+            order_rank = order.get(problem.receptacle_types[receptacle], len(order))
+            return (receptacle not in near or order_rank == len(order), order_rank, receptacle)
 
         if not unseen:
             return None
@@ -288,10 +288,10 @@ class Planner:
         machines = [r for kind in kinds for r in self.problem.receptacles_of(kind)]
         if not machines:
             return None
-        here = here_now(self.engine)
-        machine = next((r for r in machines if r in here), machines[0])
+        near = here_now(self.engine)
+        machine = next((r for r in machines if r in near), machines[0])
         # standing there is enough: the rules need no open door for heating, cooling and cleaning
-        if machine not in here:
+        if machine not in near:
             return f"go to {self._receptacle(machine)}"
         return f"{verb} {self._object(thing)} with {self._receptacle(machine)}"
 
@@ -337,8 +337,8 @@ def search_order(kind: str) -> dict[str, int]:
         return {}
     counts = priors.anywhere[name]
     worth = {p: count / priors.opened[p][1] / (1 + (priors.openable[p] > 0.5)) for p, count in counts.items()}
-    ranked = sorted(worth, key=lambda place: (-worth[place], place))
-    return {f"{place.lower()}type": rank for rank, place in enumerate(ranked)}
+    ranked = sorted(worth, key=lambda receptacle: (-worth[receptacle], receptacle))
+    return {f"{receptacle.lower()}type": rank for rank, receptacle in enumerate(ranked)}
 
 
 # --- plausible mistakes: the commands of a player that misremembers where things are and what it holds
@@ -360,9 +360,9 @@ def plausible_mistake(engine: NativeEngine, rng: np.random.Generator) -> str:
         return pick(game.object_names)
 
     def place() -> str:
-        here = here_now(engine)
-        if here and rng.random() < 0.6:
-            return game.receptacle_names[here[int(rng.integers(len(here)))]]
+        near = here_now(engine)
+        if near and rng.random() < 0.6:
+            return game.receptacle_names[near[int(rng.integers(len(near)))]]
         return pick(game.receptacle_names)
 
     verb = _VERBS[int(rng.choice(len(_VERBS), p=_SHARES))]

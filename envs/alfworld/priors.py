@@ -168,11 +168,11 @@ class Priors(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def anywhere(self) -> Mapping[str, Weights]:
         """Object type: as `placed`, over all rooms."""
-        found: dict[str, Counter[str]] = defaultdict(Counter)
+        totals: dict[str, Counter[str]] = defaultdict(Counter)
         for rows in self.placed.values():
             for name, counts in rows.items():
-                found[name].update(counts)
-        return found
+                totals[name].update(counts)
+        return totals
 
     @cached_property
     def openable(self) -> Mapping[str, float]:

@@ -39,13 +39,13 @@ class Grammar:
         # TextWorld joins `[...]` lists with these; no text names them
         todo = ["list_empty", "list_separator", "list_last_separator"]
         todo += [name for text in starts for name in _SYMBOL.findall(text)]
-        found: Rules = {}
+        rules: Rules = {}
         while todo:
             name = todo.pop()
-            if name not in found and name in self.rules:
-                found[name] = self.rules[name]
-                todo += [symbol for rule in found[name] for symbol in _SYMBOL.findall(str(rule.get("rhs", "")))]
-        return found
+            if name not in rules and name in self.rules:
+                rules[name] = self.rules[name]
+                todo += [symbol for rule in rules[name] for symbol in _SYMBOL.findall(str(rule.get("rhs", "")))]
+        return rules
 
 
 def split_task(grammar: str) -> tuple[str, str]:
@@ -119,8 +119,8 @@ def parse_grammar(text: str) -> Grammar:
 
 def grammar_digests(grammar: Grammar) -> dict[str, str]:
     """Digest by action (`action look`) and by rule; order and white space between rules do not count."""
-    found = {f"action {name}": digest(pair) for name, pair in grammar.actions.items()}
-    return found | {name: rule_digest(rule) for name, rule in grammar.rules.items()}
+    digests = {f"action {name}": digest(pair) for name, pair in grammar.actions.items()}
+    return digests | {name: rule_digest(rule) for name, rule in grammar.rules.items()}
 
 
 def rule_digest(rule: list[dict[str, Any]]) -> str:

@@ -34,7 +34,7 @@ class Reference:
         data = source if isinstance(source, Mapping) else read_game_file(source)
         # before the load, in which alfworld's wrapper hands out the numbers
         self._demangler.shuffle = shuffle is not None
-        kept = random.getstate()
+        random_state = random.getstate()
         try:
             # alfworld shuffles with Python's global generator; it is put back as it was.
             random.seed(0 if shuffle is None else shuffle)
@@ -42,7 +42,7 @@ class Reference:
         except Exception as error:
             raise GameError(f"{name}: TextWorld cannot load this game: {type(error).__name__}: {error}") from error
         finally:
-            random.setstate(kept)
+            random.setstate(random_state)
         self._state = None
         self._history = []
 

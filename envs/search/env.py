@@ -266,10 +266,10 @@ class SearchEnv(TextEnv):
         if verb == turn_protocol.ANSWER:
             self._log.append((response, ""))
             self._answer = text
-            whole = "".join(response + observation for response, observation in self._log)
+            transcript = "".join(response + observation for response, observation in self._log)
             said = "".join(response for response, _ in self._log)
             prompt = PROMPT.replace("{question}", asked(self.question.question))
-            reward = self.rule.score(whole, self.question.golden_answers, said=said, prompt=prompt)
+            reward = self.rule.score(transcript, self.question.golden_answers, said=said, prompt=prompt)
             return Outcome(observation="", reward=reward, terminated=True)
         # before anything is changed, so that a failed search leaves the state as it was
         hits = self.searcher.search(self.question, text, self._topk)

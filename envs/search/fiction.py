@@ -246,7 +246,7 @@ class Relation:
 def relations(config: FictionConfig) -> dict[str, Relation]:
     """The relations that exist in `config`'s fiction, in the order of the table."""
     most = config.phrasings
-    found: dict[str, Relation] = {}
+    by_name: dict[str, Relation] = {}
     for name, row in load_table("relations").items():
         kind, to = name.partition(".")[0], row["to"]
         wanted = config.relations is None or name in config.relations
@@ -254,8 +254,8 @@ def relations(config: FictionConfig) -> dict[str, Relation]:
             # in plain fictions, only sentences that end with the object
             say = [text for text in row["say"] if text.endswith("{o}.") or not config.plain][:most]
             np_, ask = tuple(row["np"][:most]), tuple(row["ask"][:most])
-            found[name] = Relation(name=name, to=to, rate=row["rate"], say=tuple(say), np=np_, ask=ask)
-    return found
+            by_name[name] = Relation(name=name, to=to, rate=row["rate"], say=tuple(say), np=np_, ask=ask)
+    return by_name
 
 
 @cache
@@ -269,8 +269,8 @@ def english() -> frozenset[str]:
 def load_table(name: str) -> dict[str, Any]:
     """`relations`; `words`: what names and texts are made of; `filler`: kind to sentences that state no fact."""
     text = (files("turngym.envs.search") / "data" / f"{name}.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json_of(text)
-    return found
+    table: dict[str, Any] = json_of(text)
+    return table
 
 
 # --- invented names, coined from syllables and put together from title words
@@ -357,8 +357,8 @@ class Namer:
     def _coin(self, count: int, ends: str | None, rng: np.random.Generator) -> list[str]:
         """`count` new words, none of which is an English word of the tables."""
         reserved = english()
-        found: list[str] = []
-        while len(found) < count:
+        words: list[str] = []
+        while len(words) < count:
             word = self._syllable(rng)
             if ends is not None:
                 word += pick(rng, self._table[ends])
@@ -366,8 +366,8 @@ class Namer:
                 word += self._syllable(rng)
             if 3 <= len(word) <= 9 and word not in self._coined and word not in reserved:
                 self._coined.add(word)
-                found.append(word.capitalize())
-        return found
+                words.append(word.capitalize())
+        return words
 
     def _syllable(self, rng: np.random.Generator) -> str:
         return "".join(pick(rng, self._table[part]) for part in ("onsets", "vowels", "codas"))
@@ -502,8 +502,8 @@ def make_graph(config: FictionConfig) -> FactGraph:
     rng = np.random.default_rng([config.seed, config.version])
     namer = Namer(config, rng)
     maker = _Maker(config, namer, rng)
-    made = [maker.make(kind, number) for kind, count in config.counts.items() for number in range(count)]
-    entities = {entity.id: entity for entity in made}
+    everything = [maker.make(kind, number) for kind, count in config.counts.items() for number in range(count)]
+    entities = {entity.id: entity for entity in everything}
     linker = _Linker(config, entities, rng)
     for relation in relations(config).values():
         linker.link(relation)
@@ -533,9 +533,13 @@ class _Linker:
             pairs = [] if target is None else [(subject, target)]
             if target is not None and relation.name == "person.spouse":
                 pairs.append((target, subject))
-            for one, other in pairs:
-                self.facts[one.id, relation.name] = Fact(
-                    subject=one.id, relation=relation.name, value=other.name, target=other.id, answers=other.answers
+            for owner, object_ in pairs:
+                self.facts[owner.id, relation.name] = Fact(
+                    subject=owner.id,
+                    relation=relation.name,
+                    value=object_.name,
+                    target=object_.id,
+                    answers=object_.answers,
                 )
 
     def _target(self, subject: Entity, relation: Relation) -> Entity | None:
@@ -546,9 +550,9 @@ class _Linker:
         if self._config.plain or rng.random() < VERSATILE:
             craft = None
         for _ in range(DRAWS):
-            other = self._drawn(relation.to, part, craft) or self._drawn(relation.to, part, None)
-            if other is not None and other.id != subject.id and self._fits(subject, relation.name, other):
-                return other
+            candidate = self._drawn(relation.to, part, craft) or self._drawn(relation.to, part, None)
+            if candidate is not None and candidate.id != subject.id and self._fits(subject, relation.name, candidate):
+                return candidate
         return None
 
     def _drawn(self, kind: str, part: str | None, craft: str | None) -> Entity | None:
@@ -560,18 +564,18 @@ class _Linker:
         members, sums = self._pools[key]
         return members[int(np.searchsorted(sums, self._rng.random() * sums[-1], "right"))] if members else None
 
-    def _fits(self, subject: Entity, relation: str, other: Entity) -> bool:
+    def _fits(self, subject: Entity, relation: str, target: Entity) -> bool:
         """Whether `other` can be the object: unmarried for a spouse, and of an age that makes sense."""
-        if relation == "person.spouse" and (other.id, relation) in self.facts:
+        if relation == "person.spouse" and (target.id, relation) in self.facts:
             return False
         if self._config.plain:
             return True
         if relation in FITS:
-            return FITS[relation](subject, other)
-        if other.kind != "person" or relation.startswith("person."):
+            return FITS[relation](subject, target)
+        if target.kind != "person" or relation.startswith("person."):
             return True
         # at work when something was made; places and what lives long do not mind
-        return subject.kind in ("city", "country", "award", "university") or 20 <= subject.year - other.year <= 70
+        return subject.kind in ("city", "country", "award", "university") or 20 <= subject.year - target.year <= 70
 
     def _literal(self, subject: Entity, relation: Relation) -> tuple[str, tuple[str, ...], int]:
         """(value, ways to write it, the number by which it compares)."""

@@ -89,22 +89,22 @@ def one_fiction(config: FictionConfig, part: Part, number: int) -> FictionConfig
 
 
 def _questions(teller: Teller, family: str, part: Part, count: int) -> list[tuple[Question, tuple[Triple, ...]]]:
-    found: list[tuple[Question, tuple[Triple, ...]]] = []
+    questions: list[tuple[Question, tuple[Triple, ...]]] = []
     entities = teller.graph.entities
     teller.family, teller.part = family, part
     for _ in range(count * ATTEMPTS):
-        if len(found) == count:
-            return found
+        if len(questions) == count:
+            return questions
         with suppress(NoQuestion):
             draft = FAMILY[family](teller)
-            question = teller.finish(draft, len(found))
-            found.append((question, tuple((entities[f.subject].name, f.relation, f.value) for f in draft.facts)))
-    if len(found) < count:
+            question = teller.finish(draft, len(questions))
+            questions.append((question, tuple((entities[f.subject].name, f.relation, f.value) for f in draft.facts)))
+    if len(questions) < count:
         raise TaskError(
-            f"fiction {teller.config.name!r}: only {len(found)} of {count} {part} questions of family {family!r} "
+            f"fiction {teller.config.name!r}: only {len(questions)} of {count} {part} questions of family {family!r} "
             f"could be made; ask for fewer questions or make the fiction larger"
         )
-    return found
+    return questions
 
 
 # --- the families
@@ -191,8 +191,8 @@ def walk(teller: Teller, subject: Entity, hops: int) -> tuple[Fact, ...]:
     while len(facts) < hops:
         seen.add(subject.id)
         last = len(facts) == hops - 1
-        found = [f for f in teller.inside(subject) if f.target not in seen and (last or f.target is not None)]
-        facts.append(teller.one(found))
+        options = [f for f in teller.inside(subject) if f.target not in seen and (last or f.target is not None)]
+        facts.append(teller.one(options))
         if not last:
             subject = teller.target(facts[-1])
     return tuple(facts)
@@ -212,19 +212,19 @@ def meeting(teller: Teller, more: int) -> QuestionDraft:
     """Two subjects with one object, and `more` hops from there: both are named, so their passages are easy to find."""
     target = teller.one(teller.met())
     sources = teller.sources(target)
-    one, two = (sources[int(i)] for i in teller.rng.choice(len(sources), size=2, replace=False))
-    rest = walk(teller, target, more) if more else ()
-    ends = (one.subject, two.subject)
-    if one.subject == two.subject or any(fact.target in ends for fact in rest):
+    left, right = (sources[int(i)] for i in teller.rng.choice(len(sources), size=2, replace=False))
+    hops = walk(teller, target, more) if more else ()
+    ends = (left.subject, right.subject)
+    if left.subject == right.subject or any(fact.target in ends for fact in hops):
         raise NoQuestion
-    if more and (teller.links(one, rest[0]) or teller.links(two, rest[0])) != _linked(teller):
+    if more and (teller.links(left, hops[0]) or teller.links(right, hops[0])) != _linked(teller):
         raise NoQuestion
-    a, b = (teller.called(fact, teller.mention(teller.graph.entities[fact.subject])) for fact in (one, two))
-    facts = (one, two, *rest)
+    a, b = (teller.called(fact, teller.mention(teller.graph.entities[fact.subject])) for fact in (left, right))
+    facts = (left, right, *hops)
     if not more:
         return QuestionDraft(text=f"What is the name of both {a} and {b}?", answers=target.answers, facts=facts)
-    aside = teller.aside(rest[0]) if teller.rng.random() < teller.share(teller.config.asides) else ""
-    draft = chain(teller, rest, f"the {target.kind} that is both {a} and {b}{aside}")
+    aside = teller.aside(hops[0]) if teller.rng.random() < teller.share(teller.config.asides) else ""
+    draft = chain(teller, hops, f"the {target.kind} that is both {a} and {b}{aside}")
     return QuestionDraft(text=draft.text, answers=draft.answers, facts=facts)
 
 
@@ -292,8 +292,8 @@ def inference(teller: Teller) -> QuestionDraft:
 def comparison(teller: Teller) -> QuestionDraft:
     """A question about which of two entities comes first, or has more of something."""
     relation, form, sign = teller.one([row for row in ORDERS if row[0] in teller.relations])
-    one, two = _pair(teller, relation)
-    return _ordered(teller, form, sign, ((one,), (two,)))
+    left, right = _pair(teller, relation)
+    return _ordered(teller, form, sign, ((left,), (right,)))
 
 
 def bridge_comparison(teller: Teller) -> QuestionDraft:
@@ -308,8 +308,8 @@ def bridge_comparison(teller: Teller) -> QuestionDraft:
 def same(teller: Teller) -> QuestionDraft:
     """A question whether two subjects have the same object; yes and no are equally frequent."""
     relation, form = teller.one([row for row in SAME if row[0] in teller.relations])
-    one, two = _pair(teller, relation)
-    return _yes_no(teller, form, ((one,), (two,)))
+    left, right = _pair(teller, relation)
+    return _yes_no(teller, form, ((left,), (right,)))
 
 
 def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) -> QuestionDraft:
@@ -344,17 +344,17 @@ def _pair(teller: Teller, relation: str) -> tuple[Fact, Fact]:
     """Two subjects' facts of one relation; half of the draws look for a shared object first."""
     facts = teller.all_of(relation)
     first = teller.one(facts)
-    others = [fact for fact in facts if fact.subject != first.subject]
-    twins = [fact for fact in others if fact.target is not None and fact.target == first.target]
-    return first, teller.one(twins if twins and teller.rng.random() < 0.5 else others)
+    candidates = [fact for fact in facts if fact.subject != first.subject]
+    twins = [fact for fact in candidates if fact.target is not None and fact.target == first.target]
+    return first, teller.one(twins if twins and teller.rng.random() < 0.5 else candidates)
 
 
 def _bridges(teller: Teller, first: str, second: str) -> tuple[Chain, Chain]:
     """Two works and a fact about what each leads to (two different ones)."""
-    one, two = _pair(teller, first)
-    if one.target == two.target:
+    left, right = _pair(teller, first)
+    if left.target == right.target:
         raise NoQuestion
-    return (one, teller.only(teller.target(one), second)), (two, teller.only(teller.target(two), second))
+    return (left, teller.only(teller.target(left), second)), (right, teller.only(teller.target(right), second))
 
 
 # --- every name and phrase that can occur in the episodes, for phrase tokenizers of tiny models

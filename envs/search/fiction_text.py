@@ -108,16 +108,16 @@ class Writer:
         early: list[_Sentence] = []
         late: list[_Sentence] = []
         for fact in self._facts.get(entity.id, []):
-            place = late if rng.random() < config.late else early
-            place.append(_Sentence(text=self._say(entity, fact, first=config.plain), fact=fact))
+            target = late if rng.random() < config.late else early
+            target.append(_Sentence(text=self._say(entity, fact, first=config.plain), fact=fact))
         if config.plain:
             rng.shuffle(early)  # type: ignore[arg-type]
             return early
         lead = [_Sentence(text=text) for text in self._opening(entity)]
         low, high = config.filler
-        rest = late + [_Sentence(text=text) for text in self._idle(entity, round(low + (high - low) * entity.rank))]
-        rng.shuffle(rest)  # type: ignore[arg-type]
-        return [*lead, *early, *rest]
+        later = late + [_Sentence(text=text) for text in self._idle(entity, round(low + (high - low) * entity.rank))]
+        rng.shuffle(later)  # type: ignore[arg-type]
+        return [*lead, *early, *later]
 
     def _opening(self, entity: Entity) -> list[str]:
         """The first sentences: what it is, its second name, what is special about it, and what points to it."""
@@ -236,14 +236,14 @@ class Teller:
         self._asked: set[str] = set()
         # which entities and facts each part may touch
         entities = graph.entities
-        whole = config.disjoint == "facts"
+        by_facts = config.disjoint == "facts"
         for entity in entities.values():
-            for part in FICTION_PARTS if whole else (entity.part,):
+            for part in FICTION_PARTS if by_facts else (entity.part,):
                 for kind in (None, entity.kind):
                     self._members.setdefault((part, kind), []).append(entity)
         for fact in graph.facts.values():
             ends = {entities[end].part for end in (fact.subject, fact.target) if end is not None}
-            if whole:
+            if by_facts:
                 ends = {"eval" if self.rng.random() < config.eval_share else "train"}
             # a fact with an end in either part is for neither
             for part in ends if len(ends) == 1 else ():
@@ -327,9 +327,9 @@ class Teller:
     def aside(self, fact: Fact) -> str:
         """Something else that the passage of `fact` says about its subject; empty where it says nothing else."""
         subject = self.graph.entities[fact.subject]
-        told = [f for f in self.inside(subject) if f is not fact and self.gold(f) == self.gold(fact)]
-        others = [f for f in told if f.target is not None and f.target != fact.target]
-        return f", also connected with {self.one(others).value}," if others else ""
+        same_passage = [f for f in self.inside(subject) if f is not fact and self.gold(f) == self.gold(fact)]
+        elsewhere = [f for f in same_passage if f.target is not None and f.target != fact.target]
+        return f", also connected with {self.one(elsewhere).value}," if elsewhere else ""
 
     def hop(self, fact: Fact) -> str:
         """What to search for to learn one fact once its subject is known."""
@@ -356,14 +356,14 @@ class Teller:
         hops."""
         gold = tuple(self.gold(fact) for fact in draft.facts)
         # blanks around both, so that an answer is found as whole words only
-        asked = f" {normalize(draft.text)} "
-        told = any(f" {normalize(answer)} " in asked for answer in draft.answers)
+        text = f" {normalize(draft.text)} "
+        given_away = any(f" {normalize(answer)} " in text for answer in draft.answers)
         intros = self.rng.random() < self.share(self.config.intros)
         if intros and not all(passage.endswith(".0") for passage in gold):
             raise NoQuestion
-        if len(set(gold)) < len(gold) or (told and not draft.choice) or asked in self._asked:
+        if len(set(gold)) < len(gold) or (given_away and not draft.choice) or text in self._asked:
             raise NoQuestion
-        self._asked.add(asked)
+        self._asked.add(text)
         if draft.form:
             self._yes[draft.form] += 1
         return Question(

@@ -43,7 +43,7 @@ def read_parquet(
             if len(set(columns)) < len(columns):
                 raise error(f"{path}: two columns have one name: {brief(columns, 200)}")
             # a text that stands once in the file may be the value of every row: no batch takes more than `BATCH` bytes
-            chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+            chunks = (group.column(index) for group in groups for index in range(group.num_columns))
             longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
             number = unpacked = 0
             for batch in file.iter_batches(batch_size=min(256, max(1, BATCH // max(1, longest))), columns=columns):
@@ -65,7 +65,7 @@ def _rows(batch: Any, path: Path, error: type[Exception]) -> Iterator[dict[str, 
             values[name] = column.to_pylist()
         # a time zone that this machine does not know is a KeyError
         except (KeyError, ValueError, OverflowError) as reason:
-            what = f"{type(reason).__name__}: {reason}"
-            raise error(f"{path}, column {name!r}: values that cannot be read ({what})") from reason
+            problem = f"{type(reason).__name__}: {reason}"
+            raise error(f"{path}, column {name!r}: values that cannot be read ({problem})") from reason
     for number in range(batch.num_rows):
         yield {name: column[number] for name, column in values.items()}

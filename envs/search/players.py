@@ -81,8 +81,8 @@ class ReadingSearchPlayer:
             return turn_protocol.search(allowed[0])
         if not left:
             return turn_protocol.answer(scene.question.golden_answers[0])
-        found = extract(scene.question.question, [hit.passage for hit in scene.hits])
-        return turn_protocol.answer(harmless(found))
+        extracted = extract(scene.question.question, [hit.passage for hit in scene.hits])
+        return turn_protocol.answer(harmless(extracted))
 
 
 def chain_of(question: Question) -> Sequence[str]:
@@ -95,18 +95,18 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
 
     A choice ("A or B?") gives the half whose words the passages hold more often.
     """
-    asked = normalize(question)
+    normalized = normalize(question)
     if choice := _CHOICE.search(question):
         return max((choice[1].rpartition(", ")[2], choice[2]), key=lambda half: _support(half, passages)).strip()
     if _YES_NO.match(question):
         return "yes"
     # what the answer looks like: a number, a date, or else a name
     pattern = _NAME
-    if re.search(r"\bhow (?:many|much|old|long|far|tall)\b", asked):
+    if re.search(r"\bhow (?:many|much|old|long|far|tall)\b", normalized):
         pattern = _NUMBER
-    elif re.search(r"\bwhen\b|\b(?:what|which) (?:year|date)\b|\bdate of\b", asked):
+    elif re.search(r"\bwhen\b|\b(?:what|which) (?:year|date)\b|\bdate of\b", normalized):
         pattern = _DATE
-    wanted = {word for word in asked.split() if word not in _COMMON}
+    wanted = {word for word in normalized.split() if word not in _COMMON}
     votes: dict[str, float] = {}
     for rank, passage in enumerate(passages, 1):
         for sentence in _SENTENCE.split(f"{passage.title}. {passage.text}"):
@@ -114,7 +114,7 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
             for match in pattern.finditer(sentence):
                 span = match[0].strip(" .,-")
                 words = normalize(span)
-                if words and words not in asked and words not in _COMMON:
+                if words and words not in normalized and words not in _COMMON:
                     votes[span] = votes.get(span, 0.0) + near / rank
     return max(votes, key=lambda span: (votes[span], span)) if votes else ""
 
@@ -154,14 +154,14 @@ def _texts(scene: SearchScene) -> list[str]:
 def _some_name(texts: Sequence[str], rng: np.random.Generator) -> str:
     """A random capitalized name that occurs in the texts; empty if there is none."""
     sentences = (sentence for text in texts for sentence in _SENTENCE.split(text))
-    found = [match[0].rstrip(".") for sentence in sentences for match in _NAME.finditer(sentence)]
-    names = [name for name in found if name.lower() not in _COMMON]
+    candidates = [match[0].rstrip(".") for sentence in sentences for match in _NAME.finditer(sentence)]
+    names = [name for name in candidates if name.lower() not in _COMMON]
     return names[int(rng.integers(len(names)))] if names else ""
 
 
 def _some_words(texts: Sequence[str], rng: np.random.Generator) -> str:
     words = [match[0] for text in texts for match in _WORD.finditer(text)] or ["anything"]
-    return " ".join(words[int(place)] for place in rng.integers(len(words), size=int(rng.integers(1, 6))))
+    return " ".join(words[int(index)] for index in rng.integers(len(words), size=int(rng.integers(1, 6))))
 
 
 def _support(half: str, passages: Sequence[Passage]) -> int:

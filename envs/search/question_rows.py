@@ -73,12 +73,12 @@ def read_questions(path: str | Path, data_source: str | None = None, *, split: s
         raise TaskError(f"{path}: there are no questions in it")
     # rows that are the same question without an id get `-2`, `-3`; ids that the file gives must differ
     seen: dict[str, int] = {}
-    for place, question in enumerate(questions):
+    for index, question in enumerate(questions):
         times = seen[question.task_id] = seen.get(question.task_id, 0) + 1
         if times > 1:
             if question.id != _derived_id(question.question, question.golden_answers):
                 raise TaskError(f"{path}: {question.task_id!r} is there twice; ids must be unique in a data source")
-            questions[place] = replace(question, id=f"{question.id}-{times}")
+            questions[index] = replace(question, id=f"{question.id}-{times}")
     return tuple(questions)
 
 
@@ -134,8 +134,8 @@ def _blank(text: str) -> bool:
 
 
 def _asked_in(row: _Row, extra: _Row) -> str:
-    found = [*((row, name) for name in QUESTIONS), (extra, "question")]
-    text = next((text for holder, name in found if (text := holder.text(name)) is not None), None)
+    fields = [*((row, name) for name in QUESTIONS), (extra, "question")]
+    text = next((text for holder, name in fields if (text := holder.text(name)) is not None), None)
     if text is None and (message := _last_message(row)) is not None:
         _, marker, text = message.rpartition("Question:")
         if not marker:
@@ -188,10 +188,10 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
     """The accepted answers; the first is what an oracle gives. Other names that are blank are left out."""
     answerable = row.fields.get("answerable")
     # a table has texts alone
-    said = "" if _missing(answerable) else str(answerable).strip().lower()
-    if said in ("false", "0"):
+    flag = "" if _missing(answerable) else str(answerable).strip().lower()
+    if flag in ("false", "0"):
         raise TaskError(f"{row.where}: answerable is false; leave out questions that have no accepted answer")
-    if said not in ("", "true", "1"):
+    if flag not in ("", "true", "1"):
         raise row.wrong("answerable", answerable, "true, or nothing")
     field, value = next(_given_answers(row), ("golden_answers", None))
     if value is None:
@@ -199,18 +199,18 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
             f"{row.where}: the accepted answers are missing{row.blanks(ANSWERS)}; a row needs golden_answers, a text "
             f"or a list of texts; its fields are {brief(sorted(row.fields), 200)}"
         )
-    main, other = _accepted(row, field, value)
+    main, aliases_of = _accepted(row, field, value)
     if empty := [text for text in main if _blank(text)]:
         raise row.wrong(field, empty[0], "an answer that can be seen")
-    other += row.texts(ANSWER_ALIASES, any_text=True)
+    aliases_of += row.texts(ANSWER_ALIASES, any_text=True)
     if (answer_id := row.text("answer_id")) is not None:
-        other += aliases.of(answer_id)
-    found = main + tuple(text for text in dict.fromkeys(other) if text not in main and not _blank(text))
-    if set(found) == {_UNLABELED}:
+        aliases_of += aliases.of(answer_id)
+    accepted = main + tuple(text for text in dict.fromkeys(aliases_of) if text not in main and not _blank(text))
+    if set(accepted) == {_UNLABELED}:
         raise row.wrong(field, value, "a known answer; this split has none, take one that has, such as validation")
-    if not found:
+    if not accepted:
         raise row.wrong(field, value, "at least one answer that can be seen")
-    return found
+    return accepted
 
 
 def _given_answers(row: _Row) -> Iterator[tuple[str, Any]]:
@@ -239,16 +239,16 @@ _VALID = "a text, a list of texts, or an object with value and aliases, with tex
 def _accepted(row: _Row, field: str, value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(answers, their other names): of one text, a list of texts, an object of a known form, or a list of those."""
     main: tuple[str, ...] = ()
-    other: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, Mapping):
             answers, names = _of_object(row, field, item)
-            main, other = main + answers, other + names
+            main, other_names = main + answers, other_names + names
         elif item is None or isinstance(item, list):
             raise row.wrong(field, value, _VALID)
         else:
             main += (row.plain(field, item),)
-    return main, other
+    return main, other_names
 
 
 def _of_object(row: _Row, field: str, value: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -42,12 +42,12 @@ class Searcher:
         try:
             corpus = self._source.corpus(question)
             files, judge = self._stamps
-            found = _opened(self._given, files, os.getpid()) if isinstance(self._given, str) else self._given
-            if found is None and corpus is not None:
-                found = own_retriever(corpus)
-            if found is not None:
+            opened = _opened(self._given, files, os.getpid()) if isinstance(self._given, str) else self._given
+            if opened is None and corpus is not None:
+                opened = own_retriever(corpus)
+            if opened is not None:
                 rerank = _loaded(self._rerank, judge) if isinstance(self._rerank, str) else self._rerank
-                return found if rerank is None else RerankingRetriever(found, rerank)
+                return opened if rerank is None else RerankingRetriever(opened, rerank)
         except RetrieverUnavailable as error:
             raise EnvBackendError(f"the retriever cannot be opened: {error}") from error
         except RetrievalError as error:

@@ -110,16 +110,16 @@ class RewardRule:
             said: what the agent alone wrote, where the answer is looked for; by default all of `response`.
             prompt: read with `strict_compat` only.
         """
-        own = response if said is None else said
-        prediction = published_prediction(prompt + response) if self.strict_compat else last_answer(own)
+        spoken = response if said is None else said
+        prediction = published_prediction(prompt + response) if self.strict_compat else last_answer(spoken)
         right = self.matches(prediction, golden_answers)
         if self.kind != "format":
             return float(right)
         if right:
             return 1.0 if valid_form(response) else 1.0 - self.s
         if valid_form(response):
-            found = any(sub_exact(block, golden_answers) for block in blocks(response, "information"))
-            return self.s + (self.r if found else 0.0)
+            retrieved = any(sub_exact(block, golden_answers) for block in blocks(response, "information"))
+            return self.s + (self.r if retrieved else 0.0)
         return self.f if prediction is not None else 0.0
 
 
@@ -136,8 +136,8 @@ def sub_exact(text: str, golden_answers: Iterable[str]) -> bool:
 
 def last_answer(text: str) -> str | None:
     """What stands in the last `<answer>...</answer>`, stripped; None without one."""
-    found = list(blocks(text, "answer"))
-    return found[-1].strip() if found else None
+    answers = list(blocks(text, "answer"))
+    return answers[-1].strip() if answers else None
 
 
 def published_prediction(text: str) -> str | None:
@@ -146,16 +146,16 @@ def published_prediction(text: str) -> str | None:
     A prompt with the original's wording holds two itself (`<answer> and </answer>`, the example), so an episode without
     an answer is judged by the example.
     """
-    found = list(blocks(text, "answer"))
-    return found[-1].strip() if len(found) > 1 else None
+    answers = list(blocks(text, "answer"))
+    return answers[-1].strip() if len(answers) > 1 else None
 
 
 def valid_form(response: str) -> bool:
     """Whether `response` is thoughts, searches, information and one answer in the right order, and nothing else."""
     state = "start"
-    for place, part in enumerate(_TAG.split(response)):
+    for index, part in enumerate(_TAG.split(response)):
         # split() keeps the tags, because the pattern is a group: every second part is one
-        if place % 2:
+        if index % 2:
             following = _NEXT.get((state, part))
             if following is None:
                 return False

@@ -211,10 +211,10 @@ def _public_set(name: str, files: tuple[tuple[File, File], File | None]) -> tupl
     corpus = None if corpus_file is None else _read_corpus(corpus_file)
     questions = read_questions(path, SETS[name], split="")
     # Search-R1's files hold several sets, whose ids may be the same; names of a set are compared without regard to case
-    others = {question.data_source for question in questions if question.data_source.lower() not in (name, SETS[name])}
-    if others:
+    foreign = {question.data_source for question in questions if question.data_source.lower() not in (name, SETS[name])}
+    if foreign:
         raise TaskError(
-            f"{path}: it has rows of data_source {brief(sorted(others)[0], 80)}; the file of {name!r} holds that set "
+            f"{path}: it has rows of data_source {brief(sorted(foreign)[0], 80)}; the file of {name!r} holds that set "
             f"alone: {SETS[name]!r}, or no data_source. A file of several sets is a source by its path"
         )
     _check_gold(path, questions, corpus)
@@ -249,9 +249,9 @@ def _read_corpus(file: File) -> Corpus:
 
 def _check_gold(path: str, questions: Iterable[Question], corpus: Corpus | None) -> None:
     """Raises TaskError if a gold passage is not in the corpus, where no search could find it."""
-    known = corpus.titles() if corpus is not None else {}
-    for question in questions if known else ():
-        if unknown := [gold for gold in question.gold_ids if gold not in known]:
+    titles = corpus.titles() if corpus is not None else {}
+    for question in questions if titles else ():
+        if unknown := [gold for gold in question.gold_ids if gold not in titles]:
             raise TaskError(f"{path}: gold passage {unknown[0]!r} of question {question.id!r} is not in the corpus")
 
 

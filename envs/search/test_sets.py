@@ -65,8 +65,8 @@ def write_test_sets(files: Iterable[str | Path], out: str | Path) -> list[Panel]
             raise TaskError(f"{source}: some questions share an id")
     folder, panels = Path(out), list[Panel]()
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".turngym.", dir=folder) as made:
-        scratch = Path(made)
+    with TemporaryDirectory(prefix=".turngym.", dir=folder) as scratch_name:
+        scratch = Path(scratch_name)
         for name in (name for name, source in SETS.items() if source in questions_of):
             with atomic_write(scratch / f"{name}_questions.jsonl") as written:
                 for question in questions_of[SETS[name]]:

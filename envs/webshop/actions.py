@@ -108,11 +108,11 @@ def item_buttons(show_attributes: bool) -> tuple[str, ...]:
 
 def item_clickables(product: Product, show_attributes: bool) -> dict[str, Target]:
     """What a product's page offers besides the navigation. Of two options with one value the last gets it."""
-    found: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in item_buttons(show_attributes)}
+    labels: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in item_buttons(show_attributes)}
     for name, values in product.options.items():
         for value in values:
-            found[value] = ("option", name)
-    return found
+            labels[value] = ("option", name)
+    return labels
 
 
 def named(argument: str, labels: Mapping[str, Target], quirks: Quirks) -> str | None:
@@ -146,8 +146,8 @@ def _clicking(label: str) -> str | None:
 
 def clicks(labels: Mapping[str, Target], quirks: Quirks) -> tuple[str, ...]:
     """The actions for these labels; the search button and labels that no action can name are left out."""
-    found = (_clicking(label) or click_on(label, labels, quirks) for label in labels)
-    return tuple(action for action in found if action is not None)
+    actions = (_clicking(label) or click_on(label, labels, quirks) for label in labels)
+    return tuple(action for action in actions if action is not None)
 
 
 def pressable(product: Product, quirks: Quirks, keywords: str = "") -> dict[str, tuple[str, ...]]:
@@ -161,16 +161,16 @@ def pressable(product: Product, quirks: Quirks, keywords: str = "") -> dict[str,
     # Next means nothing on a product's page, so that an option may be called so, unless the page is taken for results
     if quirks.nav_values and quirks.url_routing and (RESULTS_ROUTE in keywords or RESULTS_ROUTE in product.asin):
         buttons |= {NEXT_PAGE.lower()}
-    found: dict[str, tuple[str, ...]] = {}
+    values_of: dict[str, tuple[str, ...]] = {}
     for name, values in product.options.items():
-        found[name] = tuple(
+        values_of[name] = tuple(
             value
             for value in values
             if labels[value] == ("option", name)
             and value not in buttons
             and click_on(value, labels, quirks) is not None
         )
-    return found
+    return values_of
 
 
 def can_buy(product: Product, quirks: Quirks) -> bool:

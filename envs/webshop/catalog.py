@@ -98,8 +98,8 @@ class _Human(msgspec.Struct):
 def _typed(value: Any, kind: Any, where: str) -> Any:
     try:
         # half a surrogate pair is no text that could be written
-        msgspec.json.encode(found := msgspec.convert(value, kind))
-        return found
+        msgspec.json.encode(converted := msgspec.convert(value, kind))
+        return converted
     # lists of a thousand levels are a RecursionError
     except (ValueError, RecursionError) as error:
         raise ShopDataError(f"{where}: {excerpt(error, 200)}") from error
@@ -113,12 +113,16 @@ def parse_product(
     if extra is not None:
         entry = _typed(extra, _SyntheticEntry if human is None else _Entry, f"{where}: its entry among the attributes")
     if human is not None:
-        said = f"{where}: its human instructions"
-        people = _typed(human.get(asin), list[dict[str, Any]] | None, said) or ()
+        where_humans = f"{where}: its human instructions"
+        people = _typed(human.get(asin), list[dict[str, Any]] | None, where_humans) or ()
         # those without attributes cannot be scored
-        for one in _typed([one for one in people if one.get("instruction_attributes") != []], list[_Human], said):
-            wanted, options = tuple(one.instruction_attributes), tuple(one.instruction_options)
-            instructions.append(Instruction(text=one.instruction, attributes=wanted, options=options))
+        for human_entry in _typed(
+            [human_entry for human_entry in people if human_entry.get("instruction_attributes") != []],
+            list[_Human],
+            where_humans,
+        ):
+            wanted, options = tuple(human_entry.instruction_attributes), tuple(human_entry.instruction_options)
+            instructions.append(Instruction(text=human_entry.instruction, attributes=wanted, options=options))
     elif not isinstance(entry, _SyntheticEntry):
         raise ShopDataError(f"{where} is not in the attributes file, which synthetic goals need for every product")
     elif entry.instruction is not None:
@@ -127,8 +131,8 @@ def parse_product(
         instructions.append(Instruction(text=entry.instruction, attributes=tuple(entry.instruction_attributes)))
     choices = record.customization_options or {}
     if not isinstance(choices, dict):
-        said = brief(choices, 60)
-        raise ShopDataError(f"{where}: customization_options is {said}; valid: '' or an object of lists")
+        where_humans = brief(choices, 60)
+        raise ShopDataError(f"{where}: customization_options is {where_humans}; valid: '' or an object of lists")
     bullets, images = record.small_description, record.images or ""
     prices = parse_pricing(item.get("pricing"), where)
     return Product(
@@ -142,7 +146,7 @@ def parse_product(
         product_category=record.product_category,
         attributes=tuple(entry.attributes),
         options={
-            name.lower(): tuple(one.value.strip().replace("/", " | ").lower() for one in values)
+            name.lower(): tuple(human_entry.value.strip().replace("/", " | ").lower() for human_entry in values)
             for name, values in choices.items()
             if values is not None
         },

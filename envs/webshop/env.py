@@ -312,18 +312,18 @@ class WebShopEnv(TextEnv):
 
     def _reopen(self) -> None:
         """Take a shop: one use of it, which `_close` gives back, or the caller's."""
-        given = self._given
-        if given is None:
+        arguments = self._given
+        if arguments is None:
             chosen: dict[str, Any] = {"price_seed": self._price_seed, "tagger": self._tagger}
             # left out where not given: the default itself belongs to the key under which a shop is shared
             opened = open_shop(self._profile, self._data, **{k: v for k, v in chosen.items() if v is not None})
         else:
-            opened = given
+            opened = arguments
         try:
             self._splits = opened.splits(self._chosen_splits)
             listed = listed_goals(self._splits, self._split)
         except BaseException:
-            if given is None:
+            if arguments is None:
                 opened.close()
             raise
         self._opened = opened
@@ -360,8 +360,8 @@ class History:
             pieces += self._actions[-back : len(self._actions) - back + 1] if back <= len(self._actions) else ()
             if back <= len(self._observations):
                 pieces.append(self._observations[-back])
-        kept = (*self._observations, observation)
-        self._observations = kept[-self.observations :] if self.observations else ()
+        observations = (*self._observations, observation)
+        self._observations = observations[-self.observations :] if self.observations else ()
         return SEPARATOR.join(reversed(pieces))
 
     def get_state(self) -> list[list[str]]:

@@ -22,7 +22,7 @@ def generate_catalog(config: CatalogConfig = FULL) -> tuple[list[dict[str, Any]]
     """
     pairs = list(records(config))
     order = np.random.default_rng([config.seed, config.version, 1]).permutation(len(pairs)).tolist()
-    return [pairs[place][0] for place in order], {item["asin"]: ins for item, ins in pairs}
+    return [pairs[row][0] for row in order], {item["asin"]: ins for item, ins in pairs}
 
 
 def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -38,9 +38,9 @@ def records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[str, A
         )
     number = 0
     for turn in range(config.clusters):
-        for place, leaf in enumerate(words.leaves[: config.kinds]):
+        for leaf_number, leaf in enumerate(words.leaves[: config.kinds]):
             # crc32, because seeds are numbers and hash() of a str differs between processes
-            rng = np.random.default_rng([config.seed, config.version, crc32(config.name.encode()), turn, place])
+            rng = np.random.default_rng([config.seed, config.version, crc32(config.name.encode()), turn, leaf_number])
             for draft in plan_cluster(config, words, leaf, rng, number):
                 number += 1
                 yield write_item(draft, rng), write_ins(draft, rng)

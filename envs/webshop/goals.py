@@ -148,15 +148,15 @@ class Goals(LazySequence[Goal]):
         return (self._make(number) for number in range(len(self)))
 
     def _make(self, index: int) -> Goal:
-        place = int(self.order[index])
+        position = int(self.order[index])
         # right: an entry without goals ends where it begins, and is passed over
-        entry = int(np.searchsorted(self._ends, place, side="right"))
+        entry = int(np.searchsorted(self._ends, position, side="right"))
         product = self._product(int(self.entries.row[entry]))
         instruction = product.instructions[int(self.entries.number[entry])]
         cap = float(self.caps[entry])
         options: tuple[str, ...] | tuple[tuple[str, str], ...]
         if instruction.options is None:
-            combination = place - int(self._ends[entry] - self.entries.goals[entry])
+            combination = position - int(self._ends[entry] - self.entries.goals[entry])
             options = _combination(product, combination)
             wishes = ", and ".join(f"{name}: {value}" for name, value in options)
             text = instruction.text + (f" with {wishes}" if wishes else "")
@@ -181,8 +181,8 @@ def _combination(product: Product, number: int) -> tuple[tuple[str, str], ...]:
     """Number `number` of the product's option combinations: names sorted, the last name's value changes first."""
     chosen = []
     for name in sorted(product.options, reverse=True):
-        number, place = divmod(number, len(product.options[name]))
-        chosen.append((name, product.options[name][place]))
+        number, index = divmod(number, len(product.options[name]))
+        chosen.append((name, product.options[name][index]))
     return tuple(reversed(chosen))
 
 
@@ -249,8 +249,8 @@ def make_splits(
         names = [part_of(goal.asin) for goal in goals]
         parts = {split: tuple(i for i, name in enumerate(names) if name == split) for split in ("eval", TRAIN)}
     else:
-        own = ["generated"] if part_of else [PRODUCTS]
-        valid = ["turnopd", *([] if part_of else ["papers"]), *own]
+        shop_splits = ["generated"] if part_of else [PRODUCTS]
+        valid = ["turnopd", *([] if part_of else ["papers"]), *shop_splits]
         raise ShopDataError(
             f"splits is {scheme!r}; for profile {profile.name!r} valid: {', '.join(valid)}"
             " ('papers' needs a real shop, 'generated' a generated one, which has its products apart already)"
@@ -277,8 +277,8 @@ def _by_product(asins: list[str]) -> dict[str, tuple[int, ...]]:
         if held[asin] and times[asin] < PER_PRODUCT and len(evaluation) < EVALUATION_GOALS:
             times[asin] += 1
             evaluation.append(number)
-    others = [number for number, asin in enumerate(asins) if not held[asin]]
-    return {"eval": tuple(evaluation), TRAIN: tuple(others[:TRAINING_GOALS])}
+    training = [number for number, asin in enumerate(asins) if not held[asin]]
+    return {"eval": tuple(evaluation), TRAIN: tuple(training[:TRAINING_GOALS])}
 
 
 def _plain(text: str) -> str:
@@ -311,16 +311,16 @@ class GoalIds(LazySequence[str]):
 
         Raises TaskError for an id of another shop and for a number that does not exist.
         """
-        found = self._number(task_id)
-        if found is None:
+        goal = self._number(task_id)
+        if goal is None:
             raise TaskError(f"task {task_id!r} is not one of {self._prefix}0 to {self._prefix}{self._goals - 1}")
-        return found
+        return goal
 
     def _number(self, task_id: str) -> tuple[int, int | None] | None:
-        found = _NUMBERS.fullmatch(task_id.removeprefix(self._prefix)) if task_id.startswith(self._prefix) else None
-        if found is None or int(found["goal"]) >= self._goals:
+        match = _NUMBERS.fullmatch(task_id.removeprefix(self._prefix)) if task_id.startswith(self._prefix) else None
+        if match is None or int(match["goal"]) >= self._goals:
             return None
-        return int(found["goal"]), None if found["seed"] is None else int(found["seed"])
+        return int(match["goal"]), None if match["seed"] is None else int(match["seed"])
 
 
 # twelve digits at most: int() raises ValueError for thousands of them

@@ -59,9 +59,9 @@ def find_tagger(chosen: str | NounTagger | None, catalog: Catalog, profile: Shop
     if chosen is not None:
         return make_tagger(chosen)
     if not profile.generated:
-        kept = kept_folder(catalog)
-        if (kept / MANIFEST).exists():
-            return NounTable(kept).tagger()
+        folder = kept_folder(catalog)
+        if (folder / MANIFEST).exists():
+            return NounTable(folder).tagger()
         shipped = NounTable(SHIPPED)
         # in a larger shop the search for a title that is not recorded ends soon
         if all(product.title in shipped for product in catalog):
@@ -108,8 +108,8 @@ class Pipeline:
         about = self._model.meta
         name = f"{about['lang']}_{about['name']}"
         # copies of the model on package indexes are called after who put them there
-        own = SPACY_MODEL if name.startswith(f"{SPACY_MODEL}_") else name
-        self.name = f"{own}-{about['version']}"
+        package = SPACY_MODEL if name.startswith(f"{SPACY_MODEL}_") else name
+        self.name = f"{package}-{about['version']}"
 
     def spans(self, titles: Iterable[str]) -> Iterator[np.ndarray]:
         """The nouns of each title, int64 [nouns, 2]: start and length in characters."""
@@ -172,10 +172,10 @@ class NounTable:
 
     def spans(self, key: int) -> np.ndarray | None:
         """The nouns of the title with this key, uint16 [nouns, 2]; None if it is not known."""
-        place = int(np.searchsorted(self.keys, np.uint64(key)))
-        if place == len(self.keys) or int(self.keys[place]) != key:
+        row = int(np.searchsorted(self.keys, np.uint64(key)))
+        if row == len(self.keys) or int(self.keys[row]) != key:
             return None
-        return self._spans[int(self._ends[place - 1]) if place else 0 : int(self._ends[place])]
+        return self._spans[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])]
 
     def tagger(self) -> NounTagger:
         """The tagger that found them, for the titles of the table. It raises ShopDataError for any other."""
@@ -259,19 +259,19 @@ def _tagged(catalog: Catalog, pipeline: Pipeline, building: Path, progress: Prog
     parts = sorted(path for path in building.glob("part-*") if (path / MANIFEST).exists())
     for table in map(NounTable, parts):
         rows |= {key: table.spans(key).tobytes() for key in table.keys.tolist()}  # type: ignore[union-attr]
-    known = [table for table in _tables(building.parent) if table.name == pipeline.name]
-    asked = set(rows)
+    tables = [table for table in _tables(building.parent) if table.name == pipeline.name]
+    seen = set(rows)
 
     def wanted() -> Iterator[str]:
         """The titles that nobody knows yet, each once."""
         for row, product in enumerate(catalog):
             key = title_key(product.title)
-            if key not in asked:
-                asked.add(key)
+            if key not in seen:
+                seen.add(key)
                 if len(product.title) > LONGEST_TITLE:
                     size = f"{len(product.title):,} characters; {LONGEST_TITLE:,} at most"
                     raise ShopDataError(f"product {product.asin!r} has a title of {size}")
-                spans = next((found for table in known if (found := table.spans(key)) is not None), None)
+                spans = next((found for table in tables if (found := table.spans(key)) is not None), None)
                 if spans is None:
                     yield product.title
                 else:

@@ -98,18 +98,18 @@ def cache_folder() -> Path:
 def file_hash(path: Path, cache: Path) -> str:
     """SHA-256 of the file's bytes, remembered in `cache` for as long as its path and its stamp stay."""
     key = content_hash({"path": str(path.resolve()), "stamp": path_stamp(path)})
-    known = cache / "hashes" / f"{key}.json"
+    record = cache / "hashes" / f"{key}.json"
     with suppress(OSError, ValueError):
-        digest = json_of(known.read_text("utf-8"))
+        digest = json_of(record.read_text("utf-8"))
         if isinstance(digest, str) and len(digest) == 64:
             return digest
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    known.parent.mkdir(parents=True, exist_ok=True)
+    record.parent.mkdir(parents=True, exist_ok=True)
     # a name of its own, then a rename: processes that start together never read half a file
-    part = known.with_suffix(f".{os.getpid()}")
+    part = record.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(digest), "utf-8")
-    part.replace(known)
+    part.replace(record)
     return digest
 
 
@@ -134,8 +134,8 @@ class AsinTable:
     def row(self, asin: str) -> int | None:
         """The last row with that asin; None if there is none."""
         wanted = asin.encode("utf-8", "surrogatepass")
-        place = int(np.searchsorted(self._asins, np.bytes_(wanted), side="right")) - 1
-        return int(self._rows[place]) if place >= 0 and self._asins[place] == wanted else None
+        position = int(np.searchsorted(self._asins, np.bytes_(wanted), side="right")) - 1
+        return int(self._rows[position]) if position >= 0 and self._asins[position] == wanted else None
 
 
 def staged_entries(folder: Path, members: Iterable[tuple[str, Any]]) -> Callable[[str], Any]:

@@ -90,7 +90,7 @@ def page_of(
         number=state.page,
         total=len(state.found),
         has_next=endless_pages or state.page * PER_PAGE < len(state.found),
-        products=tuple(found for asin in on_page if (found := shop.product(asin)) is not None),
+        products=tuple(product for asin in on_page if (product := shop.product(asin)) is not None),
         product=shop.product(state.asin) if state.kind in ("item", "sub") and state.asin is not None else None,
         asin=state.asin or "",
         options=dict(state.options),
@@ -110,10 +110,10 @@ def parts(page: Page) -> list[tuple[Node, ...]]:
     """`nodes` as what changes from page to page, and what is shown of each product."""
     if page.kind == "done":
         return [tuple(("text", text) for text in done_texts(page.asin, page.options, page.score))]
-    found = [head_nodes(page), *map(result_nodes, page.products)]
+    pieces = [head_nodes(page), *map(result_nodes, page.products)]
     if page.product is not None:
-        found.append(product_nodes(page.product, page.sub if page.kind == "sub" else None, page.show_attributes))
-    return found
+        pieces.append(product_nodes(page.product, page.sub if page.kind == "sub" else None, page.show_attributes))
+    return pieces
 
 
 # of products, which are shown again and again
@@ -149,14 +149,14 @@ def _head(kind: Kind, instruction: str, number: int, total: int, has_next: bool)
     if kind == "search":
         start: tuple[Node, ...] = (("text", "WebShop"), ("text", "Instruction: "))
         return (*start, *visible("text", instruction), ("button", SEARCH_BUTTON))
-    found: list[Node] = [("text", "Instruction:"), *visible("text", instruction), ("button", BACK_TO_SEARCH)]
+    nodes: list[Node] = [("text", "Instruction:"), *visible("text", instruction), ("button", BACK_TO_SEARCH)]
     if kind == "results":
-        found.append(("text", f"Page {number} (Total results: {total})"))
+        nodes.append(("text", f"Page {number} (Total results: {total})"))
     if kind != "results" or number > 1:
-        found.append(("button", PREV_PAGE))
+        nodes.append(("button", PREV_PAGE))
     if kind == "results" and has_next:
-        found.append(("button", NEXT_PAGE))
-    return tuple(found)
+        nodes.append(("button", NEXT_PAGE))
+    return tuple(nodes)
 
 
 def sub_texts(product: Product, sub: str) -> tuple[str, ...]:
@@ -212,12 +212,12 @@ def clickables(page: Page) -> dict[str, Target]:
     """
     if page.kind == "done":
         return {}
-    found: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for role, text in head_nodes(page):
         if role == "button":
-            found[text.lower()] = ("button", text.lower())
+            targets[text.lower()] = ("button", text.lower())
     for product in page.products:
-        found[product.asin.lower()] = ("link", product.asin)
+        targets[product.asin.lower()] = ("link", product.asin)
     if page.kind == "item" and page.product is not None:
-        found |= item_clickables(page.product, page.show_attributes)
-    return found
+        targets |= item_clickables(page.product, page.show_attributes)
+    return targets

@@ -136,7 +136,7 @@ def random_action(scene: ShopScene, admissible: Sequence[str], rng: np.random.Ge
 def _some_words(text: str, rng: np.random.Generator) -> str:
     words = text.split() or ["shop"]
     count = int(rng.integers(1, 7))
-    return " ".join(words[int(place)] for place in rng.integers(len(words), size=count))
+    return " ".join(words[int(index)] for index in rng.integers(len(words), size=count))
 
 
 def plausible_mistake(scene: ShopScene, rng: np.random.Generator) -> str:
@@ -151,8 +151,8 @@ def plausible_mistake(scene: ShopScene, rng: np.random.Generator) -> str:
         return click_action(values[int(rng.integers(len(values)))]) if values else click_action(BUY_NOW)
     labels = [label for label in scene.clickables if len(label) > 1] or [BUY_NOW.lower()]
     label = labels[int(rng.integers(len(labels)))]
-    place = int(rng.integers(len(label)))
-    return click_action(label[:place] + label[place + 1 :])
+    position = int(rng.integers(len(label)))
+    return click_action(label[:position] + label[position + 1 :])
 
 
 def _product(shop: Shop, rng: np.random.Generator) -> Product:

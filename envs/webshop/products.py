@@ -221,18 +221,18 @@ def find_files(profile: ShopProfile, data: str | os.PathLike[str] | None) -> tup
     """Paths of `profile.files` in the folder `data`, else `$WEBSHOP_DATA`; ShopDataError says what is missing."""
     chosen = shop_folder(data)
     size = "small" if "_1000" in profile.items else "all"
-    how = f"`./setup.sh -d {size}` of princeton-nlp/WebShop downloads them into its folder `data`"
-    how = f"`turngym data get webshop` fetches them, or {how}" if size == "small" else how
+    advice = f"`./setup.sh -d {size}` of princeton-nlp/WebShop downloads them into its folder `data`"
+    advice = f"`turngym data get webshop` fetches them, or {advice}" if size == "small" else advice
     if not chosen:
         raise ShopDataError(
             f"profile {profile.name!r} needs {', '.join(profile.files)}: give their folder as data= or ${DATA_VARIABLE}"
-            f" ({how}); profile 'embedded' needs no files"
+            f" ({advice}); profile 'embedded' needs no files"
         )
     paths = tuple(user_path(chosen) / name for name in profile.files)
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ShopDataError(
             f"profile {profile.name!r}: {', '.join(missing)} not found in {str(chosen)!r}"
-            f" (from {'data=' if data is not None else '$' + DATA_VARIABLE}); {how}"
+            f" (from {'data=' if data is not None else '$' + DATA_VARIABLE}); {advice}"
         )
     return paths

@@ -70,8 +70,12 @@ class CatalogWords(msgspec.Struct, frozen=True, dict=True):
     def leaves(self) -> tuple[Leaf, ...]:
         """Leaves of all departments in turn, so that any prefix is mixed."""
         columns = [
-            [Leaf(kind=kind, group=group, department=one) for group, kinds in one.groups.items() for kind in kinds]
-            for one in self.departments
+            [
+                Leaf(kind=kind, group=group, department=department)
+                for group, kinds in department.groups.items()
+                for kind in kinds
+            ]
+            for department in self.departments
         ]
         return tuple(leaf for turn in zip(*columns, strict=True) for leaf in turn)
 
@@ -145,7 +149,7 @@ def plan_cluster(
     part: Part = "eval" if rng.integers(EVAL_EVERY) == 0 else "train"
     asins = _asins(rng, part, first)
     shared = is_[3:] if rng.random() < 0.3 else ()
-    options, others = _options(config, words, leaf, rng)
+    options, variant_options = _options(config, words, leaf, rng)
     target = ProductDraft(
         asin=next(asins),
         leaf=leaf,
@@ -161,7 +165,7 @@ def plan_cluster(
     target = _dressed(config, target, rng)
     rival = _dressed(config, replace(target, asin=next(asins), has=(has[1],)), rng)
     if options:
-        variant = _dressed(config, replace(target, asin=next(asins), options=others), rng)
+        variant = _dressed(config, replace(target, asin=next(asins), options=variant_options), rng)
     else:
         variant = _dressed(config, replace(target, asin=next(asins), is_=(is_[1], *shared)), rng)
     dear = float(target.ceiling + rng.integers(20, 90)) + 0.99
@@ -208,12 +212,12 @@ def _options(
     values = some_of(rng, pools[0], min(2 * number, len(pools[0])))
     half = len(values) // 2
     most = max(2, config.max_combinations // half)
-    rest = tuple(
+    shared = tuple(
         (name, some_of(rng, pool, int(rng.integers(2, min(most, 4) + 1))))
         for name, pool in zip(names[1:], pools[1:], strict=True)
     )
     mine, theirs = (names[0], values[:half]), (names[0], values[half:])
-    return (mine, *rest), (theirs, *rest)
+    return (mine, *shared), (theirs, *shared)
 
 
 def _asins(rng: np.random.Generator, part: Part, first: int) -> Iterator[str]:
@@ -236,7 +240,7 @@ def one_of(rng: np.random.Generator, items: Sequence[T]) -> T:
 
 def some_of(rng: np.random.Generator, items: Sequence[T], number: int) -> tuple[T, ...]:
     """`number` different items in random order."""
-    return tuple(items[place] for place in rng.permutation(len(items))[:number].tolist())
+    return tuple(items[index] for index in rng.permutation(len(items))[:number].tolist())
 
 
 # --- style prose: title, description, bullets, pictures and instruction of a planned product
@@ -332,8 +336,8 @@ def choices(draft: ProductDraft) -> Any:
         return ""
     return {
         name: [
-            {"is_selected": place == 0, "is_available": True, "value": value.title() if value.isalpha() else value}
-            for place, value in enumerate(values)
+            {"is_selected": index == 0, "is_available": True, "value": value.title() if value.isalpha() else value}
+            for index, value in enumerate(values)
         ]
         for name, values in draft.options
     }
@@ -353,15 +357,15 @@ def picture(kind: str, asin: str) -> str:
 
 def _shown(draft: ProductDraft, place: Place) -> list[tuple[str, bool]]:
     """(feature, whether it follows `is`) of the features that stand in `place`."""
-    both = [(feature, True) for feature in draft.is_] + [(feature, False) for feature in draft.has]
-    return [pair for pair, where in zip(both, draft.places, strict=True) if where == place]
+    features = [(feature, True) for feature in draft.is_] + [(feature, False) for feature in draft.has]
+    return [pair for pair, where in zip(features, draft.places, strict=True) if where == place]
 
 
 def _title(draft: ProductDraft, slots: dict[str, str]) -> str:
     # the cluster's pattern, so that near-duplicates look alike
     pattern = _TITLES[crc32((draft.brand + draft.leaf.kind).encode()) % len(_TITLES)]
-    shown = [feature.title() if is_ else f"with {feature.title()}" for feature, is_ in _shown(draft, "title")]
-    features = "".join(f", {text}" for text in shown)
+    texts = [feature.title() if is_ else f"with {feature.title()}" for feature, is_ in _shown(draft, "title")]
+    features = "".join(f", {text}" for text in texts)
     return pattern.format(**{**slots, "kind": slots["kind"].title(), "features": features})
 
 
@@ -374,7 +378,7 @@ def _bait_title(draft: ProductDraft, slots: dict[str, str]) -> str:
 
 def _description(draft: ProductDraft, slots: dict[str, str], rng: np.random.Generator) -> str:
     number = int(rng.integers(2, 5))
-    lines = [_STORIES[place].format(**slots) for place in rng.permutation(len(_STORIES))[:number].tolist()]
+    lines = [_STORIES[index].format(**slots) for index in rng.permutation(len(_STORIES))[:number].tolist()]
     for feature, is_ in _shown(draft, "description"):
         line = one_of(rng, _IS if is_ else _HAS).format(f=feature)
         lines.insert(int(rng.integers(1, len(lines) + 1)), line)
@@ -384,7 +388,7 @@ def _description(draft: ProductDraft, slots: dict[str, str], rng: np.random.Gene
 def _bullets(draft: ProductDraft, slots: dict[str, str], rng: np.random.Generator) -> list[str]:
     order = rng.permutation(len(_BULLETS))[: int(rng.integers(2, 6))].tolist()
     numbers = {"n": int(rng.integers(14, 900)), "a": int(rng.integers(4, 40)), "b": int(rng.integers(4, 60))}
-    rows = [_BULLETS[place].format(**slots, **numbers) for place in order]
+    rows = [_BULLETS[index].format(**slots, **numbers) for index in order]
     rows[1:1] = [_feature_bullet(feature, rng) for feature, _ in _shown(draft, "bullet")]
     first = [_feature_bullet(feature, rng) for feature, _ in _shown(draft, "first bullet")]
     if draft.bait:

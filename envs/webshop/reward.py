@@ -135,7 +135,7 @@ def best_purchase(
         step: dict[int, tuple[int, dict[str, str]]] = {}
         for value in values:
             text = processed(simplify_value(value))
-            met = sum(1 << place for place, option in enumerate(wanted) if matches(text, option))
+            met = sum(1 << bit for bit, option in enumerate(wanted) if matches(text, option))
             pair = (name, value) in goal.goal_options or (goal.kind == "human" and value in literal)
             if met not in step or step[met][0] < pair:
                 step[met] = (int(pair), {name: value})
@@ -149,13 +149,13 @@ def best_purchase(
 def _unions(
     reached: dict[int, tuple[int, dict[str, str]]], step: dict[int, tuple[int, dict[str, str]]]
 ) -> dict[int, tuple[int, dict[str, str]]]:
-    found: dict[int, tuple[int, dict[str, str]]] = {}
+    unions: dict[int, tuple[int, dict[str, str]]] = {}
     for before, (score, chosen) in reached.items():
         for met, (literal, choice) in step.items():
-            both = before | met
-            if both not in found or found[both][0] < score + literal:
-                found[both] = (score + literal, chosen | choice)
-    return found
+            union = before | met
+            if union not in unions or unions[union][0] < score + literal:
+                unions[union] = (score + literal, chosen | choice)
+    return unions
 
 
 def wanted_options(goal: Goal) -> tuple[str, ...]:

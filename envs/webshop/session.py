@@ -85,9 +85,9 @@ class SessionState(Struct, frozen=True, kw_only=True):
         lacks_product = state.kind in ("item", "sub", "done") and state.asin is None
         if lacks_product or (state.kind == "sub" and not state.sub) or (state.kind == "done" and not state.reward):
             raise ValueError(f"the page {state.kind!r} lacks its product, its sub-page or its reward")
-        for known in (*state.found, *state.visited, *(() if state.asin is None else (state.asin,))):
-            if shop.products.row(known) is None:
-                raise ValueError(f"product {known!r} is not in the shop")
+        for asin in (*state.found, *state.visited, *(() if state.asin is None else (state.asin,))):
+            if shop.products.row(asin) is None:
+                raise ValueError(f"product {asin!r} is not in the shop")
         return state
 
 
@@ -165,17 +165,17 @@ def _backdoor(shop: Shop, goal: Goal, state: SessionState, keywords: tuple[str, 
     `<r>` draws from a stream of its own (goal and number of the search), not from a global one; `<a>` and a `<c>`
     without category, which are exceptions in the original, find nothing.
     """
-    key, rest = keywords[0], keywords[1:]
+    key, others = keywords[0], keywords[1:]
     if key == "<r>":
         products = shop.products
         # a str as seed goes through SHA-512: the same draw in every process
         rows = Random(f"{goal.index}:{state.searches}").sample(range(len(products)), min(MOST_RESULTS, len(products)))
         return tuple(products[row].asin for row in rows)
     if key == "<c>":
-        wanted = rest[0].strip() if rest else None
+        wanted = others[0].strip() if others else None
         return tuple(product.asin for product in shop.products if product.category == wanted)
     if key == "<q>":
-        wanted = " ".join(rest).strip()
+        wanted = " ".join(others).strip()
         return tuple(product.asin for product in shop.products if product.query == wanted)
     return () if key == "<a>" else None
 

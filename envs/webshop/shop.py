@@ -128,11 +128,11 @@ class Shop:
         """
         if self.profile.generated and self.tagger.name == BUILTIN:
             return {}
-        found = {"scored_with": self.tagger.name}
+        facts = {"scored_with": self.tagger.name}
         if self.profile.generated or self.tagger.exact:
-            return found
+            return facts
         command = f"`turngym index nouns --profile {self.profile.name}`"
-        return found | {"approximate": f"nouns of titles by {self.tagger.name}, not by {SPACY_MODEL}: {command}"}
+        return facts | {"approximate": f"nouns of titles by {self.tagger.name}, not by {SPACY_MODEL}: {command}"}
 
     def product(self, asin: str) -> Product | None:
         """The product with that asin (upper case as in the files), or None."""
@@ -249,13 +249,13 @@ def opens(asin: str, found: Sequence[str]) -> bool:
         return False
     first = found.index(asin) // PER_PAGE * PER_PAGE
     # of two products on a page whose asins differ in letter case alone, the last is what is clicked
-    return next(one for one in reversed(found[first : first + PER_PAGE]) if one.lower() == asin.lower()) == asin
+    return next(shown for shown in reversed(found[first : first + PER_PAGE]) if shown.lower() == asin.lower()) == asin
 
 
 def _answer_cost(answer: tuple[str, tuple[str, ...]]) -> int:
     """The cost of a search in a cache of `MEMO_BYTES` and at most `MEMO` answers."""
-    keywords, found = answer
-    cost = getsizeof(keywords) + getsizeof(found) + sum(map(getsizeof, found))
+    keywords, asins = answer
+    cost = getsizeof(keywords) + getsizeof(asins) + sum(map(getsizeof, asins))
     # too large for the cache: an answer that would drive out everything else is not kept
     return max(cost, MEMO_BYTES // MEMO) if cost <= MEMO_BYTES // 16 else MEMO_BYTES + 1
 

@@ -54,8 +54,8 @@ def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[
     for department, kind in kinds:
         prefix = next(numbers) * 10
         # products that differ in one word, and twins that share everything but the price
-        for place in rng.permutation(len(LOOKS))[: config.clusters].tolist():
-            look, title = LOOKS[place], f"{LOOKS[place]} {kind}"
+        for index in rng.permutation(len(LOOKS))[: config.clusters].tolist():
+            look, title = LOOKS[index], f"{LOOKS[index]} {kind}"
             options = {"Color": some_of(rng, COLORS, int(rng.integers(2, 5)))}
             if rng.random() < 0.6:
                 options["Size"] = some_of(rng, SIZES, int(rng.integers(2, 4)))

@@ -213,9 +213,9 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
 
     `record` gets every finished episode. Raises TurngymError for a setting that is unknown.
     """
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     # both paths said, because Flask cannot find them for a package inside a namespace
-    app = Flask("turngym.envs.webshop.web", root_path=str(here), instance_path=str(here))
+    app = Flask("turngym.envs.webshop.web", root_path=str(folder), instance_path=str(folder))
     app.config.update(SEND_FILE_MAX_AGE_DEFAULT=300)
     settings = settings or WebSettings()
     web = ShopPages(shop, settings, record or (lambda episode: None))
@@ -344,12 +344,12 @@ class ShopPages:
     def _page(self, name: str, visit: Visit) -> str:
         env, state = visit.env, visit.env.scene.state
         page = env.page
-        shown: dict[str, Any] = {"token": self._forms.token(name), "visit": visit, "page": page, "goal": env.goal}
+        values: dict[str, Any] = {"token": self._forms.token(name), "visit": visit, "page": page, "goal": env.goal}
         if state.kind == "done":
             assert state.reward is not None
-            shown |= {"reward": state.reward, "parts_of_score": score_parts(env, state.reward), "best": env.describe()}
-            shown["approximate"] = self.shop.scoring.get("approximate")
-            shown |= {"bought": self.shop.product(page.asin), "target": self.shop.product(env.goal.asin)}
+            values |= {"reward": state.reward, "parts_of_score": score_parts(env, state.reward), "best": env.describe()}
+            values["approximate"] = self.shop.scoring.get("approximate")
+            values |= {"bought": self.shop.product(page.asin), "target": self.shop.product(env.goal.asin)}
         elif state.kind == "item":
-            shown["chips"] = list(chips(page, env.scene))
-        return render_template(f"{state.kind}.html", **shown)
+            values["chips"] = list(chips(page, env.scene))
+        return render_template(f"{state.kind}.html", **values)
