@@ -50,18 +50,18 @@ def make_key_groups(lengths: Sequence[int], wasted_keys: float) -> tuple[KeyGrou
     A row joins the group before it if this pads at most `wasted_keys` keys: as many as could be read in the time that
     one more attention call takes. At least one length must be above 0.
     """
-    found: list[KeyGroup] = []
+    groups: list[KeyGroup] = []
     for row, length in enumerate(lengths):
         if not length:
             continue
-        if found:
-            start, stop, longest, even = found[-1]
+        if groups:
+            start, stop, longest, even = groups[-1]
             together = (row + 1 - start) * max(longest, length)
             if together - (stop - start) * longest - length <= wasted_keys:
-                found[-1] = KeyGroup(start, row + 1, max(longest, length), even and row == stop and length == longest)
+                groups[-1] = KeyGroup(start, row + 1, max(longest, length), even and row == stop and length == longest)
                 continue
-        found.append(KeyGroup(row, row + 1, length, True))
-    return tuple(found)
+        groups.append(KeyGroup(row, row + 1, length, True))
+    return tuple(groups)
 
 
 Moves = tuple[list[int], list[int]]
@@ -168,9 +168,9 @@ class SlotTable:
             self._swap(hole, tail)
         return self._moves(before)
 
-    def _swap(self, one: int, other: int) -> None:
-        self.owner[one], self.owner[other] = self.owner[other], self.owner[one]
-        for slot in (one, other):
+    def _swap(self, first: int, second: int) -> None:
+        self.owner[first], self.owner[second] = self.owner[second], self.owner[first]
+        for slot in (first, second):
             name = self.owner[slot]
             if name is not None:
                 self.held[name].slot = slot
@@ -385,7 +385,7 @@ class HybridCache(RaggedCache):
     def __init__(self, max_slots: int, max_capacity: int, layer_types: Sequence[str]) -> None:
         super().__init__(max_slots, max_capacity)
         attention = [layer for layer, kind in enumerate(layer_types) if kind not in RECURRENT_LAYERS]
-        self._place = {layer: place for place, layer in enumerate(attention)}
+        self._place = {layer: index for index, layer in enumerate(attention)}
         self._conv: dict[int, StateRows] = {}
         self._recurrent: dict[int, StateRows] = {}
 
@@ -538,23 +538,26 @@ def find_shared_prefixes(pending: Mapping[int, Ids], held: Iterable[CachedSessio
         prefixes = (SharedPrefix(slot, min(CachedSession(slot, ids).common(prompt), most)) for slot, ids in sources)
         return max(prefixes, key=lambda prefix: prefix.length, default=SharedPrefix(0, 0))
 
-    known: dict[bytes, list[tuple[int, Ids]]] = {}
+    cached_by_start: dict[bytes, list[tuple[int, Ids]]] = {}
     for entry in held:
         if len(entry.ids) >= MIN_SHARED:
-            known.setdefault(key(entry.ids), []).append((entry.slot, entry.ids))
+            cached_by_start.setdefault(key(entry.ids), []).append((entry.slot, entry.ids))
     first_wave: dict[bytes, list[tuple[int, Ids]]] = {}
-    found = SharedPrefixes({}, {})
+    shared = SharedPrefixes({}, {})
     for slot, prompt in pending.items():
         if len(prompt) <= MIN_SHARED:
             continue
         start = key(prompt)
-        here, there = longest(prompt, known.get(start, ())), longest(prompt, first_wave.get(start, ()))
-        if here.length:
-            found.now[slot] = here
-        if there.length >= here.length + MIN_SHARED:
-            found.later[slot] = there
+        cached, pending_prefix = (
+            longest(prompt, cached_by_start.get(start, ())),
+            longest(prompt, first_wave.get(start, ())),
+        )
+        if cached.length:
+            shared.now[slot] = cached
+        if pending_prefix.length >= cached.length + MIN_SHARED:
+            shared.later[slot] = pending_prefix
         else:
             first_wave.setdefault(start, []).append((slot, prompt))
-    if sum(prefix.length for prefix in found.later.values()) < MIN_SECOND_WAVE:
-        found.later.clear()
-    return found
+    if sum(prefix.length for prefix in shared.later.values()) < MIN_SECOND_WAVE:
+        shared.later.clear()
+    return shared

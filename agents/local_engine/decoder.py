@@ -209,7 +209,7 @@ def read_weights(model: Any, old: Weights | None = None, given: frozenset[int] =
     return _settled(new, old, given)
 
 
-def _settled(new: Any, old: Any, given: frozenset[int]) -> Any:
+def _settled(new: Any, old: Any, foreign: frozenset[int]) -> Any:
     """`new`, `Weights` or a part of it, its tensors copied to where those of `old` lie if they have the same layout.
 
     Memory in `given` is somebody else's: it is neither copied nor written.
@@ -217,13 +217,17 @@ def _settled(new: Any, old: Any, given: frozenset[int]) -> Any:
     if isinstance(new, Tensor):
         if not isinstance(old, Tensor) or new is old or _layout(new) != _layout(old):
             return new
-        return new if {_storage(new), _storage(old)} & given else old.copy_(new)
+        return new if {_storage(new), _storage(old)} & foreign else old.copy_(new)
     if isinstance(new, tuple):
         same = isinstance(old, tuple) and len(old) == len(new)
-        return tuple(_settled(one, other, given) for one, other in zip(new, old, strict=True)) if same else new
+        return (
+            tuple(_settled(new_part, old_part, foreign) for new_part, old_part in zip(new, old, strict=True))
+            if same
+            else new
+        )
     if isinstance(new, Weights | DecoderLayer | Linear | Norm) and type(new) is type(old):
-        pairs = {one.name: (getattr(new, one.name), getattr(old, one.name)) for one in fields(new)}
-        return replace(new, **{name: _settled(*pair, given) for name, pair in pairs.items()})
+        pairs = {new_part.name: (getattr(new, new_part.name), getattr(old, new_part.name)) for new_part in fields(new)}
+        return replace(new, **{name: _settled(*pair, foreign) for name, pair in pairs.items()})
     return new
 
 
@@ -240,19 +244,19 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, tuple):
-        for one in part:
-            yield from tensors_of(one)
+        for member in part:
+            yield from tensors_of(member)
     elif isinstance(part, Weights | DecoderLayer | Linear | Norm):
-        for one in fields(part):
-            yield from tensors_of(getattr(part, one.name))
+        for member in fields(part):
+            yield from tensors_of(getattr(part, member.name))
 
 
 def _layer(layer: Any, kind: str, heads: int, key_heads: int, fuse: bool) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norm = None
     if hasattr(attention, "q_norm"):
-        both = [attention.q_norm.weight.expand(heads, -1), attention.k_norm.weight.expand(key_heads, -1)]
-        head_norm = make_norm(torch.cat(both).detach(), attention.q_norm.variance_epsilon)
+        weights = [attention.q_norm.weight.expand(heads, -1), attention.k_norm.weight.expand(key_heads, -1)]
+        head_norm = make_norm(torch.cat(weights).detach(), attention.q_norm.variance_epsilon)
     before_attention, qkv = _pair(layer.input_layernorm, fuse, attention.q_proj, attention.k_proj, attention.v_proj)
     before_feed_forward, gate_up = _pair(layer.post_attention_layernorm, fuse, mlp.gate_proj, mlp.up_proj)
     return DecoderLayer(
@@ -277,9 +281,9 @@ def _linear(fuse: bool, *modules: nn.Linear) -> Linear:
     biases = tuple(None if module.bias is None else module.bias.detach() for module in modules)
     if not fuse:
         return Linear(weights, biases)
-    given = [bias for bias in biases if bias is not None]
+    present = [bias for bias in biases if bias is not None]
     # a model of the family has biases on all of queries, keys and values, or on none
-    return Linear((torch.cat(weights, 1).contiguous(),), (torch.cat(given) if given else None,))
+    return Linear((torch.cat(weights, 1).contiguous(),), (torch.cat(present) if present else None,))
 
 
 def merged_weight(module: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -307,14 +311,14 @@ def is_lora(module: Any) -> bool:
 
 def _changed(model: Any, kind: str) -> Iterator[str]:
     """Parts that are not as transformers builds them: other adapters, quantized layers, parametrizations, shards."""
-    own = (f"transformers.models.{kind}.", "transformers.activations", "torch.nn.modules.activation")
+    plain_modules = (f"transformers.models.{kind}.", "transformers.activations", "torch.nn.modules.activation")
     adapters = tuple(f"{name}." for name, module in model.named_modules() if is_lora(module))
     for name, module in model.named_modules():
         if f"{name}.".startswith(adapters):
             continue  # `merged_weight` reads it
         name = name or "the model"
         plain = type(module) in (nn.Linear, nn.Embedding, nn.ModuleList)
-        if not plain and not type(module).__module__.startswith(own):
+        if not plain and not type(module).__module__.startswith(plain_modules):
             yield f"{name} is a {type(module).__name__}"
         if "forward" in vars(module):
             yield f"{name} has a forward of its own"
@@ -364,10 +368,10 @@ class DenseDecoder:
         old, places = self._weights if self._still else None, self._places()
         self._stale, self._weights = False, None
         if dense_problem(self._model) is None:
-            given = frozenset(map(_storage, self._model.parameters()))
+            storages = frozenset(map(_storage, self._model.parameters()))
             # a tensor of the last reading is ours if it was not the model's then
-            self._weights = read_weights(self._model, old, given | self._given)
-            self._given = given
+            self._weights = read_weights(self._model, old, storages | self._given)
+            self._given = storages
         if self._weights is None or old is None:
             self._cos = torch.empty(0)
         else:
@@ -390,14 +394,14 @@ class DenseDecoder:
         grid = Grid(len(ids), ids.shape[1], step.cells)
         hidden = functional.embedding(grid.real(ids), weights.embedding)
         positions = grid.real(step.write_positions)
-        place = (grid.real(step.write_rows), positions)
+        where = (grid.real(step.write_rows), positions)
         self.reserve(step.length)
         # cosines and sines [T, 1, D]; the sines' first half is negative
         cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
         cache.step = step
         for number, layer in enumerate(weights.layers):
             queries, keys, values = _project(weights, layer, hidden, cos, sin)
-            cached = cache.write(number, *place, keys, values)
+            cached = cache.write(number, *where, keys, values)
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
             mixed = attention(grid.spread(queries), *cached, mask, weights.scale, step.key_groups)
             hidden = layer.out.onto(hidden, grid.real(mixed).flatten(1))
@@ -423,11 +427,11 @@ def _project(
     mixed = layer.qkv(layer.before_attention(hidden)).view(len(hidden), -1, weights.head_dim)
     heads = weights.heads + weights.key_heads
     # queries and keys are normed and rotated together
-    both, values = mixed[:, :heads], mixed[:, heads:]
+    rotated, values = mixed[:, :heads], mixed[:, heads:]
     if layer.head_norm is not None:
-        both = layer.head_norm(both)
-    both = torch.addcmul(both * cos, both.roll(weights.head_dim // 2, -1), sin)
-    return both[:, : weights.heads], both[:, weights.heads :], values
+        rotated = layer.head_norm(rotated)
+    rotated = torch.addcmul(rotated * cos, rotated.roll(weights.head_dim // 2, -1), sin)
+    return rotated[:, : weights.heads], rotated[:, weights.heads :], values
 
 
 def attention(

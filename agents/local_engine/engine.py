@@ -305,7 +305,7 @@ class LocalEngine:
         pending = [] if model.recurrent else [slot for slot in by_slot if starts[slot] < MIN_SHARED]
         prompts = {slot: by_slot[slot].prompt for slot in pending}
         shared = find_shared_prefixes(prompts, held.values()) if prompts else SharedPrefixes({}, {})
-        place = {slot: number for number, slot in enumerate(by_slot)}
+        index_of = {slot: number for number, slot in enumerate(by_slot)}
         # Rows that take over a prefix of another row of this batch are fed after it, in a second wave.
         waves = [slot for slot in by_slot if slot not in shared.later], list(shared.later)
         logits: Tensor | None = None
@@ -325,7 +325,7 @@ class LocalEngine:
                 break
             if logits is None:
                 logits = part.new_empty(len(rows), part.shape[-1])
-            logits[[place[slot] for slot in slots]] = part
+            logits[[index_of[slot] for slot in slots]] = part
         assert logits is not None
         if not model.recurrent:
             for row in rows:
@@ -395,14 +395,14 @@ class LocalEngine:
         """
         ACTIVITY.tokens += len(rows)
         # one transfer per step, since each waits for the device
-        both = drawn.cpu().numpy()
-        if not np.isfinite(both[1]).all():
-            place = int(np.argmin(np.isfinite(both[1])))
+        numbers = drawn.cpu().numpy()
+        if not np.isfinite(numbers[1]).all():
+            bad = int(np.argmin(np.isfinite(numbers[1])))
             raise EngineError(
-                f"session {rows[place].session!r}: token {len(rows[place].tokens)} of the response has log-probability "
-                f"{both[1][place]}; the model's logits are not finite (diverged weights?)"
+                f"session {rows[bad].session!r}: token {len(rows[bad].tokens)} of the response has log-probability "
+                f"{numbers[1][bad]}; the model's logits are not finite (diverged weights?)"
             )
-        for row, token, logprob in zip(rows, both[0].astype(np.int64).tolist(), both[1].tolist(), strict=True):
+        for row, token, logprob in zip(rows, numbers[0].astype(np.int64).tolist(), numbers[1].tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
             stops = row.sampling.stop_text
@@ -482,14 +482,14 @@ class Batch:
         done = [slot for slot, row in enumerate(self.rows) if row.finish]
         if len(done) == len(self.idle):
             return []
-        known = set(self.idle)
+        idle = set(self.idle)
         self.idle, self._write_rows, self._key_groups = done, None, None
         # an idle row stays at position 0, which every cache has
         self.positions[done] = 0
         self._steps = torch.tensor([0 if row.finish else 1 for row in self.rows], device=self.tokens.device)
         self.cells = self._steps.nonzero()[:, 0]
         self.longest = max((row.length for row in self.rows if not row.finish), default=0)
-        return [self.rows[slot] for slot in done if slot not in known]
+        return [self.rows[slot] for slot in done if slot not in idle]
 
     def should_compact(self) -> bool:
         """Whether the idle rows have cost as much as it takes to move active ones into their slots."""

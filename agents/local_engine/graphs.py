@@ -80,16 +80,16 @@ def can_capture(device: torch.device) -> bool:
 def capture(step: Callable[[], Tensor], stream: torch.cuda.Stream, pool: Any) -> tuple[Graph, Tensor]:
     """A graph of what `step` does, in the memory `pool` of another one if not None, and the result that it fills."""
     with torch.cuda.device(stream.device):
-        here = torch.cuda.current_stream()
-        stream.wait_stream(here)
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             step()  # libraries load their kernels at the first call, which no capture allows
-        here.wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # a capture that fails leaves its stream the current one: the outer `with` takes it back. Other threads may use
         # the device meanwhile.
         with (
-            torch.cuda.stream(here),
+            torch.cuda.stream(current),
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             result = step()
@@ -160,10 +160,10 @@ class Captured:
             return None
         device = self._model.device
         self._model.dense.reserve(bucket.keys)
-        place = (device, self._cache.allocations, self._model.dense.allocations)
-        if place != self._place:
+        state = (device, self._cache.allocations, self._model.dense.allocations)
+        if state != self._place:
             self._graphs.clear()
-            self._buffers, self._place = Buffers(self._most.rows, device), place
+            self._buffers, self._place = Buffers(self._most.rows, device), state
         buffers = self._buffers
         assert buffers is not None
         buffers.load(fed, self._cache.scratch_row)

@@ -84,10 +84,10 @@ class LowRank:
         # torch would stretch one that is too small
         if delta.shape != base.shape or (self.magnitude is not None and self.magnitude.shape != base.shape[:1]):
             raise ValueError(f"an adapter of {tuple(delta.shape)} on a weight of {tuple(base.shape)}")
-        found = torch.add(base, delta.to(base.device), alpha=self.scale)
+        merged = torch.add(base, delta.to(base.device), alpha=self.scale)
         if self.magnitude is not None:
-            found = found * (self.magnitude.detach().float().to(base.device) / found.norm(dim=1))[:, None]
-        return (found.T.contiguous() if self.transposed else found).to(dtype or weight.dtype)
+            merged = merged * (self.magnitude.detach().float().to(base.device) / merged.norm(dim=1))[:, None]
+        return (merged.T.contiguous() if self.transposed else merged).to(dtype or weight.dtype)
 
 
 def is_transposed(layer: Any) -> bool | None:
@@ -123,21 +123,21 @@ def merge_adapter(model: Any, folder: Path) -> None:
     try:
         older = library_path(folder) / OLDER_WEIGHTS
         if older.is_file() and not (folder / ADAPTER_WEIGHTS).is_file():
-            found = torch.load(older, map_location="cpu", weights_only=True)
+            tensors = torch.load(older, map_location="cpu", weights_only=True)
         else:
-            found = load_file(library_path(folder) / ADAPTER_WEIGHTS)
-        parts = _by_layer(found)
-        own = {_text_name(name): name for name, _ in model.named_modules()}
-        _fit_vocabulary(model, {own.get(_text_name(name), name): found for name, found in parts.items()})
+            tensors = load_file(library_path(folder) / ADAPTER_WEIGHTS)
+        parts = _by_layer(tensors)
+        names = {_text_name(name): name for name, _ in model.named_modules()}
+        _fit_vocabulary(model, {names.get(_text_name(name), name): tensors for name, tensors in parts.items()})
         shared = shared_weights(model)
         with torch.no_grad():
-            for name, found in parts.items():
-                layer = model.get_submodule(own.get(_text_name(name), name))
-                _merge_layer(layer, found, config, name, shared)
+            for name, tensors in parts.items():
+                layer = model.get_submodule(names.get(_text_name(name), name))
+                _merge_layer(layer, tensors, config, name, shared)
     except Exception as error:  # readers of damaged files raise anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"the adapter in {folder} does not fit its base or is damaged: {first}") from error
-    if not any("a" in found for found in parts.values()):
+    if not any("a" in tensors for tensors in parts.values()):
         raise ModelError(f"the adapter in {folder} holds no LoRA weights")
     say_untied(model)
 
@@ -146,8 +146,8 @@ def _fit_vocabulary(model: Any, parts: Mapping[str, Mapping[str, Tensor]]) -> No
     """Give `model` the vocabulary of an adapter that was trained with more tokens, or fewer: its file has embedding and
     head whole then."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    whole = [parts.get(name, {}).get("own.weight") for name, layer in model.named_modules() if layer in ends]
-    sizes = {None if weight is None else weight.shape[0] for weight in whole}
+    weights = [parts.get(name, {}).get("own.weight") for name, layer in model.named_modules() if layer in ends]
+    sizes = {None if weight is None else weight.shape[0] for weight in weights}
     if None not in sizes and len(sizes) == 1 and sizes != {ends[0].weight.shape[0]}:
         model.resize_token_embeddings(*sizes, mean_resizing=False)
 
@@ -169,17 +169,19 @@ def more_settings(config: Mapping[str, Any]) -> list[str]:
 
 
 def _check_settings(config: Mapping[str, Any], folder: Path) -> None:
-    more = [name for name, value in config.items() if name not in READ and value]
+    beyond = [name for name, value in config.items() if name not in READ and value]
     if config.get("init_lora_weights") not in INITS:
-        more.append(f"init_lora_weights {config['init_lora_weights']!r}")
-    if config.get("peft_type") != "LORA" or more:
-        what = config.get("peft_type") if config.get("peft_type") != "LORA" else ", ".join(more)
-        raise ModelError(f"the adapter in {folder} is more than LoRA ({what}); merge it with peft's merge_and_unload()")
+        beyond.append(f"init_lora_weights {config['init_lora_weights']!r}")
+    if config.get("peft_type") != "LORA" or beyond:
+        problem = config.get("peft_type") if config.get("peft_type") != "LORA" else ", ".join(beyond)
+        raise ModelError(
+            f"the adapter in {folder} is more than LoRA ({problem}); merge it with peft's merge_and_unload()"
+        )
 
 
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The tensors of an adapter by layer: `a`, `b`, `bias`, `magnitude`, and what stands for the layer's own."""
-    found: dict[str, dict[str, Tensor]] = {}
+    layers: dict[str, dict[str, Tensor]] = {}
     weights = {name.removeprefix(PEFT_PREFIX): value for name, value in weights.items()}
     wrapped = {name.partition(".lora_")[0] for name in weights if ".lora_" in name}
     for name, value in weights.items():
@@ -190,14 +192,14 @@ def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         if not value.float().isfinite().all():
             raise ValueError(f"{name} holds numbers that are not finite")
         kind = f"own.{match['own']}" if match["own"] else next(k for k in ("a", "b", "bias", "magnitude") if match[k])
-        found.setdefault(match["layer"], {})[kind] = value
-    if half := next((layer for layer, parts in found.items() if ("a" in parts) != ("b" in parts)), None):
+        layers.setdefault(match["layer"], {})[kind] = value
+    if half := next((layer for layer, parts in layers.items() if ("a" in parts) != ("b" in parts)), None):
         raise ValueError(f"of {half} there is one of the two matrices alone")
-    return found
+    return layers
 
 
-def _scale(config: Mapping[str, Any], name: str, found: Mapping[str, Tensor]) -> float:
-    rank, alpha = found["a"].shape[0], config["lora_alpha"]
+def _scale(config: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> float:
+    rank, alpha = tensors["a"].shape[0], config["lora_alpha"]
     if not config.get("rank_pattern") and rank != config["r"]:
         raise ValueError(f"{name} has rank {rank}, the settings say {config['r']}")
     for pattern, value in (config.get("alpha_pattern") or {}).items():
@@ -212,35 +214,39 @@ def _scale(config: Mapping[str, Any], name: str, found: Mapping[str, Tensor]) ->
 
 
 def _merge_layer(
-    layer: Any, found: Mapping[str, Tensor], config: Mapping[str, Any], name: str, shared: frozenset[int]
+    layer: Any, tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str, shared: frozenset[int]
 ) -> None:
     """Give `layer`, called `name`, the weights that the adapter makes of its own; `found` is in the adapter's file."""
     from torch import nn
 
-    new = {kind: found[f"own.{kind}"] for kind in ("weight", "bias") if f"own.{kind}" in found}
-    if "a" in found:
-        scale, transposed = _scale(config, name, found), is_transposed(layer)
-        if transposed is None or ("magnitude" in found and hasattr(layer, "embed_scale")):
+    new = {kind: tensors[f"own.{kind}"] for kind in ("weight", "bias") if f"own.{kind}" in tensors}
+    if "a" in tensors:
+        scale, transposed = _scale(config, name, tensors), is_transposed(layer)
+        if transposed is None or ("magnitude" in tensors and hasattr(layer, "embed_scale")):
             raise ValueError(f"this adapter cannot be merged into a {type(layer).__name__}")
-        asked = {"magnitude": config.get("use_dora"), "bias": config.get("lora_bias")}
-        if odd := [part for part, wanted in asked.items() if bool(wanted) != (part in found)]:
+        features = {"magnitude": config.get("use_dora"), "bias": config.get("lora_bias")}
+        if odd := [part for part, wanted in features.items() if bool(wanted) != (part in tensors)]:
             raise ValueError(f"{' and '.join(odd)} of a layer are not as the settings say")
         learned = LowRank(
-            a=found["a"], b=found["b"], scale=scale, transposed=transposed, magnitude=found.get("magnitude")
+            a=tensors["a"], b=tensors["b"], scale=scale, transposed=transposed, magnitude=tensors.get("magnitude")
         )
         new["weight"] = learned.merge(new.get("weight", layer.weight))
-        if "bias" in found:
-            new["bias"] = new.get("bias", layer.bias) + scale * found["bias"]
+        if "bias" in tensors:
+            new["bias"] = new.get("bias", layer.bias) + scale * tensors["bias"]
     for kind, value in new.items():
-        own = getattr(layer, kind)
-        if own is None or own.shape != value.shape:
-            has = None if own is None else tuple(own.shape)
+        parameter = getattr(layer, kind)
+        if parameter is None or parameter.shape != value.shape:
+            has = None if parameter is None else tuple(parameter.shape)
             raise ValueError(f"{name}.{kind} is {tuple(value.shape)}, the base's {has}")
-        if id(own) in shared:
+        if id(parameter) in shared:
             # the other layer keeps what was both of theirs
-            setattr(layer, kind, nn.Parameter(value.to(own.device, own.dtype), requires_grad=own.requires_grad))
+            setattr(
+                layer,
+                kind,
+                nn.Parameter(value.to(parameter.device, parameter.dtype), requires_grad=parameter.requires_grad),
+            )
         else:
-            own.copy_(value)
+            parameter.copy_(value)
 
 
 def say_untied(model: Any) -> None:
@@ -248,6 +254,6 @@ def say_untied(model: Any) -> None:
     head = model.get_output_embeddings()
     if head is None or head.weight is model.get_input_embeddings().weight:
         return
-    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
+    for config in {id(part): part for part in (model.config, model.config.get_text_config())}.values():
         if getattr(config, "tie_word_embeddings", False):
             config.tie_word_embeddings = False

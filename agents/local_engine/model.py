@@ -58,11 +58,11 @@ def cast_copy(model: Any, dtype: torch.dtype) -> Any:
 def follow(copied: Any, source: Any) -> None:
     """Copy the current weights of `source` into `copied`, a `cast_copy` of it."""
     adapters = _adapters(source)
-    given = dict(source.named_parameters())
+    parameters = dict(source.named_parameters())
     for name, mine in copied.named_parameters():
         layer, _, kind = name.rpartition(".")
         if layer not in adapters:
-            mine.copy_(given[name])
+            mine.copy_(parameters[name])
         elif kind == "weight":
             mine.copy_(merged_weight(adapters[layer], mine.dtype))
         else:
@@ -164,8 +164,8 @@ class CausalModel:
         start = len(ids) - 1 if past is not None else 0
         input_ids = torch.from_numpy(ids[start:].astype(np.int64))[None].to(self.device)
         # a model without past_key_values (a state-space model) is fed the whole row every time
-        more = {} if past is None else {"past_key_values": past}
-        output = self.model(input_ids=input_ids, use_cache=cached, **more)
+        cache = {} if past is None else {"past_key_values": past}
+        output = self.model(input_ids=input_ids, use_cache=cached, **cache)
         return output.logits[0, -1, : self.drawn], getattr(output, "past_key_values", None) if cached else None
 
     def follow(self) -> None:
@@ -203,15 +203,15 @@ class CausalModel:
         if len(self._columns) < length or self._columns.device != positions.device:
             # kept, and doubled when too short: in decoding `length` grows by one at every step
             self._columns = torch.arange(max(length, 2 * len(self._columns)), device=positions.device)
-        here = positions[:, None, :, None]
+        queries = positions[:, None, :, None]
         columns = self._columns[:length]
-        full = additive_mask(columns > here, self.dtype)
+        full = additive_mask(columns > queries, self.dtype)
         if self.recurrent:
             # a layer with a state reads every id of its pass; such passes have no padding to hide
             return {"full_attention": full} | dict.fromkeys(RECURRENT_LAYERS)
         if self._window is None:
             return full
-        sliding = full.masked_fill(columns <= here - self._window, -torch.inf)
+        sliding = full.masked_fill(columns <= queries - self._window, -torch.inf)
         # transformers models that mix layer types look their mask up by the layer's type
         return {"full_attention": full, "sliding_attention": sliding} if self._by_layer else sliding
 
@@ -226,7 +226,7 @@ def layer_types(config: Any) -> tuple[str, ...]:
     """The configured kind of each layer; empty if all layers are alike."""
     # GPT-Neo's are `attention_layers`: its local ones keep a window of their own, which the trial's rows do not reach
     names = ("layer_types", "layers_block_type", "attention_layers")
-    return tuple(next((found for name in names if (found := getattr(config, name, None))), ()))
+    return tuple(next((types for name in names if (types := getattr(config, name, None))), ()))
 
 
 CELLS = 1 << 24
@@ -316,8 +316,8 @@ def _prefill_pieces(
     def feed(part: Sequence[int], width: int) -> Tensor:
         """One pass over the next `width` ids of the rows `part`."""
         ids = [new[i][done[i] : done[i] + width] for i in part]
-        here = [starts[i] + done[i] for i in part]
-        return _prefill_group(model, cache, [slots[i] for i in part], here, ids, tokens)
+        offsets = [starts[i] + done[i] for i in part]
+        return _prefill_group(model, cache, [slots[i] for i in part], offsets, ids, tokens)
 
     while any(left):
         width = 1 << (min(max(left), tokens).bit_length() - 1)
@@ -390,9 +390,9 @@ def ragged_problem(model: CausalModel) -> str | None:
     """
     config = model.config
     kinds = set(model.layer_types)
-    known = {"full_attention", "global"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
-    if not kinds <= known:
-        return f"it has layers of type {', '.join(sorted(kinds - known))}, whose state this engine does not know"
+    supported = {"full_attention", "global"} | (RECURRENT_LAYERS if model.recurrent else {"sliding_attention"})
+    if not kinds <= supported:
+        return f"it has layers of type {', '.join(sorted(kinds - supported))}, whose state this engine does not know"
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"its attention implementation {attention!r} takes no explicit mask; load it with 'sdpa' or 'eager'"
@@ -409,8 +409,8 @@ def _compare(model: CausalModel) -> str | None:
         with model.evaluating():
             cache = model.new_cache(len(rows), max(_LENGTHS))
             prefill(model, cache, [0, 1], [0, 0], [row[:cut] for row, cut in zip(rows, _CUTS, strict=True)], tokens=64)
-            rest = [row[cut:] for row, cut in zip(rows, _CUTS, strict=True)]
-            got = prefill(model, cache, [0, 1], list(_CUTS), rest, tokens=64)
+            rests = [row[cut:] for row, cut in zip(rows, _CUTS, strict=True)]
+            got = prefill(model, cache, [0, 1], list(_CUTS), rests, tokens=64)
             want = torch.stack([model.plain(row)[0] for row in rows])
     # any model code may run here, and any failure means the same: recompute
     except Exception as error:

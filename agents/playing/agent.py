@@ -160,7 +160,7 @@ class ConcurrentAgent(Agent, Protocol):
 
 def check_channel(name: str, channel: Channel | None, conversation: Conversation) -> None:
     """Raises AgentError where the agent `name` writes actions in another channel than the environment reads."""
-    mine, theirs = (None if one is None else one.name for one in (channel, conversation.channel))
+    mine, theirs = (None if channel_ is None else channel_.name for channel_ in (channel, conversation.channel))
     if mine != theirs:
         raise AgentError(
             f"agent {name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: make both with "
@@ -230,5 +230,5 @@ class ResponseWriter:
         """Record `ids` as the response; its text is `text`, by default what the ids say."""
         if self.max_context is not None and thread.buffer.size + len(ids) > self.max_context:
             return Reply(ends=Status.TRUNCATED_TOKENS)
-        said = renderer.respond(thread, ids)
-        return Reply(text=text or said, finish="scripted", origin=origin)
+        decoded = renderer.respond(thread, ids)
+        return Reply(text=text or decoded, finish="scripted", origin=origin)

@@ -123,15 +123,15 @@ class EpisodeSession:
         ids, logprobs = np.asarray(generation.ids, np.int32), np.asarray(generation.logprobs, np.float32)
         if not len(ids) or ids.shape != logprobs.shape:
             raise AgentError(f"{len(ids)} sampled ids with {len(logprobs)} log-probabilities: each id needs its own")
-        known = None if np.isnan(logprobs).any() else logprobs
-        if (problem := wrong_numbers(ids, known)) is not None:
+        given_logprobs = None if np.isnan(logprobs).any() else logprobs
+        if (problem := wrong_numbers(ids, given_logprobs)) is not None:
             raise AgentError(problem)
         with self._pool.lock:
             text = renderer.respond(runner.conversation.thread, ids)
         aborted = generation.finish == "aborted"
         reply = Reply(
             text=text,
-            logprobs=known,
+            logprobs=given_logprobs,
             finish=generation.finish,
             policy_version=generation.policy_version,
             version_spans=generation.version_spans,
@@ -163,8 +163,8 @@ class EpisodeSession:
         calls."""
         channel = self._in_progress().conversation.channel
         if not isinstance(channel, ToolChannel):
-            said = "bare actions" if channel is None else f"channel {channel.name!r}"
-            raise AgentError(f"these sessions read {said} and no calls: give them channel 'tool'")
+            form = "bare actions" if channel is None else f"channel {channel.name!r}"
+            raise AgentError(f"these sessions read {form} and no calls: give them channel 'tool'")
         return self.step_text(channel.dialect.write(name, arguments))
 
     def outside(self, text: str) -> str:

@@ -518,16 +518,16 @@ class Rollout:
         replies: dict[int, Reply] = {}
         waiting = []
         for runner in self._active:
-            turn, shown = runner.conversation.turn, runner.job.demonstration
-            if turn < len(shown):
-                writer, next_turn = self._agent.writer, shown[turn]
+            turn, demonstration = runner.conversation.turn, runner.job.demonstration
+            if turn < len(demonstration):
+                writer, next_turn = self._agent.writer, demonstration[turn]
                 replies[runner.number] = (
                     writer.write(runner.conversation, next_turn, "demonstration")
                     if isinstance(next_turn, str)
                     else writer.show(runner.conversation, next_turn)
                 )
             elif runner.number not in self._asked:
-                runner.conversation.begun = runner.job.begun if turn == len(shown) else ()
+                runner.conversation.begun = runner.job.begun if turn == len(demonstration) else ()
                 waiting.append(runner)
         if self._submit is None:
             replies |= self._respond(waiting)
@@ -538,14 +538,14 @@ class Rollout:
     def _respond(self, waiting: Sequence[EpisodeRunner]) -> dict[int, Reply]:
         """The agent's replies to all of `waiting`, by number."""
         start = time.perf_counter()
-        found: object = []
+        replies: object = []
         with self._theirs():
-            found = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
-        found = answers(self._whose, found, len(waiting), Reply, AgentError)
+            replies = self._agent.respond([runner.conversation for runner in waiting]) if waiting else []
+        replies = answers(self._whose, replies, len(waiting), Reply, AgentError)
         seconds_each = (time.perf_counter() - start) / max(len(waiting), 1)
         for runner in waiting:
             runner.timings["generate"] += seconds_each
-        return {runner.number: reply for runner, reply in zip(waiting, found, strict=True)}
+        return {runner.number: reply for runner, reply in zip(waiting, replies, strict=True)}
 
     def _ask(self, waiting: Sequence[EpisodeRunner], *, wait: bool) -> dict[int, Reply]:
         """Ask about `waiting`, and return what has arrived, whoever asked; with `wait` there is one at least, or

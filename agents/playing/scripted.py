@@ -74,9 +74,9 @@ class _NamedPlayer:
     name: str
 
     def __call__(self, env: ActionGuard) -> Player:
-        own = env.base.players
-        if self.name not in own and self.name in installed(PLAYERS):
-            player: Player = find(PLAYERS, self.name, {}, known=own)(env)
+        players = env.base.players
+        if self.name not in players and self.name in installed(PLAYERS):
+            player: Player = find(PLAYERS, self.name, {}, known=players)(env)
             return player
         return env.base.make_player(self.name)
 
@@ -152,9 +152,9 @@ class ExpertAgent(ScriptedAgent):
         memory = conversation.memory
         if "expert" not in memory:
             player = memory["expert"] = self._make_expert(conversation.env)
-            told = conversation.observation.partition(HINT_HEAD)[2]
-            if told and isinstance(player, ReadingPlayer):
-                player.read(told)
+            hint = conversation.observation.partition(HINT_HEAD)[2]
+            if hint and isinstance(player, ReadingPlayer):
+                player.read(hint)
             low, high = self._noise
             memory["noise"] = low if low == high else conversation.rng(EXPERT_STREAM).uniform(low, high)
         elif conversation.played is not None:
@@ -221,9 +221,9 @@ class ReplayAgent(ScriptedAgent):
         task, sample = conversation.task, conversation.sample
         turns = self._turns.get((task.task_id, sample, task.sha256))
         if turns is None:
-            known = ", ".join(f"{name} sample {number} ({sha[:8]})" for name, number, sha in list(self._turns)[:5])
+            recorded = ", ".join(f"{name} sample {number} ({sha[:8]})" for name, number, sha in list(self._turns)[:5])
             raise AgentError(
-                f"no recording of {task.task_id} sample {sample} ({task.sha256[:8]}); recorded are: {known}, ..."
+                f"no recording of {task.task_id} sample {sample} ({task.sha256[:8]}); recorded are: {recorded}, ..."
             )
         if conversation.turn >= len(turns):
             return over
@@ -331,21 +331,21 @@ class MixedAgent(ScriptedAgent):
         memory = conversation.memory
         if "part" not in memory:
             memory["part"], memory["said"] = self._mix.draw(conversation.rng(PLAYER_STREAM)), []
-        part, said = memory["part"], memory["said"]
+        part, responses = memory["part"], memory["said"]
         if part.player in LOOPING and conversation.turn >= part.loop_from:
-            return self._again(conversation, said, part)
+            return self._again(conversation, responses, part)
         reply = (self._clean if part.player == "expert" else self._noisy).respond([conversation])[0]
-        said.append(reply.text)
+        responses.append(reply.text)
         return reply
 
-    def _again(self, conversation: Conversation, said: Sequence[str], part: DrawnPlayer) -> Reply:
+    def _again(self, conversation: Conversation, responses: Sequence[str], part: DrawnPlayer) -> Reply:
         """A turn of a loop, or a slip from it."""
         slip = self._noisy.noise(conversation, self._mix.loop_slips)
         if slip is not None:
             return self.writer.write(conversation, slip, "noise")
         if part.period:
-            place = (conversation.turn - part.loop_from) % part.period
-            return self.writer.write_text(conversation, said[part.loop_from - part.period + place], "policy")
+            phase = (conversation.turn - part.loop_from) % part.period
+            return self.writer.write_text(conversation, responses[part.loop_from - part.period + phase], "policy")
         action = conversation.env.base.make_player(WANDER).act()
         if action is None:
             return Reply(ends=Status.ERROR_ENGINE, error=f"`{WANDER}` knows no action at turn {conversation.turn}")

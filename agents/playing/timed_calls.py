@@ -67,7 +67,7 @@ class CallResult:
 
 def attempt(call: Callable[[], Any]) -> CallResult:
     """The outcome of `call` in this thread, without a limit."""
-    began, here = time.perf_counter(), _working_folder()
+    began, folder = time.perf_counter(), _working_folder()
     try:
         return CallResult(call(), seconds=time.perf_counter() - began)
     # sys.exit in other people's code must not end the run without a word; `failure` raises what is not theirs
@@ -75,8 +75,8 @@ def attempt(call: Callable[[], Any]) -> CallResult:
         return CallResult(error=error, seconds=time.perf_counter() - began)
     finally:
         # our own files have paths that begin there
-        if here and _working_folder() != here:
-            os.chdir(here)
+        if folder and _working_folder() != folder:
+            os.chdir(folder)
 
 
 def _working_folder() -> str:
@@ -138,16 +138,16 @@ class TimedCalls:
             self._queue = None
             done.append(self._given_up())
             self._watch.expect(self.seconds)
-            rest = [_Batch([call]) for call in calls[len(done) :]]
-            for one in rest:
+            batches = [_Batch([call]) for call in calls[len(done) :]]
+            for waiting in batches:
                 queue = _start_thread()
-                queue.put(one)
+                queue.put(waiting)
                 queue.put(None)
             end = running_clock.now() + self.seconds
-            for one in rest:
-                if not one.over(end):
-                    one.give_up(0.0)
-                done += one.done or [self._given_up()]
+            for waiting in batches:
+                if not waiting.over(end):
+                    waiting.give_up(0.0)
+                done += waiting.done or [self._given_up()]
         return done
 
     def call(self, function: Callable[[], Any]) -> CallResult:

@@ -61,9 +61,9 @@ class IncrementalDecoder:
 
 def text_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
     """The text of `ids`, as `IncrementalDecoder` gives it."""
-    whole = decode(list(ids))
-    if REPLACEMENT not in whole:
-        return whole
+    text = decode(list(ids))
+    if REPLACEMENT not in text:
+        return text
     # some decoders spoil a whole run of ids for one bad byte, but what was streamed before that byte must stay true
     decoder = IncrementalDecoder(decode)
     return "".join([*map(decoder.feed, ids), decoder.end()])
@@ -121,8 +121,11 @@ class AnswerReader:
         }
         control = [*control]
         needed = "".join((*self._marks[TEXT], *self._marks[THOUGHT], *_written(dialect)))
-        kept = [text for text in control if text in needed]
-        self._control, self._kept = _any_of([text for text in control if text not in kept]), _any_of(kept)
+        needed_texts = [text for text in control if text in needed]
+        self._control, self._kept = (
+            _any_of([text for text in control if text not in needed_texts]),
+            _any_of(needed_texts),
+        )
         self._plain = dialect is None and thoughts is THINK
         self._stops, self._prefixes = tuple(stops), _prefixes([*stops, *control])
         self._raw, self._stopped = "", False
@@ -145,13 +148,13 @@ class AnswerReader:
             return ""
         raw = self._raw + text
         # the stop text that is complete first, not the one that begins first: what was sampled after it is no answer
-        ends = [(place + len(stop), place) for stop in self._stops if (place := raw.find(stop)) >= 0]
+        ends = [(index + len(stop), index) for stop in self._stops if (index := raw.find(stop)) >= 0]
         self._stopped = bool(ends)
         cut = min(ends)[1] if ends else len(raw) if last else len(raw) - _partial_suffix(raw, self._prefixes)
         if not self._stopped and not last:
             # a control token across the cut would be sent in halves, and not be recognized
-            found = [match for pattern in (self._control, self._kept) if pattern for match in pattern.finditer(raw)]
-            cut = min([cut, *(match.start() for match in found if match.start() < cut < match.end())])
+            matches = [match for pattern in (self._control, self._kept) if pattern for match in pattern.finditer(raw)]
+            cut = min([cut, *(match.start() for match in matches if match.start() < cut < match.end())])
         self._raw = raw[cut:]
         return raw[:cut] if self._control is None else self._control.sub("", raw[:cut])
 
@@ -182,18 +185,18 @@ class AnswerReader:
 
     def _step(self, deltas: list[Delta]) -> bool:
         """Consume the text up to the next marker that is valid here. Returns whether there is one."""
-        found = [(place, mark) for mark in self._marks[self._state] if (place := self._rest.find(mark)) >= 0]
-        first = min(found)[0] if found else len(self._rest)
+        hits = [(index, mark) for mark in self._marks[self._state] if (index := self._rest.find(mark)) >= 0]
+        first = min(hits)[0] if hits else len(self._rest)
         # not to the end at every marker, which would take time that grows with the square of the text
         call = self._whole.find(self._rest[: first + REACH]) if self._whole and self._state == TEXT else -1
         if 0 <= call <= first:
             self._emit_text(self._rest[:call], deltas)
             self._rest, self._state = self._rest[call:], CALLS
             return True
-        if not found:
+        if not hits:
             return False
-        place, mark = min(found)
-        before, self._rest = self._rest[:place], self._rest[place + len(mark) :]
+        index, mark = min(hits)
+        before, self._rest = self._rest[:index], self._rest[index + len(mark) :]
         says, behind = self._marks[self._state][mark]
         if self._state == CALL:
             self._close(OPEN + before + mark, deltas)
@@ -208,8 +211,8 @@ class AnswerReader:
         if self._whole is None:
             return len(self._rest)
         start = max(len(self._rest) - REACH, 0)
-        places = [self._rest.find(text, start) for text in self._whole.begins]
-        return min((place for place in places if place >= 0), default=len(self._rest))
+        indices = [self._rest.find(text, start) for text in self._whole.begins]
+        return min((index for index in indices if index >= 0), default=len(self._rest))
 
     def _close(self, text: str, deltas: list[Delta]) -> None:
         """Give out the calls that `text` is; as text where it is none."""
@@ -229,10 +232,10 @@ class AnswerReader:
 
     def _emit(self, text: str, deltas: list[Delta]) -> None:
         text = self._space + text
-        shown = text.rstrip()
-        self._space = text[len(shown) :]
-        if shown:
-            deltas.append(shown)
+        visible = text.rstrip()
+        self._space = text[len(visible) :]
+        if visible:
+            deltas.append(visible)
 
 
 def _dropped(thoughts: Thoughts) -> list[str]:

@@ -151,9 +151,9 @@ class EventStream:
             torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
             yield _data(torn.as_json())
             return
-        rest = text[len(self._text.text) :]
+        new_text = text[len(self._text.text) :]
         self._drawn += _scored(finished)[self._sent + len(self._drawn) :]
-        for delta in (*self._reader.feed(rest), *self._reader.end()):
+        for delta in (*self._reader.feed(new_text), *self._reader.end()):
             yield from self._delta_events(delta)
         yield self._event({}, finish=finished.finish_reason)
         if inflight.request.usage_in_stream:
@@ -171,13 +171,13 @@ class EventStream:
         if isinstance(delta, str):
             yield self._event({"content": delta})
             return
-        call, place = delta.as_json(), self._calls
+        call, index = delta.as_json(), self._calls
         self._calls += 1
         arguments = call["function"].pop("arguments")
         # as OpenAI streams calls: the head first, then arguments, which clients append to its empty ones
-        opening = {"index": place, **call, "function": {**call["function"], "arguments": ""}}
+        opening = {"index": index, **call, "function": {**call["function"], "arguments": ""}}
         yield self._event({"tool_calls": [opening]})
-        yield self._event({"tool_calls": [{"index": place, "function": {"arguments": arguments}}]})
+        yield self._event({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": finish}
@@ -248,12 +248,12 @@ def refusal(app: Flask, error: Exception, method: str, path: str) -> Response:
     status = getattr(error, "code", None)
     if isinstance(status, int):
         limit = app.config["MAX_CONTENT_LENGTH"]
-        said = {
+        texts = {
             404: f"there is no {method} {path}; valid: {ROUTES}",
             405: f"{path} does not take {method}; valid: {ROUTES}",
             413: f"the body is larger than {limit} bytes",
         }
-        error = ApiError(status, said.get(status, str(error)))
+        error = ApiError(status, texts.get(status, str(error)))
     error = as_api_error(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     return json_response(error.as_json(), error.status, headers)
@@ -283,8 +283,8 @@ def create_app(
     from flask import Flask, Response, g, request
 
     # both paths are given, because Flask cannot find them for a package inside a namespace
-    here = str(Path(__file__).parent)
-    app = Flask("turngym.agents.proxy", root_path=here, instance_path=here, static_folder=None)
+    folder = str(Path(__file__).parent)
+    app = Flask("turngym.agents.proxy", root_path=folder, instance_path=folder, static_folder=None)
     app.extensions["proxy"] = service
     # whether clients have a key each, and do not trust each other
     several = keys is not None and any(keys.keys)
@@ -313,11 +313,11 @@ def create_app(
     def chat() -> Response:
         fields = body()
         service.tally.note_ignored(ignored_fields(fields))
-        asked = read_request(fields, dict(request.headers), service.settings, service.name, g.client)
-        inflight = service.begin(asked)
+        chat_request = read_request(fields, dict(request.headers), service.settings, service.name, g.client)
+        inflight = service.begin(chat_request)
         # other WSGI servers do not say whether the client is still there
         gone = request.environ.get("waitress.client_disconnected", lambda: False)
-        if asked.stream:
+        if chat_request.stream:
             no_cache = {"Cache-Control": "no-cache"}
             return Response(EventStream(inflight, gone), mimetype="text/event-stream", headers=no_cache)
         while (finished := inflight.wait(POLL_SECONDS)) is None:
@@ -325,7 +325,7 @@ def create_app(
                 inflight.abandon()
                 # nginx's status for this; HTTP has none
                 raise ApiError(499, "the client closed the connection", code="disconnected")
-        pieces = service.renderer.pieces(finished.ids.tolist()) if asked.logprobs else None
+        pieces = service.renderer.pieces(finished.ids.tolist()) if chat_request.logprobs else None
         return json_response(completion(finished, inflight, pieces), 200)
 
     @app.post("/v1/sessions/done")
@@ -334,17 +334,17 @@ def create_app(
         session = read_session(fields, dict(request.headers))
         if session is None:
             raise invalid("which session is done? Set the header X-Session-Id or session_id", "session_id")
-        given = fields.get("messages")
-        final = read_messages(given, service.settings) if given else ()
+        messages = fields.get("messages")
+        final = read_messages(messages, service.settings) if messages else ()
         return json_response({"object": "session", "turns": service.end(session, final, client=g.client)}, 200)
 
     @app.post("/v1/feedback")
     def feedback() -> Response:
         if service.stopping:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
-        said, place = read_feedback(body(), dict(request.headers))
-        status = service.feedback(said, **place, client=g.client)
-        return json_response({"object": "feedback", "score": said.score, "status": status}, 200)
+        verdict, where = read_feedback(body(), dict(request.headers))
+        status = service.feedback(verdict, **where, client=g.client)
+        return json_response({"object": "feedback", "score": verdict.score, "status": status}, 200)
 
     model = {"id": service.name, "object": "model", "created": 0, "owned_by": "turngym"}
 

@@ -316,12 +316,12 @@ class EngineQueue:
                 _fail(pending, _engine_failed(result))
                 continue
             self.generated += len(result.ids)
-            whole = pending.take(result, self._stops)
-            if whole is None:
+            response = pending.take(result, self._stops)
+            if response is None:
                 again.append(pending)
                 continue
-            self.aborted += whole.finish == "aborted"
-            pending.answer.set_result(whole)
+            self.aborted += response.finish == "aborted"
+            pending.answer.set_result(response)
         with self._changed:
             self.broken_off += len(again)
             self._queue.extendleft(reversed(again))

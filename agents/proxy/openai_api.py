@@ -28,7 +28,7 @@ def read_messages(messages: Any, settings: ProxySettings) -> tuple[ChatMessage, 
         raise invalid(f"messages is {shown(messages)}; it must be a list of at least one message", "messages")
     if len(messages) > settings.max_messages:
         raise invalid(f"{len(messages)} messages; at most {settings.max_messages} are read", "messages")
-    return tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages))
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def shown(value: Any) -> str:
@@ -44,14 +44,14 @@ def _message(message: Any, where: str) -> ChatMessage:
         hint = did_you_mean(str(role), ROLES)
         raise invalid(f"{where}.role is {shown(role)}; valid: {', '.join(ROLES)}.{hint}", f"{where}.role")
     if message.get("function_call") is not None:
-        place = f"{where}.function_call"
+        field = f"{where}.function_call"
         raise invalid(
-            f"{place} is {shown(message['function_call'])}; this server reads the newer form: send tool_calls", place
+            f"{field} is {shown(message['function_call'])}; this server reads the newer form: send tool_calls", field
         )
-    given = message.get("tool_calls")
-    if given is not None and not isinstance(given, list):
-        raise invalid(f"{where}.tool_calls is {shown(given)}; it must be a list of calls", f"{where}.tool_calls")
-    calls = tuple(_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(given or ()))
+    calls_given = message.get("tool_calls")
+    if calls_given is not None and not isinstance(calls_given, list):
+        raise invalid(f"{where}.tool_calls is {shown(calls_given)}; it must be a list of calls", f"{where}.tool_calls")
+    calls = tuple(_call(call, f"{where}.tool_calls[{field}]") for field, call in enumerate(calls_given or ()))
     if calls and role != "assistant":
         raise invalid(f"{where} has tool calls, but its role is {role}; only the assistant calls", where)
     content = message.get("content")
@@ -74,11 +74,11 @@ def _content(content: Any, where: str) -> str:
     if not isinstance(content, list):
         raise invalid(f"{where} is {shown(content)}; it must be text or a list of text parts", where)
     texts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         if kind not in (None, "text", "input_text", "output_text", "refusal") or not isinstance(text, str):
-            raise invalid(f"{where}[{place}] is {shown(part)}; this policy reads text parts only", f"{where}[{place}]")
+            raise invalid(f"{where}[{index}] is {shown(part)}; this policy reads text parts only", f"{where}[{index}]")
         texts.append(text)
     return "\n".join(texts)
 
@@ -96,8 +96,8 @@ def _call(call: Any, where: str) -> ToolCall:
     try:
         check_arguments(arguments)
     except JsonError as error:
-        place = f"{where}.function.arguments"
-        raise invalid(f"{place}: {str(error).removeprefix('the body ')}", place) from None
+        field = f"{where}.function.arguments"
+        raise invalid(f"{field}: {str(error).removeprefix('the body ')}", field) from None
     identity = call.get("id", "")
     return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=arguments)
 
@@ -115,12 +115,12 @@ def read_session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str |
     metadata = fields.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
         raise invalid(f"metadata is {shown(metadata)}; it must be an object", "metadata")
-    more = metadata or {}
+    facts = metadata or {}
     conversation = fields.get("conversation")
     named = {
         "session_id": headers.get(SESSION) or fields.get("session_id"),
-        "metadata.session_id": more.get("session_id"),
-        "metadata.conversation_id": more.get("conversation_id"),
+        "metadata.session_id": facts.get("session_id"),
+        "metadata.conversation_id": facts.get("conversation_id"),
         "conversation": conversation.get("id") if isinstance(conversation, dict) else conversation,
         "conversation_id": fields.get("conversation_id"),
     }
@@ -275,7 +275,10 @@ def read_request(
     for field, (why, neutral) in NEUTRAL.items():
         value = fields.get(field)
         # True equals 1
-        same = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+        same = any(
+            value == value_allowed and isinstance(value, bool) == isinstance(value_allowed, bool)
+            for value_allowed in neutral
+        )
         if value is not None and not same:
             valid = f", or send {shown(neutral[0])}" if neutral else ""
             raise invalid(f"{field} is {shown(value)}; {why}: leave {field} out{valid}", field, UNSUPPORTED)
@@ -349,15 +352,15 @@ def _tools(tools: Any, settings: ProxySettings) -> tuple[Mapping[str, Any], ...]
         return ()
     if not isinstance(tools, list) or len(tools) > settings.max_tools:
         raise invalid(f"tools is {_kind(tools)}; it must be a list of at most {settings.max_tools} functions", "tools")
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
             raise invalid(
-                f'tools[{place}] is {shown(tool)}; it must be {{"type": "function", "function": {{...}}}}',
-                f"tools[{place}]",
+                f'tools[{index}] is {shown(tool)}; it must be {{"type": "function", "function": {{...}}}}',
+                f"tools[{index}]",
             )
         if not isinstance(function.get("name"), str) or not function["name"]:
-            raise invalid(f"tools[{place}].function has no name", f"tools[{place}].function.name")
+            raise invalid(f"tools[{index}].function has no name", f"tools[{index}].function.name")
     return tuple(tools)
 
 

@@ -52,22 +52,22 @@ def restore(
         temperature: the trainer's, as in `episode_of`.
     """
     used = _used(folder) if want_ended else None
-    found, going, lost, problems = RestoredSessions(), dict[str, ProxySession](), set[str](), list[str]()
+    restored, going, lost, problems = RestoredSessions(), dict[str, ProxySession](), set[str](), list[str]()
     for record in iter_records(folder):
         if isinstance(record, TraceProblem):
             problems.append(str(record))
             lost |= going.keys()
             going.clear()
-            found.ended.clear()
+            restored.ended.clear()
             continue
         kind, key, following = record["kind"], record.get("session", ""), record.get("next", "")
         if kind == "judged":
-            found.votes[key, record["turn"]] = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
+            restored.votes[key, record["turn"]] = Judgment(votes=tuple(record["votes"]), cut=record["cut"])
         elif kind == "feedback":
-            found.feedback[key, record["turn"]] = Feedback(score=record["score"], text=record["text"])
+            restored.feedback[key, record["turn"]] = Feedback(score=record["score"], text=record["text"])
         elif kind == "end" or (kind == "turn" and record["main"]):
             numbers = [int(name.rpartition("-")[2]) for name in (key, following) if name]
-            found.serial = max(found.serial, *numbers)
+            restored.serial = max(restored.serial, *numbers)
         if kind == "turn" and record["main"] and key not in lost:
             session = going.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
             try:
@@ -83,28 +83,28 @@ def restore(
                 continue
             if turn.retry:
                 # feedback on the superseded answer is no feedback on this one
-                found.feedback.pop((key, len(session.turns) - 1), None)
+                restored.feedback.pop((key, len(session.turns) - 1), None)
         elif kind == "end" and key in going:
             session = going.pop(key)
             if used is not None and key not in used:
                 final = messages_from_json(record["final"])
-                found.ended.append(episode_of(session, record["why"], final, temperature=temperature))
+                restored.ended.append(episode_of(session, record["why"], final, temperature=temperature))
             if following:
                 session.begin_part(following)
                 going[following] = session
         elif kind == "end" and key in lost and following:
             lost.add(following)
-    found.open = list(going.values())
-    wanted = {*going, *(episode.task.task_id for episode in found.ended)}
-    found.votes = {key: votes for key, votes in found.votes.items() if key[0] in wanted}
-    found.feedback = {key: feedback for key, feedback in found.feedback.items() if key[0] in wanted}
+    restored.open = list(going.values())
+    wanted = {*going, *(episode.task.task_id for episode in restored.ended)}
+    restored.votes = {key: votes for key, votes in restored.votes.items() if key[0] in wanted}
+    restored.feedback = {key: feedback for key, feedback in restored.feedback.items() if key[0] in wanted}
     if problems:
         warnings.warn(
             f"{folder / RECORDS_FILE}: {len(problems)} records cannot be used ({problems[0]}); sessions that they may "
             "belong to are neither continued nor trained on",
             stacklevel=2,
         )
-    return found
+    return restored
 
 
 def _used(folder: Path) -> set[str]:

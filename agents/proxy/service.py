@@ -158,10 +158,10 @@ class RequestCounts:
     def begin(self, client: str, most: int, share: int) -> None:
         """One more request is under way. Raises ApiError (429) where `most` are already, or `share` of this client."""
         with self._lock:
-            own = self._underway[client]
-            if self.counts["underway"] >= most or own >= share:
+            underway = self._underway[client]
+            if self.counts["underway"] >= most or underway >= share:
                 self.counts["turned_away"] += 1
-                under_way = f"{own} requests of this client" if own >= share else f"{most} requests"
+                under_way = f"{underway} requests of this client" if underway >= share else f"{most} requests"
                 raise busy(f"{under_way} are under way already; ask again later")
             self.counts["underway"] += 1
             self._underway[client] += 1
@@ -333,12 +333,12 @@ class ProxyService:
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools, most=self.max_context)
             number = next(self._numbers)
-            asked = self._engine_request(request, prompt, session, number)
-            pending = self.engine.submit(asked)
+            engine_request = self._engine_request(request, prompt, session, number)
+            pending = self.engine.submit(engine_request)
         except BaseException:
             self.closed(request.client, session, "refused")
             raise
-        salt = f"{self._seed}/{asked.session}/{len(prompt.ids)}"
+        salt = f"{self._seed}/{engine_request.session}/{len(prompt.ids)}"
         return InflightRequest(self, request, session, prompt, pending, deadline, salt)
 
     def end(self, session_id: str, final: tuple[ChatMessage, ...] = (), *, client: str = "") -> int:
@@ -357,8 +357,8 @@ class ProxyService:
                 return 0
             session = self._enter(name, self.deadline())
             turns = len(session.turns)
-            whole = common_prefix(session.history.client_messages, final) > 0
-            self._finish(session, "done", session.new_messages(final) if whole else final)
+            is_whole = common_prefix(session.history.client_messages, final) > 0
+            self._finish(session, "done", session.new_messages(final) if is_whole else final)
             self.sessions.end(session)
         finally:
             self.closed(client, session, "")
@@ -395,8 +395,8 @@ class ProxyService:
 
     def open_episodes(self) -> list[Episode]:
         """Sessions that go on, as they are now. To be called before any request is accepted."""
-        found = [session for session in self.sessions.all() if session.turns]
-        return [episode_of(session, "open", temperature=self.temperature) for session in found]
+        sessions = [session for session in self.sessions.all() if session.turns]
+        return [episode_of(session, "open", temperature=self.temperature) for session in sessions]
 
     def deadline(self) -> float:
         """Until when a request that comes now may wait, on `clock`."""
@@ -422,7 +422,7 @@ class ProxyService:
                 raise
 
     def health(self) -> dict[str, Any]:
-        counts, shown = self.tally.as_json()
+        counts, tallied = self.tally.as_json()
         status = "stalled" if self.engine.stands_still else "updating" if self.engine.paused else "ok"
         return {
             "status": "stopping" if self.stopping else status,
@@ -432,7 +432,7 @@ class ProxyService:
             "underway": counts["underway"],
             "engine": self.engine.as_json(),
             **({"threads": failures} if (failures := failures_of_threads()) else {}),
-            **shown,
+            **tallied,
         }
 
     def drain(self) -> None:
@@ -485,8 +485,8 @@ class ProxyService:
             name, stream = f"{session.key}/{segment}", (self._seed, task_number(session.key), session.answers)
         if request.seed is not None:
             # clients may send negative seeds, of which no stream can be made
-            own = request.seed & (2**63 - 1)
-            stream = (own, 0, 0) if request.session_id is None else (own, *stream[1:])
+            seed = request.seed & (2**63 - 1)
+            stream = (seed, 0, 0) if request.session_id is None else (seed, *stream[1:])
         return GenerateRequest(session=name, prompt_ids=prompt.ids, sampling=sampling, stream=stream)
 
     def _finish(
@@ -507,7 +507,7 @@ class ProxyService:
 
     def _enter(self, name: str, deadline: float) -> ProxySession:
         session, gone = self.sessions.acquire(name, deadline)
-        self._gone += [(other, "room") for other in gone]
+        self._gone += [(evicted, "room") for evicted in gone]
         # a full disk is told by this request's own record; the sweep ends the others
         with contextlib.suppress(OSError):
             self._finish_gone()
@@ -515,8 +515,8 @@ class ProxyService:
 
     def _enter_unnamed(self, request: ChatRequest, deadline: float) -> ProxySession:
         """The session that a conversation without an id continues, as far as that is sure, or a new one."""
-        name, told = self.sessions.name_of(request.client, owner_of(request), request.messages)
-        if not told:
+        name, is_sure = self.sessions.name_of(request.client, owner_of(request), request.messages)
+        if not is_sure:
             self.tally.note_untold()
         session = self._enter(name, deadline)
         while not session.continued_by(request.messages):

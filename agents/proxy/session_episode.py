@@ -55,10 +55,10 @@ def episode_of(
                 excluded=excluded,
             )
         )
-        shown: dict[str, Any] = {"kept": record.kept, "messages": [message.as_json() for message in record.messages]}
-        shown |= {} if record.tools is None else {"tools": list(record.tools)}
-        shown |= {"calls": [call.as_json() for call in record.reply.tool_calls]} if record.reply.tool_calls else {}
-        chat.append(shown)
+        entry: dict[str, Any] = {"kept": record.kept, "messages": [message.as_json() for message in record.messages]}
+        entry |= {} if record.tools is None else {"tools": list(record.tools)}
+        entry |= {"calls": [call.as_json() for call in record.reply.tool_calls]} if record.reply.tool_calls else {}
+        chat.append(entry)
     name, _, number = session.key.rpartition("-")
     return Episode(
         task=Task(

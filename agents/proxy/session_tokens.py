@@ -87,8 +87,8 @@ class ChatHistory:
 
     def asks_again(self, messages: Sequence[ChatMessage]) -> bool:
         """Whether a request asks again for the last answer."""
-        known, common = len(self.client_messages), common_prefix(self.client_messages, messages)
-        return 0 < common == len(messages) == known - 1
+        count, common = len(self.client_messages), common_prefix(self.client_messages, messages)
+        return 0 < common == len(messages) == count - 1
 
     def forks(self, kept: int, new: Sequence[ChatMessage]) -> bool:
         """Whether `new` messages behind the first `kept` are said to an earlier answer than the last.
@@ -149,11 +149,11 @@ class ChatListRenderer:
         self.control = tuple(sorted(self.template.encoder.special))
         """Texts that stand for special tokens."""
         # some templates ignore tools and their results; both are then written into other messages
-        given = ([_user("x")], self.template.opening("x", "x"))
-        shown = [TOOL.name in self.template.render(messages, tools=TOOL.schemas()) for messages in given]
-        self._shows_tools = shown[0]
+        probes = ([_user("x")], self.template.opening("x", "x"))
+        shows = [TOOL.name in self.template.render(messages, tools=TOOL.schemas()) for messages in probes]
+        self._shows_tools = shows[0]
         # some show tools behind a system message alone
-        self._calls = self._find_calls() if any(shown) else WRITTEN_OUT
+        self._calls = self._find_calls() if any(shows) else WRITTEN_OUT
         """How the template takes calls; None where it writes them in a dialect that is not known."""
         self._calling = self._find_calling()
         """The template for answers with calls; None where they are content like others."""
@@ -162,10 +162,12 @@ class ChatListRenderer:
         """Ids that end an answer."""
         call: Message = {"role": "assistant", "content": "turngymanswer"}
         try:
-            told = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
+            rendered = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
         except RenderError:
-            told = ""
-        self._shows_results = "turngymresult" in told or (self._calling is not None and self._calling.role == "tool")
+            rendered = ""
+        self._shows_results = "turngymresult" in rendered or (
+            self._calling is not None and self._calling.role == "tool"
+        )
 
     @property
     def dialect(self) -> CallDialect:
@@ -212,15 +214,18 @@ class ChatListRenderer:
                 soon as twice as many tokens are counted in it; other prompts are returned, however long they are.
                 None: no text is refused for its length.
         """
-        known, common = len(history.client_messages), common_prefix(history.client_messages, messages)
-        follows = 0 < known == common < len(messages)
+        count, common = len(history.client_messages), common_prefix(history.client_messages, messages)
+        follows = 0 < count == common < len(messages)
         # only what is new: repeated messages hold answers, in which the policy may have sampled anything
         self.refuse_control(messages[common:], tools, start=common)
         self._refuse_calls(messages[common:], tools, start=common)
-        given = [*history.template_messages[:common], *self._template_messages(history, messages[common:], common)]
+        template_messages = [
+            *history.template_messages[:common],
+            *self._template_messages(history, messages[common:], common),
+        ]
         with self._lock:
-            self._check_shown(given, tools, start=common)
-            text = self._render(given, tools)
+            self._check_shown(template_messages, tools, start=common)
+            text = self._render(template_messages, tools)
             before = self._history_text(history) if follows and history.segments and tools == history.tools else None
         extends = before is not None and text.startswith(before)
         if most is not None and len(text) > SUSPICIOUS * most:
@@ -243,20 +248,20 @@ class ChatListRenderer:
 
     def refuse_control(self, messages: Sequence[ChatMessage], tools: Tools = (), *, start: int = 0) -> None:
         """Raises ApiError (400) for a special token that `messages`, numbered from `start`, or `tools` spell."""
-        texts = [(f"messages[{place}].content", message.text) for place, message in enumerate(messages, start)]
-        texts += [(f"tools[{place}]", text) for place, tool in enumerate(tools) for text in _texts(tool)]
+        texts = [(f"messages[{index}].content", message.text) for index, message in enumerate(messages, start)]
+        texts += [(f"tools[{index}]", text) for index, tool in enumerate(tools) for text in _texts(tool)]
         for where, text in texts:
             if token := self.template.encoder.spells_control(text, self.template.encoder.special):
                 raise invalid(f"{where} holds {token!r}, a control token of this model", where, "control_token")
 
     def _refuse_calls(self, messages: Sequence[ChatMessage], tools: Tools, *, start: int) -> None:
         """Raises ApiError (400) for tools and calls that the template's dialect leaves unread or unwritten."""
-        places = enumerate(messages, start)
-        calls = [(f"messages[{place}].tool_calls", call) for place, one in places for call in one.tool_calls]
+        numbered = enumerate(messages, start)
+        calls = [(f"messages[{index}].tool_calls", call) for index, message in numbered for call in message.tool_calls]
         if self._calls is None and (tools or calls):
             where = "tools" if tools else calls[0][0]
-            said = "this model's chat template writes calls in a dialect of its own, which is not read"
-            raise invalid(f"{where}: {said}; leave {where} out", where, UNSUPPORTED)
+            problem = "this model's chat template writes calls in a dialect of its own, which is not read"
+            raise invalid(f"{where}: {problem}; leave {where} out", where, UNSUPPORTED)
         for where, call in calls:
             if self.dialect is not HERMES and not isinstance(call.values, dict):
                 raise invalid(f"{where}: arguments is {brief(call.arguments, 60)}; it must be a JSON object", where)
@@ -331,8 +336,8 @@ class ChatListRenderer:
 
     def _history_text(self, history: ChatHistory) -> str:
         if history.text is None:
-            *given, _ = history.template_messages
-            history.text = self._render(given, history.tools) + history.said + self._stop_text(history.last_id)
+            *earlier, _ = history.template_messages
+            history.text = self._render(earlier, history.tools) + history.said + self._stop_text(history.last_id)
         return history.text
 
     def _render(self, given: Sequence[Message], tools: Tools) -> str:
@@ -356,17 +361,17 @@ class ChatListRenderer:
         """Raises ApiError (400) for a system message, numbered from `start`, that the template leaves out."""
         # the first is put before the user's message where a template has none
         first = 1 if len(given) > 1 and given[1]["role"] == "user" else 0
-        places = [place for place in range(max(start, first), len(given)) if given[place]["role"] == "system"]
-        if not places:
+        indices = [index for index in range(max(start, first), len(given)) if given[index]["role"] == "system"]
+        if not indices:
             return
         probe = list(given)
-        for place in places:
-            probe[place] = {**given[place], "content": PROBE.format(place)}
-        shown = self._render(probe, tools)
-        for place in places:
-            if PROBE.format(place) not in shown:
-                said = "this model's chat template shows no system message there; valid: its text in a user message"
-                raise invalid(f"messages[{place}]: {said}", f"messages[{place}]", UNSUPPORTED)
+        for index in indices:
+            probe[index] = {**given[index], "content": PROBE.format(index)}
+        text = self._render(probe, tools)
+        for index in indices:
+            if PROBE.format(index) not in text:
+                problem = "this model's chat template shows no system message there; valid: its text in a user message"
+                raise invalid(f"messages[{index}]: {problem}", f"messages[{index}]", UNSUPPORTED)
 
     def _template_messages(self, history: ChatHistory, new: Sequence[ChatMessage], kept: int) -> list[Message]:
         """`new` messages behind the first `kept` of the history for the template."""
@@ -384,25 +389,25 @@ class ChatListRenderer:
         # an answer that this client has from elsewhere: only its thoughts and calls are more than text
         if self.dialect is HERMES or not message.tool_calls:
             return self._other_answer(message.text)
-        thought, said, tags = None, message.content, self.template.thoughts
+        thought, content, tags = None, message.content, self.template.thoughts
         if tags is not THINK:
-            thought, said, _ = THINK.split(message.content, bool)
+            thought, content, _ = THINK.split(message.content, bool)
         thought = None if thought is None else self.template.written(thought)
-        return message_with_calls(self.template.written(said), thought, self._shown_calls(message.tool_calls), tags)
+        return message_with_calls(self.template.written(content), thought, self._shown_calls(message.tool_calls), tags)
 
     def _other_answer(self, text: str) -> Message:
         """The message of an answer that nobody sampled here, its thought between the markers of the family."""
         style = self.template.thoughts
         if style is THINK:
             return {"role": "assistant", "content": self.template.written(text)}
-        thought, rest, _ = THINK.split(text, bool)
-        said = style.write(thought) + style.spoken + (text if thought is None else rest.lstrip())
-        return self.template.answer(self.template.written(said))
+        thought, content, _ = THINK.split(text, bool)
+        answer = style.write(thought) + style.spoken + (text if thought is None else content.lstrip())
+        return self.template.answer(self.template.written(answer))
 
     def _shown_calls(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         """`calls` in the form in which the template takes them. It writes them itself: what they say is text."""
         assert self._calls is not None
-        shown = []
+        entries = []
         for number, call in enumerate(calls):
             if self._calls.id != CALL_ID:
                 # the template shows it in place of the tool's name: as the model wrote it, else with the call's number
@@ -413,9 +418,9 @@ class ChatListRenderer:
                 id = call.id if NINE.fullmatch(call.id) else nine
             arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
             function = {"name": call.name, "arguments": arguments}
-            told = self.template.encoder.shield_all({"id": id, "function": function})
-            shown.append({"type": "function", **told, CLIENTS: call.id})
-        return shown
+            shielded = self.template.encoder.shield_all({"id": id, "function": function})
+            entries.append({"type": "function", **shielded, CLIENTS: call.id})
+        return entries
 
     def _stop_text(self, last: int | None) -> str:
         return "" if last is None else self.template.text_of(last)
@@ -429,8 +434,8 @@ class ChatListRenderer:
         for start in range(0, len(text), LONG):
             count += len(self._encode(text[start : start + LONG]))
             if count > 2 * most:
-                said = f"the messages are more than {2 * most} tokens; with an answer this model holds {most}"
-                raise invalid(said, "messages", "context_length_exceeded")
+                problem = f"the messages are more than {2 * most} tokens; with an answer this model holds {most}"
+                raise invalid(problem, "messages", "context_length_exceeded")
 
     def _encode(self, text: str, after: str = "") -> NDArray[np.int32]:
         # not the template's own cache: prompts are long, all different, and a server runs for weeks
@@ -459,7 +464,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _joined(messages: Sequence[Message]) -> list[Message]:
     """`messages` as templates take them, each result with the id and the name of its call: of the one that it names,
     else of the first that waits for a result."""
-    found, waiting = list[Message](), list[Any]()
+    joined, waiting = list[Message](), list[Any]()
     for message in messages:
         if message["role"] == "assistant":
             waiting = list(message.get("tool_calls", ()))
@@ -471,20 +476,20 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
             call = (named or waiting)[0]
             waiting.remove(call)
             message = {**message, "name": call["function"]["name"], "tool_call_id": call["id"]}
-        found.append(message)
-    return found
+        joined.append(message)
+    return joined
 
 
 def _in_order(before: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> list[ChatMessage]:
     """`new` messages with the results of an answer's calls in the order of the calls: many templates show no ids."""
-    found = [*before[-1:], *new]
-    for place, message in enumerate(found):
+    ordered = [*before[-1:], *new]
+    for index, message in enumerate(ordered):
         wanted = [call.id for call in message.tool_calls]
-        end = next((i for i in range(place + 1, len(found)) if found[i].role != "tool"), len(found))
-        results = found[place + 1 : end]
+        end = next((i for i in range(index + 1, len(ordered)) if ordered[i].role != "tool"), len(ordered))
+        results = ordered[index + 1 : end]
         if wanted and {result.tool_call_id for result in results} <= set(wanted):
-            found[place + 1 : end] = sorted(results, key=lambda result: wanted.index(result.tool_call_id))
-    return found[len(before[-1:]) :]
+            ordered[index + 1 : end] = sorted(results, key=lambda result: wanted.index(result.tool_call_id))
+    return ordered[len(before[-1:]) :]
 
 
 def _user(content: str) -> Message:

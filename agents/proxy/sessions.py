@@ -56,8 +56,8 @@ class HistoryMatch:
             if len(same) > 1:
                 # ids of calls were made by this server
                 ids = [call.id for call in messages[length - 1].tool_calls]
-                said = {name: self._said[name][1][length - 1].tool_calls for name in same}
-                by_id = [name for name in same if ids and ids == [call.id for call in said[name]]]
+                calls_of = {name: self._said[name][1][length - 1].tool_calls for name in same}
+                by_id = [name for name in same if ids and ids == [call.id for call in calls_of[name]]]
                 same = by_id if len(by_id) == 1 else same
             # one that has gone on from here is not continued: whoever it belongs to began another branch
             ended = [name for name in same if len(self._said[name][1]) == length]
@@ -87,12 +87,12 @@ class HistoryMatch:
 def _digests(owner: str, messages: Sequence[ChatMessage]) -> list[tuple[int, str]]:
     """(Number of messages, hash) of every beginning of the conversation that ends with an answer."""
     running = hashlib.sha256(json.dumps(owner).encode())
-    found = []
+    digests = []
     for number, message in enumerate(messages, start=1):
         running.update(json.dumps(message.spoken, ensure_ascii=True).encode() + b"\n")
         if message.role == "assistant":
-            found.append((number, running.hexdigest()))
-    return found
+            digests.append((number, running.hexdigest()))
+    return digests
 
 
 def _repeats(messages: Sequence[ChatMessage], said: Sequence[ChatMessage]) -> bool:
@@ -141,8 +141,8 @@ class ProxySession:
     def apply(self, renderer: ChatListRenderer, record: TurnRecord, text: str | None = None) -> None:
         """Append a finished main turn, live or from a record."""
         self.owner = record.owner
-        known = len(self.history.client_messages)
-        follows = bool(record.messages) and (not known or record.kept == known)
+        count = len(self.history.client_messages)
+        follows = bool(record.messages) and (not count or record.kept == count)
         new = record.messages if follows else (*self.history.client_messages[: record.kept], *record.messages)[-1:]
         forks = self.history.forks(record.kept, record.messages)
         prompt_span, response_span = renderer.apply(self.history, record, text)
@@ -171,15 +171,15 @@ class ProxySession:
 
     def continued_by(self, messages: Sequence[ChatMessage]) -> bool:
         """Whether a request without an id goes on where this session, if it has begun, stands."""
-        known = self.history.client_messages
-        return len(known) < len(messages) and _repeats(messages[: len(known)], known)
+        earlier = self.history.client_messages
+        return len(earlier) < len(messages) and _repeats(messages[: len(earlier)], earlier)
 
     def new_messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
         """The request's messages after the last answer; if the client rewrote earlier ones, only its last message; none
         if they answer an earlier one."""
-        known, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
+        count, common = len(self.history.client_messages), common_prefix(self.history.client_messages, messages)
         new = tuple(messages[common:])
-        return new if common == known else () if self.history.forks(common, new) else new[-1:]
+        return new if common == count else () if self.history.forks(common, new) else new[-1:]
 
     @property
     def answers(self) -> int:
@@ -227,8 +227,8 @@ class SessionTable:
         """(The name of the session of `owner` that a conversation without an id continues, or of a new one; whether
         it could be told from those of others.)"""
         with self._changed:
-            found, told = self._match.find(owner, messages)
-            return found or self.new_name(client), told
+            name, is_sure = self._match.find(owner, messages)
+            return name or self.new_name(client), is_sure
 
     def new_name(self, client: str) -> str:
         """The name of a new session without an id."""
@@ -262,13 +262,15 @@ class SessionTable:
             while True:
                 session = self._open.get(name)
                 if session is None:
-                    own = [other for other in self._open.values() if other.name[:CLIENT] == name[:CLIENT]]
-                    if len(own) >= self._share or len(self._open) >= self._limit:
-                        among = own if len(own) >= self._share else list(self._open.values())
-                        idle = [other for other in among if not other.queue]
+                    clients_own = [
+                        session_ for session_ in self._open.values() if session_.name[:CLIENT] == name[:CLIENT]
+                    ]
+                    if len(clients_own) >= self._share or len(self._open) >= self._limit:
+                        among = clients_own if len(clients_own) >= self._share else list(self._open.values())
+                        idle = [session_ for session_ in among if not session_.queue]
                         if not idle:
                             raise busy(f"{len(among)} sessions are open and all of them busy; ask again later")
-                        evicted.append(min(idle, key=lambda other: other.last_used))
+                        evicted.append(min(idle, key=lambda session_: session_.last_used))
                         self._remove(evicted[-1])
                     session = ProxySession(key=self.new_key(name), name=name, last_used=self._clock())
                     self._open[name] = session
@@ -418,8 +420,8 @@ class HeardFeedback:
         """Take over an earlier process's feedback, and its sessions: those that go on, and those that have ended."""
         with self._lock:
             for place, its in said.items():
-                own = self._of(place[0])
-                own.keep(own.said, place, its)
+                book = self._of(place[0])
+                book.keep(book.said, place, its)
             for episode in ended:
                 key = episode.task.task_id
                 self._of(key).note(key.rpartition("-")[0], episode.meta["first"], key, len(episode.turns))
@@ -431,14 +433,14 @@ class HeardFeedback:
         """Note a session's new turn, which the client knows as `answer`; `again`: it replaces the turn before."""
         place = session.key, len(session.turns) - 1
         with self._lock:
-            own = self._of(session.name)
-            own.note(session.name, session.first, session.key, len(session.turns))
+            book = self._of(session.name)
+            book.note(session.name, session.first, session.key, len(session.turns))
             if again:
-                for known in [known for known, its in own.answers.items() if its == place]:
-                    own.answers[known] = place[0], SUPERSEDED
+                for answer_id in [answer_id for answer_id, its in book.answers.items() if its == place]:
+                    book.answers[answer_id] = place[0], SUPERSEDED
             if answer:
-                own.keep(own.answers, answer, place)
-            taken_back = again and own.said.pop(place, None) is not None
+                book.keep(book.answers, answer, place)
+            taken_back = again and book.said.pop(place, None) is not None
         if taken_back:
             self.tell(place, None, True)
 
@@ -454,8 +456,8 @@ class HeardFeedback:
         """
         with self._lock:
             name = session_name(client, session_id or "")
-            own = self._of(name)
-            parts, answered = own.parts.get(name), own.answers.get(answer or "")
+            book = self._of(name)
+            parts, answered = book.parts.get(name), book.answers.get(answer or "")
         if answered is not None:
             return None if answered[1] == SUPERSEDED else answered
         if answer is not None:
@@ -476,15 +478,15 @@ class HeardFeedback:
         Raises ApiError (429) for more than `MOST_CHANGES` changes.
         """
         with self._lock:
-            own = self._of(place[0])
-            if own.said.get(place) != feedback:
-                if own.changes.get(place, 0) >= MOST_CHANGES:
+            book = self._of(place[0])
+            if book.said.get(place) != feedback:
+                if book.changes.get(place, 0) >= MOST_CHANGES:
                     raise busy(f"this turn has had {MOST_CHANGES} different feedbacks, which is all that are taken")
                 # written before it counts, so that a restarted server knows it, too
                 key, turn = place
                 write(
                     {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
                 )
-                own.keep(own.said, place, feedback)
-                own.keep(own.changes, place, own.changes.get(place, 0) + 1)
+                book.keep(book.said, place, feedback)
+                book.keep(book.changes, place, book.changes.get(place, 0) + 1)
         return self.tell(place, feedback, is_open)

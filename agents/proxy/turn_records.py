@@ -158,7 +158,7 @@ def _whole(value: Any) -> Any:
         return int(value)
     if isinstance(value, list):
         return [*map(_whole, value)]
-    return {key: _whole(each) for key, each in value.items()} if isinstance(value, dict) else value
+    return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 # Tool calls, and tools for chat templates that have none.
@@ -208,12 +208,12 @@ def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, 
         salt: makes ids where the model wrote none; the same salt gives the same ids.
         tools: the request's tools. In dialects without quotes they say which values are text.
     """
-    found = read_calls(dialect, text) or []
-    if not all(isinstance(call.name, str) and call.name for call in found):
+    parsed = read_calls(dialect, text) or []
+    if not all(isinstance(call.name, str) and call.name for call in parsed):
         return []
-    said = [call.id for call in found]
+    ids = [call.id for call in parsed]
     calls = []
-    for number, call in enumerate(found, first):
+    for number, call in enumerate(parsed, first):
         arguments: Any = {} if call.arguments is None else call.arguments
         if isinstance(dialect, TaggedCalls):
             arguments = _typed(arguments, next((tool for tool in tools if tool["function"]["name"] == call.name), {}))
@@ -228,7 +228,7 @@ def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, 
         # Hermes's calls are text for templates, which read those of others
         if dialect is not HERMES and not isinstance(_value(text), dict):
             return []
-        id = call.id if call.id and ID.fullmatch(call.id) and said.count(call.id) == 1 else ""
+        id = call.id if call.id and ID.fullmatch(call.id) and ids.count(call.id) == 1 else ""
         id = id or f"call_{hashlib.sha256(f'{salt}/{number}'.encode()).hexdigest()[:24]}"
         calls.append(ToolCall(id=id, name=call.name, arguments=text))
     return calls
@@ -238,7 +238,7 @@ def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, A
     """`arguments`, where those that `tool` declares to be of other types than text become JSON values if they are."""
     schema = tool.get("function", {}).get("parameters")
     declared = schema.get("properties") if isinstance(schema, Mapping) else None
-    found: dict[str, Any] = dict(arguments)
+    typed: dict[str, Any] = dict(arguments)
     for name, text in arguments.items():
         kinds = _kinds(declared.get(name)) if isinstance(declared, Mapping) else set()
         if not kinds or "string" in kinds:
@@ -247,8 +247,8 @@ def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, A
         words = {word: json for word, (json, kind) in WORDS.items() if kind in kinds}
         text = words.get(text.strip().lower(), text)
         with suppress(JsonError, UnicodeEncodeError):
-            found[name] = strict_json(text.encode())
-    return found
+            typed[name] = strict_json(text.encode())
+    return typed
 
 
 WORDS = {"true": ("true", "boolean"), "false": ("false", "boolean"), "none": ("null", "null"), "null": ("null", "null")}
@@ -261,10 +261,10 @@ def _kinds(schema: Any) -> set[str]:
         return set()
     kind = schema.get("type")
     if isinstance(kind, (str, list)):
-        return {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)}
+        return {kind} if isinstance(kind, str) else {way for way in kind if isinstance(way, str)}
     # optional arguments, as Pydantic writes them; one level, for schemas may be as deep as their client likes
     ways = schema.get("anyOf", schema.get("oneOf"))
-    kinds = [one.get("type") if isinstance(one, Mapping) else None for one in ways] if isinstance(ways, list) else []
+    kinds = [way.get("type") if isinstance(way, Mapping) else None for way in ways] if isinstance(ways, list) else []
     return {kind for kind in kinds if isinstance(kind, str)} if all(isinstance(kind, str) for kind in kinds) else set()
 
 
@@ -341,10 +341,10 @@ class TurnRecorder:
         except FolderInUseError as error:
             raise ProxyError(str(error)) from None
         self._lines = LineFile(self.path)
-        rest = _last_line(self._lines.file)
-        if rest and _record(rest) is None:
+        last_line = _last_line(self._lines.file)
+        if last_line and _record(last_line) is None:
             # a killed process did not complete it: its turn was never answered, so nothing is missing without it
-            self._lines.file.truncate(self._lines.file.seek(0, 2) - len(rest))
+            self._lines.file.truncate(self._lines.file.seek(0, 2) - len(last_line))
 
     def write(self, record: Mapping[str, Any]) -> float:
         """Append a record; returns the time that it got. Raises OSError; nothing of the record is in the file then."""
@@ -375,11 +375,11 @@ def iter_records(folder: Path) -> Iterator[dict[str, Any] | TraceProblem]:
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if (found := _record(line)) is not None:
-                if found["v"] > SCHEMA:
-                    said = f"records of version {found['v']}; this reads up to {SCHEMA}"
-                    raise ProxyError(f"{path}, line {number}: {said}")
-                yield found
+            if (record := _record(line)) is not None:
+                if record["v"] > SCHEMA:
+                    problem = f"records of version {record['v']}; this reads up to {SCHEMA}"
+                    raise ProxyError(f"{path}, line {number}: {problem}")
+                yield record
             elif line.strip() and line.endswith(b"\n"):
                 yield TraceProblem(line=number, reason="it was changed or cut off: its checksum does not fit")
 

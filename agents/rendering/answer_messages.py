@@ -58,10 +58,10 @@ class StructuredAnswers:
         content = body.removeprefix(self.thoughts.gap).removeprefix(self.thoughts.spoken)
         message: Message = {"role": "assistant", "content": self._plain(content)}
         if isinstance(call, ParsedCall) and isinstance(call.name, str):
-            said, tags = body[:start].removeprefix(self.thoughts.gap), self.thoughts
-            if tags.aside and tags.aside in said:
-                said = said.replace(tags.aside, "").replace(tags.closing + tags.gap, "")
-            return message_with_calls(self._plain(said).strip(), thought, [self._call(call)], tags)
+            spoken, tags = body[:start].removeprefix(self.thoughts.gap), self.thoughts
+            if tags.aside and tags.aside in spoken:
+                spoken = spoken.replace(tags.aside, "").replace(tags.closing + tags.gap, "")
+            return message_with_calls(self._plain(spoken).strip(), thought, [self._call(call)], tags)
         return message | dict.fromkeys(THOUGHT_KEYS if thought else (), thought)
 
     def observation(self, text: str, role: str, previous: Message | None) -> Message:
@@ -80,8 +80,12 @@ class StructuredAnswers:
                 arguments = {}
         arguments = arguments if isinstance(arguments, dict) else {}
         arguments = {name: value.typed if isinstance(value, Bare) else value for name, value in arguments.items()}
-        shown = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
-        return {"type": "function", "id": call.id or CALL_ID, "function": {"name": call.name, "arguments": shown}}
+        sent_arguments = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
+        return {
+            "type": "function",
+            "id": call.id or CALL_ID,
+            "function": {"name": call.name, "arguments": sent_arguments},
+        }
 
     def _plain(self, text: str) -> str:
         for token in self.special:

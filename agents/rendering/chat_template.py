@@ -135,8 +135,8 @@ class ChatTemplate:
         if not system:
             return [{"role": "user", "content": observation}]
         if self._fold_system:
-            both = self._shown({"role": "system", "content": system})["content"], self.encoder.shield(observation)
-            return [{"role": "user", "content": Shielded("\n\n".join(both))}]
+            contents = self._shown({"role": "system", "content": system})["content"], self.encoder.shield(observation)
+            return [{"role": "user", "content": Shielded("\n\n".join(contents))}]
         return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
 
     def render(self, messages: Sequence[Message], *, generate: bool = True, tools: Sequence[Any] | None = None) -> str:
@@ -146,18 +146,18 @@ class ChatTemplate:
         that. `tools` (OpenAI function schemas) replace the tool of this template.
         """
         described = self._tools if tools is None else tools
-        shown = [self._shown(message) for message in messages]
+        visible = [self._shown(message) for message in messages]
         if self._in_parts:
-            texts = [message.get("content") for message in shown]
-            shown = [
+            texts = [message.get("content") for message in visible]
+            visible = [
                 {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
-                for message, text in zip(shown, texts, strict=True)
+                for message, text in zip(visible, texts, strict=True)
             ]
         schemas = None if described is None else self.encoder.shield_all(list(described))
         try:
             if self.source in TRUSTED:
                 text = self.tokenizer.apply_chat_template(
-                    shown,
+                    visible,
                     tools=schemas,
                     chat_template=self._source,
                     add_generation_prompt=generate,
@@ -167,7 +167,7 @@ class ChatTemplate:
             else:
                 variables = {**self.tokenizer.special_tokens_map, **self._variables}
                 text = template_limits.render(
-                    self._source, shown, tools=schemas, generate=generate, variables=variables
+                    self._source, visible, tools=schemas, generate=generate, variables=variables
                 )
         except TemplateLimit as error:
             raise TemplateCostError(f"the chat template {self._place()} {error}") from error
@@ -232,7 +232,7 @@ class ChatTemplate:
         prompt = self.render(self.opening(SYSTEM, OBSERVATION))
         if OBSERVATION not in prompt:
             raise RenderError(f"the chat template of {self.name!r} does not show user messages")
-        self.describes_tool = tool is not None and all(one.name in prompt for one in tool.tools)
+        self.describes_tool = tool is not None and all(described.name in prompt for described in tool.tools)
         self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
         """Text between an observation and the answer."""
         self.opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
@@ -330,8 +330,8 @@ class ChatTemplate:
                 exact = text.startswith(self.render(history) + answer)
             except RenderError:
                 return 0
-            shown = ANSWER in text and OBSERVATION in text[text.index(ANSWER) :]
-            ranks.append(0 if not shown else 2 if exact else 1)
+            is_shown = ANSWER in text and OBSERVATION in text[text.index(ANSWER) :]
+            ranks.append(0 if not is_shown else 2 if exact else 1)
         return min(ranks)
 
     def _probe_delta(self) -> str:
@@ -342,10 +342,10 @@ class ChatTemplate:
         except RenderError as error:
             text, problem = "", f": {error}"
         if OBSERVATION not in text:
-            other = "user" if self.role == "tool" else "tool"
+            other_role = "user" if self.role == "tool" else "tool"
             raise RenderError(
                 f"the chat template of {self.name!r} does not show a message of role {self.role!r} after an answer; "
-                f"use observation_role={other!r}{problem}"
+                f"use observation_role={other_role!r}{problem}"
             )
         return text
 
@@ -408,10 +408,10 @@ class ChatTemplate:
         It depends on `response` only if the form is structured. None if the response is not shown as it was said.
         """
         history = self.opening(SYSTEM, USER)
-        said = (response or self.samples[0]) if self.form.structured else self._bare
-        message = self.answer(said)
+        answer_text = (response or self.samples[0]) if self.form.structured else self._bare
+        message = self.answer(answer_text)
         text = self.render([*history, message, self.observation(observation, message)])
-        before = self.render(history) + said
+        before = self.render(history) + answer_text
         if self.form.structured and text.startswith(before):
             return text[len(before) :]
         # an answer that is shown elsewhere or trimmed still tells what follows an answer

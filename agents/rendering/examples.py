@@ -93,15 +93,17 @@ def read_examples(
             raise AgentError(f"--examples {path} is empty")
         return Examples(text=text)
     episodes = read_episodes(path)
-    if others := sorted({episode.task.env_id for episode in episodes} - {env_id}):
-        raise AgentError(f"--examples {path} has episodes of {', '.join(others)}; the agent plays {env_id}")
+    if foreign := sorted({episode.task.env_id for episode in episodes} - {env_id}):
+        raise AgentError(f"--examples {path} has episodes of {', '.join(foreign)}; the agent plays {env_id}")
     tasks = tuple(episode.task for episode in episodes if episode.success)
-    shown = tuple(_example(episode, channel, tool, shown_for) for episode in episodes if episode.success)
-    if not shown:
+    examples = tuple(_example(episode, channel, tool, shown_for) for episode in episodes if episode.success)
+    if not examples:
         raise AgentError(f"--examples {path}: none of its {len(episodes)} episodes succeeded")
     if form != "text":
-        return Examples(episodes=shown, tasks=tasks)
-    return Examples(tasks=tasks, text="\n\n".join(f"Example {n}:\n{one.text}" for n, one in enumerate(shown, start=1)))
+        return Examples(episodes=examples, tasks=tasks)
+    return Examples(
+        tasks=tasks, text="\n\n".join(f"Example {n}:\n{example.text}" for n, example in enumerate(examples, start=1))
+    )
 
 
 def _example(episode: Episode, channel: Channel, tool: Tools, shown_for: ExamplesFor) -> Example:

@@ -57,26 +57,26 @@ class Example:
 
 def by_category(examples: Iterable[Example]) -> dict[str, tuple[Example, ...]]:
     """Category -> its examples; "" -> those of all tasks."""
-    found: dict[str, tuple[Example, ...]] = {"": ()}
+    groups: dict[str, tuple[Example, ...]] = {"": ()}
     for example in examples:
-        found[example.category] = (*found.get(example.category, ()), example)
-    return found
+        groups[example.category] = (*groups.get(example.category, ()), example)
+    return groups
 
 
 def of_category(groups: Mapping[str, T], category: str) -> T:
     """What `groups` (by category, "" for all tasks) hold for a task. Raises AgentError if all of it is for others."""
-    known = sorted(groups.keys() - {""})
-    if known and category not in groups:
+    categories = sorted(groups.keys() - {""})
+    if categories and category not in groups:
         raise AgentError(
-            f"--examples.shown-for category: no example is of category {category!r}; there are {', '.join(known)}"
+            f"--examples.shown-for category: no example is of category {category!r}; there are {', '.join(categories)}"
         )
-    return groups[category if known else ""]
+    return groups[category if categories else ""]
 
 
 def without(observation: str, listing: str) -> str:
     """`observation` without the `listing` in it. Text that a wrapper wrote behind the listing stays."""
-    before, found, after = observation.rpartition(listing) if listing else ("", "", "")
-    return before + after if found else observation
+    before, listed, after = observation.rpartition(listing) if listing else ("", "", "")
+    return before + after if listed else observation
 
 
 def require_memory(name: str) -> None:
@@ -109,9 +109,9 @@ class Memory:
     def __post_init__(self) -> None:
         require_memory(self.name)
         if self.templated != (self.templates is not None):
-            said = "needs templates" if self.templated else "takes no templates"
+            need = "needs templates" if self.templated else "takes no templates"
             raise TurngymError(
-                f"memory {self.name!r} {said}: --memory verl-agent:N goes with --prompts own|CHECKOUT, which "
+                f"memory {self.name!r} {need}: --memory verl-agent:N goes with --prompts own|CHECKOUT, which "
                 "--preset verl-agent sets, too"
             )
 
@@ -132,8 +132,8 @@ class Memory:
             return None
         length = self.name.partition(":")[2]
         if self.templates is not None:
-            said = [(turn.bare, turn.action or "") for turn in past]
-            return self.templates.prompt(int(length), task, said, observation, admissible)
+            turns = [(turn.bare, turn.action or "") for turn in past]
+            return self.templates.prompt(int(length), task, turns, observation, admissible)
         if not past:
             return observation
         if self.name == "react":
@@ -142,9 +142,9 @@ class Memory:
 
 
 def _window(length: int, task: str, past: Sequence[PastTurn], observation: str) -> str:
-    shown = past[max(0, len(past) - length) :]
-    lines = [task, "", f"Turns taken: {len(past)}." + (f" The last {len(shown)}, oldest first:" if shown else "")]
-    for number, turn in enumerate(shown, start=len(past) - len(shown) + 1):
+    recent = past[max(0, len(past) - length) :]
+    lines = [task, "", f"Turns taken: {len(past)}." + (f" The last {len(recent)}, oldest first:" if recent else "")]
+    for number, turn in enumerate(recent, start=len(past) - len(recent) + 1):
         lines += [f"Observation {number}: {turn.bare}", f"Action {number}: {_one_line(turn)}"]
     return "\n".join((*lines, "", f"Now turn {len(past) + 1}. Observation {len(past) + 1}: {observation}"))
 
@@ -175,12 +175,12 @@ def chat_messages(
     prompt = memory.prompt(task, past, observation, admissible)
     if prompt is not None:
         return [*opening, {"role": "user", "content": prompt}]
-    said = [
+    replies = [
         {"role": role, "content": text}
         for turn in past
         for role, text in (("user", turn.observation), ("assistant", turn.response))
     ]
-    return [*opening, *said, {"role": "user", "content": observation}]
+    return [*opening, *replies, {"role": "user", "content": observation}]
 
 
 def _one_line(turn: PastTurn) -> str:

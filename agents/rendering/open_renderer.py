@@ -74,12 +74,12 @@ def end_ids(model: Any) -> tuple[int, ...]:
     ids = () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
     config = getattr(model, "config", None)
     size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", None)
-    for one in ids:
-        if type(one) is not int or one < 0 or (size is not None and one >= size):
+    for token in ids:
+        if type(token) is not int or token < 0 or (size is not None and token >= size):
             valid = "whole numbers from 0" if size is None else f"0 to {size - 1}"
             raise RenderError(
-                f"eos_token_id in the model's generation_config.json is {brief(named, 80)}; {brief(one, 80)} is no id "
-                f"of the model; valid: {valid}"
+                f"eos_token_id in the model's generation_config.json is {brief(named, 80)}; {brief(token, 80)} is no "
+                f"id of the model; valid: {valid}"
             )
     return ids
 

@@ -195,17 +195,17 @@ class ChatRenderer:
         last = listed[-1] if listed and listed[-1] in self._stops else None
         answered = listed if last is None else listed[:-1]
         text = self.template.answer_text(answered)
-        said = self.template.said(answered, text)
+        answer = self.template.said(answered, text)
         history.response_span = history.buffer.extend(ids)
         history.last_id = last
         history.awaiting = False
-        history.response = said
-        history.messages.append(self.template.answer(said))
-        history.pieces.append(said)
+        history.response = answer
+        history.messages.append(self.template.answer(answer))
+        history.pieces.append(answer)
         if last is not None:
             history.pieces.append(self.template.text_of(last))
         if history.appendable and not self._append:
-            history.appendable = self._shown_unchanged(said)
+            history.appendable = self._shown_unchanged(answer)
         return text
 
     def write(self, history: TokenHistory, text: str) -> NDArray[np.int32]:
@@ -217,16 +217,16 @@ class ChatRenderer:
     def _write_ids(self, text: str) -> NDArray[np.int32]:
         template, encoder = self.template, self.template.encoder
         written = template.written(text)
-        found = encoder.encode_between(template.generation_prompt, written, template.end_text)
-        if found is None:
+        body_ids = encoder.encode_between(template.generation_prompt, written, template.end_text)
+        if body_ids is None:
             warnings.warn(
                 f"the tokenizer of {template.name!r} joins answers with the text around them: answers that nobody "
                 f"sampled get other ids there than in the whole conversation, for one {excerpt(text, 40)!r}",
                 stacklevel=4,
             )
-            found = template.encode(written, after=template.generation_prompt).tolist()
+            body_ids = template.encode(written, after=template.generation_prompt).tolist()
         end = () if template.end_id is None else (template.end_id,)
-        return np.array((*found, *end), np.int32)
+        return np.array((*body_ids, *end), np.int32)
 
     def _open_segment(self, history: TokenHistory, text: str) -> None:
         history.segments.append(IdBuffer())
@@ -310,8 +310,8 @@ def read_exactly(renderer: ChatRenderer, ids: Sequence[int], response: str) -> b
     size = len(renderer.template.tokenizer)
     if not listed or not all(0 <= token < size for token in listed):
         return False
-    said = listed[:-1] if listed[-1] in renderer.stop_ids else listed
-    return not set(said) & set(renderer.stop_ids) and renderer.template.answer_text(said) == response
+    response_ids = listed[:-1] if listed[-1] in renderer.stop_ids else listed
+    return not set(response_ids) & set(renderer.stop_ids) and renderer.template.answer_text(response_ids) == response
 
 
 def said_in(channel: Channel, tool: Tools, turn: Turn) -> str:
@@ -361,14 +361,14 @@ class TextEpisodes:
                 history = self.renderer.open(system, turn.observation, episode.task.category)
             else:
                 self.renderer.observe(history, turn.observation)
-            shown = self.shown(episode, turn)
-            self.renderer.respond(history, np.array(shown.ids, np.int32))
+            demonstrated = self.shown(episode, turn)
+            self.renderer.respond(history, np.array(demonstrated.ids, np.int32))
             if self.max_context is not None and history.buffer.size > self.max_context:
                 break
             spans = (history.prompt_span, history.response_span)
             # without what was said of other ids
             written = replace(turn, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None)
-            written = replace(written, response=shown.response, segment=history.segment)
+            written = replace(written, response=demonstrated.response, segment=history.segment)
             if turn.is_cut and not turn.response:
                 # a limit that thoughts used up leaves the end id alone, which would teach to say nothing
                 written = replace(written, excluded=turn.excluded or "cut before it said anything")

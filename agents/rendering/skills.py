@@ -72,13 +72,13 @@ class Skills:
 
     def text(self, category: str, observation: str) -> str | None:
         """What a task of `category` whose first observation is `observation` is told; None: no text is for it."""
-        found = [text for _, _, text in self._matches(category, observation)]
-        if not found and self.otherwise:
-            found = [self.otherwise]
-        if not found and (self.category or self.keyword or not self.always):
+        texts = [text for _, _, text in self._matches(category, observation)]
+        if not texts and self.otherwise:
+            texts = [self.otherwise]
+        if not texts and (self.category or self.keyword or not self.always):
             return None
         # two words may stand for one text, which is told once
-        return "\n".join(dict.fromkeys([*([self.always] if self.always else []), *found]))
+        return "\n".join(dict.fromkeys([*([self.always] if self.always else []), *texts]))
 
     def added_to(self, observation: str, category: str) -> str:
         """The first `observation` of a task with its skills. Raises AgentError where no text is for the task."""
@@ -102,11 +102,11 @@ class Skills:
             used |= {(table, key) for table, key, _ in self._matches(category, observation)}
         for table, key in (*(("category", key) for key in self.category), *(("keyword", key) for key in self.keyword)):
             if (table, key) not in used:
-                known = ""
+                hint = ""
                 if table == "category":
-                    known = f"; there are {', '.join(sorted(categories))}.{did_you_mean(key, sorted(categories))}"
+                    hint = f"; there are {', '.join(sorted(categories))}.{did_you_mean(key, sorted(categories))}"
                 raise AgentError(
-                    f"skills {self.name}: [{table}] {key!r} matches none of {len(chosen)} tasks of {env.env_id}{known}"
+                    f"skills {self.name}: [{table}] {key!r} matches none of {len(chosen)} tasks of {env.env_id}{hint}"
                 )
 
     def _matches(self, category: str, observation: str) -> Iterator[tuple[str, str, str]]:
@@ -114,8 +114,8 @@ class Skills:
         if category in self.category:
             yield "category", category, self.category[category]
         # not what a teacher is told behind it
-        said = observation.partition(HINT_HEAD)[0].lower()
-        yield from (("keyword", word, text) for word, text in self.keyword.items() if word.lower() in said)
+        first_page = observation.partition(HINT_HEAD)[0].lower()
+        yield from (("keyword", word, text) for word, text in self.keyword.items() if word.lower() in first_page)
 
     @property
     def _way_out(self) -> str:

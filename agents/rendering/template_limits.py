@@ -179,10 +179,10 @@ def _serve(pipe: Connection) -> None:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     _limit(resource.RLIMIT_CORE, 0)
-    own = None
+    own_memory = None
     # where the system says and limits it
     with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
-        own = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        own_memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     pipe.send_bytes(b"")
     while True:
         try:
@@ -192,8 +192,8 @@ def _serve(pipe: Connection) -> None:
         source, messages, arguments, seconds, memory, longest = pickle.loads(work)
         used = int(time.process_time())
         _limit(resource.RLIMIT_CPU, used + seconds + 1)
-        if own is not None:
-            _limit(resource.RLIMIT_AS, own + memory)
+        if own_memory is not None:
+            _limit(resource.RLIMIT_AS, own_memory + memory)
         try:
             pipe.send_bytes(_answer(PreTrainedTokenizerBase, source, messages, arguments, longest))
         except MemoryError:

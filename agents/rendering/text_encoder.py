@@ -75,7 +75,10 @@ class TextEncoder:
         self._fast = bool(getattr(tokenizer, "is_fast", False))
         self._normalizer: Any = self._backend.normalizer if self._fast else None
         self._added: dict[int, Any] = dict(getattr(tokenizer, "added_tokens_decoder", {}))
-        special = [*map(str, tokenizer.all_special_tokens), *(str(one) for one in self._added.values() if one.special)]
+        special = [
+            *map(str, tokenizer.all_special_tokens),
+            *(str(added) for added in self._added.values() if added.special),
+        ]
         self.special = frozenset(text for text in special if text and not self._is_letter(text))
         """Texts of the tokens that the tokenizer calls special."""
         plain = [str(token) for token in self._added.values() if not token.special]
@@ -88,9 +91,9 @@ class TextEncoder:
             or (_unnumbered(text) != text and series[_unnumbered(text)] > HEADINGS)
         )
         """Texts of all control tokens."""
-        known = {str(token): number for number, token in self._added.items()}
+        ids = {str(token): number for number, token in self._added.items()}
         self.ids: dict[int, str] = {
-            known[text] if text in known else tokenizer.convert_tokens_to_ids(text): text for text in self.control
+            ids[text] if text in ids else tokenizer.convert_tokens_to_ids(text): text for text in self.control
         }
         """Control tokens by id."""
         self._unknown = getattr(tokenizer, "unk_token_id", None)
@@ -148,52 +151,54 @@ class TextEncoder:
         if isinstance(value, str):
             return self.shield(value, keep)
         if isinstance(value, Mapping):
-            return {self.shield_all(key, keep): self.shield_all(each, keep) for key, each in value.items()}
-        return [self.shield_all(each, keep) for each in value] if isinstance(value, (list, tuple)) else value
+            return {self.shield_all(key, keep): self.shield_all(item, keep) for key, item in value.items()}
+        return [self.shield_all(item, keep) for item in value] if isinstance(value, (list, tuple)) else value
 
     def shield_sampled(self, ids: Sequence[int], text: str, keep: Collection[str] = ()) -> str:
         """What the sampled `ids` say, `text`, with control tokens hidden that are spelled and were not sampled."""
         places = {*self._starts(text, frozenset(keep)), *self._marks(text)}
         if places:
             start = last = 0
-            for place in (place for place, number in enumerate(ids) if number in self.ids):
+            for index in (index for index, number in enumerate(ids) if number in self.ids):
                 # from the control token before, not from the beginning: a policy may sample thousands of them
-                start += len(self._decode(ids[last : place + 1])) - len(own := self._decode(ids[place : place + 1]))
-                places.discard(start + _hideable(own))
-                last = place
+                start += len(self._decode(ids[last : index + 1])) - len(
+                    token_text := self._decode(ids[index : index + 1])
+                )
+                places.discard(start + _hideable(token_text))
+                last = index
         return _hide_at(text, places)
 
     def spells_control(self, text: str, among: Collection[str] | None = None) -> str | None:
         """A control token that `text` spells, in whatever way; None if there is none. `among` leaves others out."""
         patterns = self._patterns_for(frozenset() if among is None else self.control - frozenset(among))
-        found = patterns.one.search(text) if patterns.one is not None else None
-        if found is None and patterns.disguised is not None:
-            found = patterns.disguised.search(self._normalized(text))
-        return None if found is None else found[0]
+        match = patterns.one.search(text) if patterns.one is not None else None
+        if match is None and patterns.disguised is not None:
+            match = patterns.disguised.search(self._normalized(text))
+        return None if match is None else match[0]
 
     def broken(self, text: str) -> str:
         """`text` for those who tokenize it by themselves: every control token that it spells has a word joiner in it,
         which is not seen; where a normalizer takes joiners away, U+FFFD stands for its characters."""
         if self.spells_control(text) is None:
             return text
-        places = set(self._starts(text, frozenset()))
-        joined = "".join(char + JOINER if place in places else char for place, char in enumerate(text))
+        positions = set(self._starts(text, frozenset()))
+        joined = "".join(char + JOINER if position in positions else char for position, char in enumerate(text))
         if self.spells_control(joined) is None:
             return joined
         return HIDDEN.sub("\ufffd", self.shield(text))
 
     def _shield(self, text: str, keep: frozenset[str]) -> Shielded:
-        found = _hide_at(text, {*self._starts(text, keep), *self._edges(text), *self._marks(text)})
+        shielded = _hide_at(text, {*self._starts(text, keep), *self._edges(text), *self._marks(text)})
         disguised = self._patterns_for(keep).disguised
-        if disguised is not None and disguised.search(self._normalized(self._opaquely(found))):
+        if disguised is not None and disguised.search(self._normalized(self._opaquely(shielded))):
             # which characters become the token is the normalizer's secret, so all are hidden
-            found = _hide_at(text, {place for place, char in enumerate(text) if char not in UNTOUCHED})
-        return Shielded(found)
+            shielded = _hide_at(text, {position for position, char in enumerate(text) if char not in UNTOUCHED})
+        return Shielded(shielded)
 
     def _marks(self, text: str) -> Iterator[int]:
         """Where characters stand that have a meaning here."""
         if MARK in text or self._opaque in text:
-            yield from (place for place, char in enumerate(text) if char in (MARK, self._opaque))
+            yield from (position for position, char in enumerate(text) if char in (MARK, self._opaque))
 
     def _starts(self, text: str, keep: frozenset[str]) -> Iterator[int]:
         """Where a character must be hidden so that no control token is left in `text`."""
@@ -237,9 +242,9 @@ class TextEncoder:
             # A token reaches over the border. Behind a line's end there is no such token, and no space that
             # SentencePiece would put before the first word.
             ids = self.encode_between("\n", text) or self._encode(text)
-        made = np.asarray(ids, dtype=np.int32)
-        made.setflags(write=False)
-        return made
+        array = np.asarray(ids, dtype=np.int32)
+        array.setflags(write=False)
+        return array
 
     def encode_between(self, before: str, text: str, behind: str = "") -> list[int] | None:
         """The ids of `text` where the three texts are tokenized as one; None if a token reaches over a border.
@@ -247,11 +252,11 @@ class TextEncoder:
         `behind` is a control token, or empty.
         """
         first, last = self._border(before), self._border(behind)
-        whole = self._encode(before + text + behind)
-        stop = len(whole) - len(last)
-        if stop < len(first) or whole[: len(first)] != first or whole[stop:] != last:
+        joined = self._encode(before + text + behind)
+        stop = len(joined) - len(last)
+        if stop < len(first) or joined[: len(first)] != first or joined[stop:] != last:
             return None
-        return whole[len(first) : stop]
+        return joined[len(first) : stop]
 
     def _encode(self, text: str) -> list[int]:
         if HIDDEN.search(text) is None:
@@ -271,10 +276,10 @@ class TextEncoder:
     def _written(self, opaque: str) -> Iterator[tuple[int, int, int]]:
         """The template's own control tokens: (id, start, stop), with the white space that belongs to a token."""
         if not self._fast:
-            one = self._patterns_for(frozenset()).one
-            known = {text: number for number, text in self.ids.items()}
-            for match in () if one is None else one.finditer(opaque):
-                yield known[match[0]], match.start(), match.end()
+            pattern = self._patterns_for(frozenset()).one
+            ids_of = {text: number for number, text in self.ids.items()}
+            for match in () if pattern is None else pattern.finditer(opaque):
+                yield ids_of[match[0]], match.start(), match.end()
             return
         read = self.tokenizer(opaque, add_special_tokens=False, return_offsets_mapping=True)
         for number, (start, stop) in zip(read["input_ids"], read["offset_mapping"], strict=True):
@@ -291,35 +296,35 @@ class TextEncoder:
         text = "".join(next(characters) + cut if char == self._opaque else char for char in opaque)
         if not self._fast:
             return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
-        backend, kept = self._text_backend
+        backend, renumbered = self._text_backend
         ids = backend.encode(text if first else START + text, add_special_tokens=False).ids
-        return [kept.get(number, number) for number in (ids if first else ids[1:])]
+        return [renumbered.get(number, number) for number in (ids if first else ids[1:])]
 
     @cached_property
     def _text_backend(self) -> tuple[Any, dict[int, int]]:
         """The tokenizer without control tokens, and its ids of added tokens where they differ from the tokenizer's."""
         from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-        own = self._backend
-        found = Tokenizer(self._model_without() if self._spelled else own.model)
-        if own.normalizer is not None:
-            found.normalizer = own.normalizer
-        steps = [] if own.pre_tokenizer is None else [own.pre_tokenizer]
+        original = self._backend
+        plain = Tokenizer(self._model_without() if self._spelled else original.model)
+        if original.normalizer is not None:
+            plain.normalizer = original.normalizer
+        steps = [] if original.pre_tokenizer is None else [original.pre_tokenizer]
         steps += [pre_tokenizers.Split(CUT, "removed")] if self._bytes else []
         if steps:
-            found.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+            plain.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
         texts = {number: token for number, token in self._added.items() if number not in self.ids}
-        found.add_tokens(list(texts.values()))
-        found.add_special_tokens([AddedToken(START, normalized=False)])
-        ids = {int(found.token_to_id(str(token)) or 0): number for number, token in texts.items()}
-        return found, {number: given for number, given in ids.items() if number != given}
+        plain.add_tokens(list(texts.values()))
+        plain.add_special_tokens([AddedToken(START, normalized=False)])
+        ids = {int(plain.token_to_id(str(token)) or 0): number for number, token in texts.items()}
+        return plain, {number: token_id for number, token_id in ids.items() if number != token_id}
 
     def _model_without(self) -> Any:
         """The tokenizer's model, its control tokens under names that no text has."""
         from tokenizers import Tokenizer
 
-        whole = json_of(self._backend.to_str())
-        model, gone = whole["model"], {text: START + text for text in self._spelled}
+        table = json_of(self._backend.to_str())
+        model, gone = table["model"], {text: START + text for text in self._spelled}
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
             model["vocab"] = {gone.get(piece, piece): number for piece, number in vocabulary.items()}
@@ -330,7 +335,7 @@ class TextEncoder:
             model["merges"] = [pair for pair in pairs if not {"".join(pair), *pair} & gone.keys()]
         if model.get("unk_token") in gone:
             model["unk_token"] = gone[model["unk_token"]]
-        return Tokenizer.from_str(json.dumps(whole | {"added_tokens": [], "post_processor": None})).model
+        return Tokenizer.from_str(json.dumps(table | {"added_tokens": [], "post_processor": None})).model
 
 
 class _Patterns:
@@ -372,12 +377,12 @@ def _branches(node: Mapping[str, Any]) -> str:
     return f"(?:{either})?" if "" in node else either
 
 
-def _hide_at(text: str, places: Collection[int]) -> str:
+def _hide_at(text: str, positions: Collection[int]) -> str:
     parts, at = list[str](), 0
-    for place in sorted(places):
-        number = ord(text[place])
-        parts += [text[at:place], MARK, chr(0xE000 + (number >> 12)), chr(0xE200 + (number & 0xFFF))]
-        at = place + 1
+    for position in sorted(positions):
+        number = ord(text[position])
+        parts += [text[at:position], MARK, chr(0xE000 + (number >> 12)), chr(0xE200 + (number & 0xFFF))]
+        at = position + 1
     return "".join((*parts, text[at:])) if parts else text
 
 
@@ -392,4 +397,4 @@ def _unnumbered(text: str) -> str:
 
 def _hideable(text: str) -> int:
     """The place of the first character in `text` that templates leave as it is."""
-    return next((place for place, char in enumerate(text) if char not in UNTOUCHED), 0)
+    return next((position for position, char in enumerate(text) if char not in UNTOUCHED), 0)

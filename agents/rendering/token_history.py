@@ -65,8 +65,8 @@ class TokenHistory:
     def said(self, turns: Sequence[Turn]) -> tuple[NDArray[np.int32], ...]:
         """The ids of each segment up to its last response among `turns`; a prompt without a response is left out."""
         ends = {turn.segment: turn.response_span[1] for turn in turns}
-        kept = self.segments[: max(ends, default=-1) + 1]
-        return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(kept))
+        segments = self.segments[: max(ends, default=-1) + 1]
+        return tuple(buffer.array()[: ends[number]] for number, buffer in enumerate(segments))
 
     @property
     def segment(self) -> int:

@@ -102,17 +102,17 @@ class PromptTemplates:
     def __post_init__(self) -> None:
         if self.kind not in FIRST_FIELDS:
             raise AgentError(f"templates of {brief(self.kind, 40)} are unknown; valid: {', '.join(FIRST_FIELDS)}")
-        for what, text, known in (
+        for prompt, text, valid in (
             ("first turn", self.first, FIRST_FIELDS[self.kind]),
             ("later turns", self.later, LATER_FIELDS[self.kind]),
         ):
-            where = f"the template of the {what} ({self.kind})"
+            where = f"the template of the {prompt} ({self.kind})"
             fields = _fields(text, where)
-            if unknown := sorted(fields - known):
-                raise AgentError(f"{where} has the field {brief(unknown[0], 60)}; valid: {', '.join(sorted(known))}")
+            if unknown := sorted(fields - valid):
+                raise AgentError(f"{where} has the field {brief(unknown[0], 60)}; valid: {', '.join(sorted(valid))}")
             # a prompt that does not show where the agent stands was not meant
-            needed = known & {"current_observation", "memory_context", "admissible_actions", "available_actions"}
-            if missing := sorted((needed or known) - fields):
+            needed = valid & {"current_observation", "memory_context", "admissible_actions", "available_actions"}
+            if missing := sorted((needed or valid) - fields):
                 raise AgentError(f"{where} lacks the field {{{missing[0]}}}")
 
     @property
@@ -134,7 +134,7 @@ class PromptTemplates:
         """
         task = statement.partition(_TASK[self.kind])[2] or statement
         task = task.strip()
-        pages, said = [before for before, _ in past], [action for _, action in past]
+        pages, action_texts = [before for before, _ in past], [action for _, action in past]
         if self.kind == "webshop":
             pages, observation = [_page(page, task) for page in pages], _page(observation, task)
         actions = _actions(self.kind, admissible or ())
@@ -145,18 +145,20 @@ class PromptTemplates:
             "available_actions": actions,
         }
         first = _filled(self.first, values)
-        shown = range(max(0, len(past) - length), len(past))
-        if not shown:
+        recent = range(max(0, len(past) - length), len(past))
+        if not recent:
             return first
-        values |= {"step_count": str(len(past)), "current_step": str(len(past) + 1), "history_length": str(len(shown))}
+        values |= {"step_count": str(len(past)), "current_step": str(len(past) + 1), "history_length": str(len(recent))}
         if self.kind == "search":
             pages_after = [*pages[1:], observation]
-            values["memory_context"] = "\n".join(f"Step {n + 1}:{said[n]} {pages_after[n].strip()}\n" for n in shown)
+            values["memory_context"] = "\n".join(
+                f"Step {n + 1}:{action_texts[n]} {pages_after[n].strip()}\n" for n in recent
+            )
         values["action_history"] = "\n".join(
-            f"[Observation {n + 1}: '{pages[n]}', Action {n + 1}: '{said[n]}']" for n in shown
+            f"[Observation {n + 1}: '{pages[n]}', Action {n + 1}: '{action_texts[n]}']" for n in recent
         )
-        whole = _filled(self.later, values)
-        return first if self.kind == "webshop" and len(whole) > LONGEST_WITH_HISTORY else whole
+        text = _filled(self.later, values)
+        return first if self.kind == "webshop" and len(text) > LONGEST_WITH_HISTORY else text
 
 
 _TASK = {"alfworld": "Your task is to: ", "webshop": "Instruction: ", "search": "Question: "}
@@ -183,16 +185,16 @@ def _actions(kind: str, admissible: Sequence[str]) -> str:
 
 def _fields(text: str, where: str) -> set[str]:
     """The fields of a template. Raises AgentError for one with an attribute, an index, a conversion or a format."""
-    found = set()
+    names = set()
     try:
         for _, name, form, conversion in Formatter().parse(text):
             if name is not None:
                 if not name.isidentifier() or form or conversion:
                     raise AgentError(f"{where} has the field {brief(name, 60)}; valid: a name in braces, nothing else")
-                found.add(name)
+                names.add(name)
     except ValueError as error:
         raise AgentError(f"{where} cannot be filled: {error}") from None
-    return found
+    return names
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -216,8 +218,10 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
     if named == OWN_TEMPLATES:
         first, later = _OWN[kind]
         return PromptTemplates(kind=kind, first=first, later=later)
-    place = user_path(named)
-    paths = [place] if place.suffix == ".py" else [place / FOLDER / f"{kind}.py", place / f"{kind}.py"]
+    named_path = user_path(named)
+    paths = (
+        [named_path] if named_path.suffix == ".py" else [named_path / FOLDER / f"{kind}.py", named_path / f"{kind}.py"]
+    )
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise AgentError(
@@ -231,8 +235,8 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
         raise AgentError(f"{path} is not a Python file that can be read: {error}") from None
     names = [f"{kind.upper()}_TEMPLATE_NO_HIS", f"{kind.upper()}_TEMPLATE"]
     if missing := [name for name in names if name not in constants]:
-        known = ", ".join(sorted(constants)[:8]) or "none"
-        raise AgentError(f"{path} has no string constant {missing[0]}; its string constants: {known}")
+        listed = ", ".join(sorted(constants)[:8]) or "none"
+        raise AgentError(f"{path} has no string constant {missing[0]}; its string constants: {listed}")
     try:
         return PromptTemplates(kind=kind, first=constants[names[0]], later=constants[names[1]])
     except AgentError as error:
@@ -241,15 +245,15 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
 
 def _constants(tree: ast.Module) -> dict[str, str]:
     """The strings that a module's top level assigns to names, by name."""
-    found = dict[str, str]()
+    constants = dict[str, str]()
     for node in tree.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         value = getattr(node, "value", None)
         if targets and value is not None and (text := _string(value)) is not None:
-            found |= {target.id: text for target in targets if isinstance(target, ast.Name)}
-    return found
+            constants |= {target.id: text for target in targets if isinstance(target, ast.Name)}
+    return constants
 
 
 def _string(node: ast.expr) -> str | None:

@@ -77,15 +77,15 @@ class Canary:
 
     def check_scores(self, url: str) -> None:
         """Asks the server at `url` about the fixed ids, and compares with our numbers of the last `check`."""
-        dialect, found = self.fleet.dialect, list[NDArray[np.float32]]()
+        dialect, theirs = self.fleet.dialect, list[NDArray[np.float32]]()
         for row, places in zip(self._rows, self._places, strict=True):
             ask = Score(where=url, ids=row, start=0, vocabulary=self.vocabulary, positions=places)
             answer = self._ask(url, ask)
             scores, weights = dialect.read_scores(answer, ask)
             self.fleet.versions.read(((weights, 0, 0),), self.fleet.versions.place, ask.where)
-            found.append(scores[1:])
-        self._theirs[url] = found
-        self._compare(url, found, self._mine, "given", self.tolerance)
+            theirs.append(scores[1:])
+        self._theirs[url] = theirs
+        self._compare(url, theirs, self._mine, "given", self.tolerance)
 
     def _check_drawn(self, url: str) -> None:
         """What it draws after the long row, whose keys and values it may have kept from other weights."""
@@ -106,12 +106,12 @@ class Canary:
         # one of few ids may be rounded by more than the mean of many
         self._compare(url, [part.logprobs], mine, f"drawn (temperature {TEMPERATURE})", 4 * self.tolerance)
 
-    def _compare(self, url: str, theirs: Numbers, mine: Numbers, what: str, limit: float) -> None:
+    def _compare(self, url: str, theirs: Numbers, mine: Numbers, role: str, limit: float) -> None:
         off = _difference(theirs, mine)
         self.difference = max(self.difference, off)
         if not off <= limit:
             raise CanaryError(
-                f"{url} gives {sum(map(len, mine))} {what} ids log-probabilities that differ by {off:.3g} on average "
+                f"{url} gives {sum(map(len, mine))} {role} ids log-probabilities that differ by {off:.3g} on average "
                 f"from those of {self._meant}; rounding makes at most {limit:.3g}. It has other weights (old ones, "
                 "another adapter, another model), or computes in another way (quantized, scaled)"
             )
@@ -144,12 +144,12 @@ class Canary:
         return [np.arange(1, len(row)) for row in self._rows]
 
 
-def _difference(one: Numbers, other: Numbers) -> float:
+def _difference(mine: Numbers, theirs: Numbers) -> float:
     """Mean absolute difference; NaN where one of the numbers is NaN."""
-    found = np.concatenate(one).astype(np.float64) - np.concatenate(other).astype(np.float64)
-    return float(np.abs(found).mean()) if len(found) else math.inf
+    off = np.concatenate(mine).astype(np.float64) - np.concatenate(theirs).astype(np.float64)
+    return float(np.abs(off).mean()) if len(off) else math.inf
 
 
-def _changed(one: Numbers, other: Numbers) -> float:
+def _changed(mine: Numbers, theirs: Numbers) -> float:
     """Share of numbers that are not the same to the bit."""
-    return float((np.concatenate(one) != np.concatenate(other)).mean())
+    return float((np.concatenate(mine) != np.concatenate(theirs)).mean())

@@ -59,16 +59,16 @@ async def read_info(connection: Connection, wait: float) -> ServerInfo:
     Raises ServerError if it is down, or is no server that generates.
     """
     patience = max(wait, connection.settings.connect_timeout)
-    said = []
+    answers = []
     for path, kind in (("/version", VllmDialect), ("/server_info", SglangDialect)):
         try:
-            found = await connection.get_until(path, patience)
+            info = await connection.get_until(path, patience)
         except NotThere as error:
-            found = error
-        if isinstance(found, dict) and "version" in found:
+            info = error
+        if isinstance(info, dict) and "version" in info:
             return await kind().read_info(connection, patience)
-        said.append(f"{path} says {excerpt(found, 200)}")
-    raise ServerError(f"{connection.url} is neither an SGLang nor a vLLM server: {'; '.join(said)}")
+        answers.append(f"{path} says {excerpt(info, 200)}")
+    raise ServerError(f"{connection.url} is neither an SGLang nor a vLLM server: {'; '.join(answers)}")
 
 
 def check_servers(servers: Sequence[ServerInfo]) -> None:
@@ -84,10 +84,10 @@ def check_servers(servers: Sequence[ServerInfo]) -> None:
                 f"(tried: {dialect.tried.partition('==')[2]}): pip install '{dialect.tried}'"
             )
     names = {"dialect": "kind", "version": "release", "kind": "architecture", "max_prompt": "longest prompt"}
-    for name, what in names.items():
+    for name, setting in names.items():
         if len({getattr(server, name) for server in servers}) > 1:
             rows = ", ".join(f"{server.url} {excerpt(getattr(server, name), 80)}" for server in servers)
-            raise ServerError(f"the servers differ in {what}: {rows}")
+            raise ServerError(f"the servers differ in {setting}: {rows}")
 
 
 PolicySpan = tuple[int, int, int]
@@ -115,12 +115,12 @@ class WeightVersions:
     def current(self) -> str | None:
         """Name of the weights that all servers have; None before the first."""
         # copied into a list, since another thread may be announcing new weights
-        return next((name for name, (place, _) in list(self._known.items()) if place == self.place), None)
+        return next((name for name, (order, _) in list(self._known.items()) if order == self.place), None)
 
     @property
     def version(self) -> int:
         """Policy version of those weights."""
-        return next((version for place, version in list(self._known.values()) if place == self.place), 0)
+        return next((version for order, version in list(self._known.values()) if order == self.place), 0)
 
     def new_name(self, version: int) -> str:
         """A name that no server has yet: not `default`, not another run's, not that of a failed attempt."""
@@ -134,7 +134,7 @@ class WeightVersions:
 
     def announce(self, name: str, version: int) -> None:
         """Record that the servers are receiving the weights `name`: answers may come from these or the former ones."""
-        self._known[name] = (1 + max((place for place, _ in self._known.values()), default=0), version)
+        self._known[name] = (1 + max((order for order, _ in self._known.values()), default=0), version)
 
     def settle(self, name: str) -> None:
         """Record that all servers have the announced weights `name`: requests from now on must be answered by them."""
@@ -142,16 +142,16 @@ class WeightVersions:
 
     def read(self, spans: tuple[VersionSpan, ...], floor: int, where: str) -> tuple[PolicySpan, ...]:
         """The spans with policy versions. Raises WrongWeights for a name that is unknown, or older than `floor`."""
-        found: list[PolicySpan] = []
+        policy_spans: list[PolicySpan] = []
         for name, start, end in spans:
-            place, version = self._known.get(name, (-1, 0))
-            if place < floor:
+            order, version = self._known.get(name, (-1, 0))
+            if order < floor:
                 raise WrongWeights(
                     f"{where}: sampled with weights {name!r}; the server was last given {self.current!r}. It was "
                     "restarted, or another client changed its weights"
                 )
-            found.append((version, start, end))
-        return tuple(found)
+            policy_spans.append((version, start, end))
+        return tuple(policy_spans)
 
 
 ABORT_SECONDS = 5.0
@@ -242,19 +242,19 @@ class Fleet:
         """
 
         async def every() -> list[Any]:
-            return await asyncio.gather(*(self._calls(one, calls) for one in self._admin))
+            return await asyncio.gather(*(self._calls(connection, calls) for connection in self._admin))
 
         return self.loop.run(every())
 
     def call_one(self, url: str, *calls: Call, limit: int = SMALL_ANSWER) -> Any:
         """Answer of the server at `url` to the last of `calls`, each asked once and in order."""
-        one = next(connection for connection in self._admin if connection.url == url)
-        return self.loop.run(self._calls(one, calls, limit))
+        admin = next(connection for connection in self._admin if connection.url == url)
+        return self.loop.run(self._calls(admin, calls, limit))
 
-    async def _calls(self, one: Connection, calls: Sequence[Call], limit: int = SMALL_ANSWER) -> Any:
+    async def _calls(self, connection: Connection, calls: Sequence[Call], limit: int = SMALL_ANSWER) -> Any:
         answer = None
         for method, path, body in calls:
-            answer = await one.request(method, path, body, timeout=ADMIN_TIMEOUT, limit=limit)
+            answer = await connection.request(method, path, body, timeout=ADMIN_TIMEOUT, limit=limit)
         return answer
 
     def weights_of(self, url: str) -> str:
@@ -265,16 +265,16 @@ class Fleet:
     async def abort(self, rid: str) -> None:
         """Abort a request on whichever server has it."""
         method, path, body = self.dialect.abort_call(rid)
-        for one in self._admin:
+        for connection in self._admin:
             # a server that is down has lost the request anyway
             with contextlib.suppress(ServerError):
-                await one.request(method, path, body, timeout=self.settings.connect_timeout)
+                await connection.request(method, path, body, timeout=self.settings.connect_timeout)
 
     def endpoint_for(self, session: str) -> Endpoint:
         """The endpoint of `session`: always the same while it answers, so that its prefix cache is reused."""
         endpoint = self._assigned.get(session)
         if endpoint is None or endpoint.failures:
-            endpoint = min(self._endpoints, key=lambda one: (one.failures, one.load))
+            endpoint = min(self._endpoints, key=lambda candidate: (candidate.failures, candidate.load))
             self._assigned[session] = endpoint
         return endpoint
 
@@ -332,14 +332,14 @@ class Fleet:
         make = dialect.generate_body if isinstance(ask, DrawRequest) else dialect.score_body
         left = max(end - connection.clock(), 0.01)
         # longer than both waits below, so that an aborted request can still return what was sampled
-        asked = connection.request(
+        answering = connection.request(
             "POST",
             dialect.generate_path,
             make(ask, rid, self.model),  # type: ignore[arg-type]
             timeout=left + 2 * ABORT_SECONDS + 1,
             limit=dialect.answer_limit(ask),
         )
-        task = asyncio.create_task(asked)
+        task = asyncio.create_task(answering)
         try:
             done, _ = await asyncio.wait({task}, timeout=left)
             if not done:
@@ -378,25 +378,25 @@ class Fleet:
                 self._repairs[url] += 1
         return True
 
-    async def _discover(self, wait: float, known: Sequence[ServerInfo]) -> list[ServerInfo]:
+    async def _discover(self, wait: float, servers: Sequence[ServerInfo]) -> list[ServerInfo]:
         fronts = [Connection(url=url, settings=self.settings) for url in dict.fromkeys(self.urls)]
         behind: list[Connection] = []
         for front in fronts:
             self._endpoints.append(Endpoint(front, asyncio.Semaphore(self.settings.parallel)))
-            if not known:
-                found = await self._servers_behind(front, wait)
+            if not servers:
+                urls = await self._servers_behind(front, wait)
                 named = {urlsplit(url).hostname for url in self.urls}
-                others = [(url, urlsplit(url).hostname) for url in found]
-                strangers = [url for url, host in others if host not in named and not is_here(host or "")]
+                hosts = [(url, urlsplit(url).hostname) for url in urls]
+                strangers = [url for url, host in hosts if host not in named and not is_here(host or "")]
                 if strangers and key_of(KEY):
                     raise ServerError(
                         f"the router {front.url} lists {redacted(strangers[0])}, on a host that was not named: it "
                         f"would be sent the key in {KEY}. Name the servers themselves and not the router, or unset the "
                         "key"
                     )
-                behind += [Connection(url=url, settings=self.settings) for url in found] or [front]
-        self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in known]
-        return list(known) or [await read_info(one, wait) for one in behind]
+                behind += [Connection(url=url, settings=self.settings) for url in urls] or [front]
+        self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in servers]
+        return list(servers) or [await read_info(connection, wait) for connection in behind]
 
     async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""
@@ -410,11 +410,11 @@ class Fleet:
         end = front.clock() + patience
         while True:
             try:
-                found = await front.request("GET", "/workers", timeout=self.settings.connect_timeout)
+                workers = await front.request("GET", "/workers", timeout=self.settings.connect_timeout)
             except ServerError:
                 return []
             with fields_of_other_types(f"{front.url}/workers"):
-                rows = found.get("workers", []) if isinstance(found, dict) else []
+                rows = workers.get("workers", []) if isinstance(workers, dict) else []
                 urls = [str(row["url"] if isinstance(row, dict) else row) for row in rows]
             if urls:
                 return urls
@@ -424,7 +424,9 @@ class Fleet:
 
     async def _close(self) -> None:
         # without a router a connection is in both lists
-        for connection in {id(one): one for one in (*self._admin, *(w.connection for w in self._endpoints))}.values():
+        for connection in {
+            id(connection_): connection_ for connection_ in (*self._admin, *(w.connection for w in self._endpoints))
+        }.values():
             await connection.close()
 
 
@@ -471,12 +473,12 @@ def check_tokenizer(fleet: Fleet, tokenizer: Any, size: int) -> None:
     `size` is the number of ids that the tokenizer uses. The first, the last and others in between are compared, and
     those of added tokens: tokenizers of a family have the same letters and other control tokens.
     """
-    added = [one for one in sorted(getattr(tokenizer, "added_tokens_decoder", ())) if one < size][:SAMPLE]
+    added = [token for token in sorted(getattr(tokenizer, "added_tokens_decoder", ())) if token < size][:SAMPLE]
     places = sorted({*np.linspace(0, size - 1, min(SAMPLE, size)).astype(int).tolist(), *added})
-    mine = [str(tokenizer.decode([one], skip_special_tokens=False)) for one in places]
+    mine = [str(tokenizer.decode([token], skip_special_tokens=False)) for token in places]
     encoded = [list(tokenizer.encode(text, add_special_tokens=False)) for text in TEXTS]
     for server in fleet.servers:
-        _compare(fleet, server, ([], places), mine, [f"id {one}" for one in places])
+        _compare(fleet, server, ([], places), mine, [f"id {token}" for token in places])
         _compare(fleet, server, (TEXTS, []), encoded, [repr(text) for text in TEXTS])
 
 
@@ -493,17 +495,17 @@ def check_names(fleet: Fleet) -> None:
 def _compare(
     fleet: Fleet,
     server: ServerInfo,
-    asked: tuple[Sequence[str], Sequence[int]],
+    questions: tuple[Sequence[str], Sequence[int]],
     mine: Sequence[Any],
     names: Sequence[str],
 ) -> None:
-    answers = [fleet.call_one(server.url, call) for call in server.dialect.text_calls(*asked)]
+    answers = [fleet.call_one(server.url, call) for call in server.dialect.text_calls(*questions)]
     theirs = server.dialect.read_texts(answers)
     if len(theirs) != len(mine):
         raise ServerError(f"{server.url} answered {excerpt(answers, 200)!r}; {len(mine)} rows were asked for")
-    for name, here, there in zip(names, mine, theirs, strict=True):
-        if here != there:
+    for name, ours, servers in zip(names, mine, theirs, strict=True):
+        if ours != servers:
             raise ServerError(
-                f"{server.url} has another vocabulary: {name} is {there!r} there and {here!r} here. Start it with "
+                f"{server.url} has another vocabulary: {name} is {servers!r} there and {ours!r} here. Start it with "
                 "the same tokenizer"
             )

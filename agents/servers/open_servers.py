@@ -89,13 +89,13 @@ def train_policy(
 
         # Whether adapters go to the servers, or whole weights: adapters are megabytes, and a server that loads them has
         # its own weights all the time.
-        adapters = bool(weights.adapter) and isinstance(sync, Disk) and all(one.adapters for one in fleet.servers)
+        adapters = bool(weights.adapter) and isinstance(sync, Disk) and all(server.adapters for server in fleet.servers)
         fleet.versions.adapters = adapters
-        for one in fleet.servers:
-            if one.missing and not adapters:
+        for server in fleet.servers:
+            if server.missing and not adapters:
                 raise ServerError(
-                    f"{one.url} has no routes for new weights: start it with {one.missing} in its environment, as "
-                    "`turngym serve policy --engine vllm` does; or train adapters (--lora.rank), which it loads with "
+                    f"{server.url} has no routes for new weights: start it with {server.missing} in its environment, "
+                    "as `turngym serve policy --engine vllm` does; or train adapters (--lora.rank), which it loads with "
                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
                 )
         if adapters and options.when_busy != "wait":
@@ -207,11 +207,11 @@ def _vocabulary(config: Mapping[str, Any], named: str | Path) -> int:
     size, kind = text.get("vocab_size"), text.get("model_type")
     if size is None and isinstance(kind, str):
         # the files of some models, Gemma 3's for one, leave out what is the default of their type
-        known = need("transformers", "a model's config.json", "train").CONFIG_MAPPING
-        size = getattr(known[kind](), "vocab_size", None) if kind in known else None
+        types = need("transformers", "a model's config.json", "train").CONFIG_MAPPING
+        size = getattr(types[kind](), "vocab_size", None) if kind in types else None
     if type(size) is not int or size < 1:
-        found = "" if size is None else f"; it is {brief(size, 80)} there, and must be a whole number of at least 1"
-        raise ServerError(f"{named} holds no model whose config.json names a vocab_size{found}")
+        problem = "" if size is None else f"; it is {brief(size, 80)} there, and must be a whole number of at least 1"
+        raise ServerError(f"{named} holds no model whose config.json names a vocab_size{problem}")
     return size
 
 

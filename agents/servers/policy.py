@@ -55,24 +55,24 @@ class PartialResponse:
         before = self.length
         if not before:
             return last
-        whole = PartialResponse([*self.parts, last]).whole(last.finish)
+        response = PartialResponse([*self.parts, last]).whole(last.finish)
         if stops is None or not request.sampling.stop_text:
-            return whole
-        length = stops.first_hit(whole.ids.tolist(), before, request.sampling.stop_text)
+            return response
+        length = stops.first_hit(response.ids.tolist(), before, request.sampling.stop_text)
         if length is None:
-            return whole
-        spans = whole.version_spans or ((whole.policy_version, 0, len(whole.ids)),)
-        kept = [(version, start, min(end, length)) for version, start, end in spans]
-        return make_generation(whole.ids[:length], whole.logprobs[:length], "stop", kept)
+            return response
+        spans = response.version_spans or ((response.policy_version, 0, len(response.ids)),)
+        cut_spans = [(version, start, min(end, length)) for version, start, end in spans]
+        return make_generation(response.ids[:length], response.logprobs[:length], "stop", cut_spans)
 
     def whole(self, finish: str) -> Generation:
         """All parts as one response."""
         spans: list[PolicySpan] = []
-        place = 0
+        start_at = 0
         for part in self.parts:
-            own = part.version_spans or ((part.policy_version, 0, len(part.ids)),)
-            spans += [(version, place + start, place + end) for version, start, end in own]
-            place += len(part.ids)
+            part_spans = part.version_spans or ((part.policy_version, 0, len(part.ids)),)
+            spans += [(version, start_at + start, start_at + end) for version, start, end in part_spans]
+            start_at += len(part.ids)
         ids = np.concatenate([np.empty(0, np.int32), *(part.ids for part in self.parts)])
         logprobs = np.concatenate([np.empty(0, np.float32), *(part.logprobs for part in self.parts)])
         return make_generation(ids, logprobs, finish, spans)
@@ -188,9 +188,9 @@ class ServerPolicy:
         end = clock() + settings.deadline
         while True:
             part = await self._generate_part(request, response, room, end)
-            whole = response.ended_by(part, request, self.stops)
-            if whole.finish != "abort":
-                return whole
+            generation = response.ended_by(part, request, self.stops)
+            if generation.finish != "abort":
+                return generation
             response.parts.append(part)
             # a server breaks responses off to change its weights, and they are continued; without the pause one that
             # brings nothing would be repeated in a tight loop
@@ -331,17 +331,17 @@ class ServerScorer:
 
     async def _likeliest(self, row: Row, name: str, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The K most likely ids [P, K + M], and the M after them, where the server lists so many."""
-        more = min(self._more, self.vocabulary - k)
+        extra = min(self._more, self.vocabulary - k)
         read = lambda answer, ask, _: self._dialect.read_top(answer, ask)  # noqa: E731
         try:
-            return await self._ask(row, name, read, top=k + more)
+            return await self._ask(row, name, read, top=k + extra)
         except ServerError:
-            if not more:
+            if not extra:
                 raise
-            found = await self._ask(row, name, read, top=k)
+            likeliest = await self._ask(row, name, read, top=k)
             # it lists as many as were asked for and no more: the others need not be refused, too
             self._more = 0
-            return found
+            return likeliest
 
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         """Log-probability of the id at each position, given the ids before it: float32 [P]."""

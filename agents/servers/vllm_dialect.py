@@ -83,10 +83,10 @@ class VllmDialect:
                 return error
 
         async def tried(ids: list[int], **params: Any) -> Any:
-            found = await ask("POST", self.generate_path, {"token_ids": ids, "sampling_params": params})
-            if isinstance(found, NotThere):
+            reply = await ask("POST", self.generate_path, {"token_ids": ids, "sampling_params": params})
+            if isinstance(reply, NotThere):
                 raise ServerError(f"{connection.url} has no {self.generate_path}: start vLLM with --enable-scale-out")
-            return found
+            return reply
 
         where = f"{connection.url} on connecting"
         # log-probabilities of ids at the highest temperature, where those of temperature 1 would be quite others
@@ -95,7 +95,7 @@ class VllmDialect:
             ids, hot, _ = _response(drawn)
             row = [0, *ids.tolist()]
             scored = await tried(row, max_tokens=1, prompt_logprobs=0)
-            cold = [table[one] for one, table in zip(row[1:], _tables(scored), strict=True)]
+            cold = [table[item] for item, table in zip(row[1:], _tables(scored), strict=True)]
             check_scores(np.array([hot, cold], np.float32), where)
             processed = bool(np.abs(np.subtract(hot, cold)).max() > 0.3)
         dialect = VllmDialect(
@@ -107,7 +107,7 @@ class VllmDialect:
         about, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
         loads = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         with fields_of_other_types(where):
-            served = next((one for one in models["data"] if one.get("parent") is None), None)
+            served = next((item for item in models["data"] if item.get("parent") is None), None)
             if served is None:
                 raise BadAnswer(f"{where}: /v1/models lists no model of the server's own: {excerpt(models, 200)}")
             config = about["vllm_config"] if isinstance(about, Mapping) else {}
@@ -156,13 +156,13 @@ class VllmDialect:
         with fields_of_other_types(ask.where):
             named, logprobs, content = _response(answer)
             if self._raw(ask):
-                for place, entry in enumerate(content):
-                    every = ((int(one["token_id"]), _logprob(one)) for one in entry["top_logprobs"])
+                for index, entry in enumerate(content):
+                    every = ((int(top["token_id"]), _logprob(top)) for top in entry["top_logprobs"])
                     # they are listed as before the bias
                     table = {number: logp for number, logp in every if number < ask.shared}
                     # at temperature 0 they are those of 1
                     _, logp = _tempered(table, ask.shared, ask.sampling.temperature or 1.0)
-                    logprobs[place] = logp[list(table).index(int(named[place]))]
+                    logprobs[index] = logp[list(table).index(int(named[index]))]
             choice = answer["choices"][0]
             part = GeneratedPart(
                 ids=np.asarray(choice.get("token_ids") or [], np.int32),
@@ -188,12 +188,14 @@ class VllmDialect:
             logprobs, tables = np.full(len(ask.ids) - ask.start, np.nan, np.float32), self._read(answer, ask)
             if len(tables) != len(ask.ids) - 1:
                 raise BadAnswer(f"{ask.where}: {len(tables)} log-probabilities came for {len(ask.ids) - 1} ids")
-            for place in range(ask.start + 1, len(ask.ids)):
-                named, given = tables[place - 1]
-                own = np.flatnonzero(named == ask.ids[place])
-                if not len(own):
-                    raise BadAnswer(f"{ask.where}: no log-probability of id {ask.ids[place]} came for position {place}")
-                logprobs[place - ask.start] = given[own[0]]
+            for position in range(ask.start + 1, len(ask.ids)):
+                named, logp = tables[position - 1]
+                where = np.flatnonzero(named == ask.ids[position])
+                if not len(where):
+                    raise BadAnswer(
+                        f"{ask.where}: no log-probability of id {ask.ids[position]} came for position {position}"
+                    )
+                logprobs[position - ask.start] = logp[where[0]]
             weights = _spans(answer, 0)[0][0]
         check_scores(logprobs[1:], ask.where)
         return logprobs, weights
@@ -206,14 +208,14 @@ class VllmDialect:
         with fields_of_other_types(ask.where):
             tables = self._read(answer, ask)
             for line, position in enumerate(ask.positions):
-                named, given = tables[int(position) - 1]
+                named, table_logp = tables[int(position) - 1]
                 if len(named) < ask.top:
                     raise BadAnswer(
                         f"{ask.where}: {len(named)} of {ask.top} log-probabilities came for position {position}"
                     )
                 # the row's own id is there, too, whether it is among the most likely ones or not
-                best = np.argsort(-given, kind="stable")[: ask.top]
-                ids[line], logp[line] = named[best], given[best]
+                best = np.argsort(-table_logp, kind="stable")[: ask.top]
+                ids[line], logp[line] = named[best], table_logp[best]
         return ids, check_scores(logp, ask.where)
 
     def read_chosen(self, answer: Any, ask: Score) -> NDArray[np.float32]:
@@ -223,9 +225,9 @@ class VllmDialect:
                 tables = self._read(answer, ask)
                 logp = np.empty(ask.chosen.shape, np.float32)
                 for line, position in enumerate(ask.positions):
-                    named, given = tables[int(position) - 1]
+                    named, table_logp = tables[int(position) - 1]
                     order = np.argsort(named)
-                    logp[line] = given[order][np.searchsorted(named[order], ask.chosen[line])]
+                    logp[line] = table_logp[order][np.searchsorted(named[order], ask.chosen[line])]
             else:
                 text = answer["prompt_token_id_logprobs"]
                 rows = array_of_bytes(base64.b64decode(text, validate=True))
@@ -236,20 +238,22 @@ class VllmDialect:
 
     def answer_limit(self, ask: DrawRequest | Score) -> int:
         if isinstance(ask, DrawRequest):
-            each = ENTRY_BYTES * ask.vocabulary if self._raw(ask) else 0
-            return SMALL_ANSWER + (TOKEN_BYTES + each) * ask.count
-        each = ask.vocabulary if self._dense(ask) else 1 + ask.top + (0 if ask.chosen is None else ask.chosen.shape[1])
-        return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * each
+            per_id = ENTRY_BYTES * ask.vocabulary if self._raw(ask) else 0
+            return SMALL_ANSWER + (TOKEN_BYTES + per_id) * ask.count
+        per_id = (
+            ask.vocabulary if self._dense(ask) else 1 + ask.top + (0 if ask.chosen is None else ask.chosen.shape[1])
+        )
+        return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * per_id
 
     def abort_call(self, rid: str) -> Call:
         return "POST", "/inference/v1/abort_requests", {"request_ids": [ID_PREFIX + rid]}
 
     def text_calls(self, texts: Sequence[str], ids: Sequence[int]) -> list[Call]:
         encoded: list[Call] = [("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}) for text in texts]
-        return encoded + [("POST", "/detokenize", {"tokens": [one]}) for one in ids]
+        return encoded + [("POST", "/detokenize", {"tokens": [token]}) for token in ids]
 
     def read_texts(self, answers: Sequence[Any]) -> list[Any]:
-        return [one.get("tokens", one.get("prompt")) for one in answers if isinstance(one, Mapping)]
+        return [answer.get("tokens", answer.get("prompt")) for answer in answers if isinstance(answer, Mapping)]
 
     def hold_calls(self, busy: Busy) -> tuple[list[Call], list[Call]]:
         # keys and values of the former weights go, those of requests that were held included
@@ -280,11 +284,11 @@ class VllmDialect:
         """Whether the whole vocabulary is asked for: to normalize at another temperature, or to look ids up in it."""
         needed = ask.temperature != 1.0 or (ask.chosen is not None and not self.rows)
         if needed and not self.full:
-            what = f"scores at temperature 1, not at {ask.temperature:g}"
+            lack = f"scores at temperature 1, not at {ask.temperature:g}"
             if ask.temperature == 1.0:
-                what = "does not score chosen ids (it has not vLLM's model runner V2)"
+                lack = "does not score chosen ids (it has not vLLM's model runner V2)"
             raise ServerError(
-                f"{ask.where}: this vLLM {what}: start it with --max-logprobs -1, which gives the whole vocabulary, or "
+                f"{ask.where}: this vLLM {lack}: start it with --max-logprobs -1, which gives the whole vocabulary, or "
                 "load the teacher into this process with --teacher, without --teacher-server"
             )
         return needed
@@ -370,7 +374,7 @@ def _tables(answer: Any) -> list[dict[int, float]]:
     first, *rows = answer["prompt_logprobs"]
     if first is not None:
         raise BadAnswer(f"position 0 has log-probabilities: {excerpt(first, 100)}")
-    return [{int(one): _logprob(entry) for one, entry in row.items()} for row in rows]
+    return [{int(token): _logprob(entry) for token, entry in row.items()} for row in rows]
 
 
 def _logprob(entry: Mapping[str, Any]) -> float:
@@ -396,6 +400,6 @@ def _spans(answer: Any, count: int) -> tuple[tuple[str, int, int], ...]:
     """Weights that drew `count` ids: the adapter that the answer names, else the server's own weights at the time."""
     if str(answer.get("model")).startswith(OWN_NAME):
         return ((str(answer["model"]), 0, count),)
-    found = answer["choices"][0].get("weight_versions") or []
-    spans = tuple((str(one["version"]), int(one["start"]), int(one["end"])) for one in found)
+    versions = answer["choices"][0].get("weight_versions") or []
+    spans = tuple((str(entry["version"]), int(entry["start"]), int(entry["end"])) for entry in versions)
     return spans or (("None", 0, count),)

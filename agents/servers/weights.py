@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 def free_port(host: str = "") -> int:
     """A TCP port that is free now."""
-    with socket.socket() as one:
-        one.bind((host, 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
 
 
 KEPT_FOLDERS = 2
@@ -63,8 +63,8 @@ def handed_over(fleet: Fleet, name: str, version: int, busy: Busy) -> Iterator[N
         if after:
             fleet.call_all(*after)
     for server in fleet.servers:
-        if not fleet.versions.adapters and (said := fleet.weights_of(server.url)) != name:
-            raise SyncError(f"{server.url} was given the weights {name!r}, but says {said!r}")
+        if not fleet.versions.adapters and (served_name := fleet.weights_of(server.url)) != name:
+            raise SyncError(f"{server.url} was given the weights {name!r}, but says {served_name!r}")
     fleet.versions.settle(name)
 
 
@@ -167,10 +167,10 @@ class DiskSync:
         if self._newest is None or name != self._newest.name:
             raise SyncError(f"{url} has other weights than it was given, and there are none yet to give it again")
         urls = [server.url for server in self.fleet.servers]
-        for one in [url] if url in urls else urls:
+        for target in [url] if url in urls else urls:
             # reading takes long, so of the servers behind a router only those that need it do it
-            if self.fleet.versions.adapters or self.fleet.weights_of(one) != name:
-                self.fleet.call_one(one, *self._calls(self._newest))
+            if self.fleet.versions.adapters or self.fleet.weights_of(target) != name:
+                self.fleet.call_one(target, *self._calls(self._newest))
 
 
 Named = tuple[str, "Tensor"]
@@ -187,12 +187,12 @@ def buckets(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
     bucket: list[Named] = []
     size = 0
     for name, tensor in weights:
-        more = tensor.numel() * tensor.element_size()
-        if bucket and size + more > limit:
+        size_of = tensor.numel() * tensor.element_size()
+        if bucket and size + size_of > limit:
             yield bucket
             bucket, size = [], 0
         bucket.append((name, tensor))
-        size += more
+        size += size_of
     if bucket:
         yield bucket
 
@@ -321,8 +321,8 @@ class BroadcastSync:
                 for server, offset in zip(self.fleet.servers, offsets, strict=True)
             ]
             try:
-                for one in theirs:
-                    one.result(self.timeout)
+                for pending in theirs:
+                    pending.result(self.timeout)
                 self._group = mine.result(self.timeout)
             except (ServerError, TimeoutError) as error:
                 raise SyncError(f"the servers did not join the process group: {error}") from error
@@ -448,7 +448,7 @@ class SyncedPolicy:
             self._publish()
 
     def _publish(self) -> None:
-        now = self._now()
+        names = self._now()
         if self._asleep:
             self.policy.fleet.call_all(self.policy.fleet.dialect.sleep_calls()[1])
             self._asleep = False
@@ -462,4 +462,4 @@ class SyncedPolicy:
                 print(f"note: {error}. It is started again with them", file=sys.stderr)
                 self.sink.start_again()
                 self.canary.check()
-        self._sent = now
+        self._sent = names

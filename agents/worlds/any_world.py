@@ -45,40 +45,42 @@ def learn_phrases(texts: Iterable[str]) -> tuple[str, ...]:
     ("cabinet" and " 3"), so that a model can say what was never seen. Repeated texts count each time.
     """
     rows = [(WORD.findall(text), count) for text, count in sorted(Counter(texts).items())]
-    found = {piece for row, _ in rows for piece in row} | {f"{gap}{digit}" for gap in ("", " ") for digit in range(10)}
+    phrases = {piece for row, _ in rows for piece in row} | {
+        f"{gap}{digit}" for gap in ("", " ") for digit in range(10)
+    }
     for _ in range(ROUNDS):
         pairs = _inseparable(rows)
         if not pairs:
             break
         rows = [(_joined(row, pairs), count) for row, count in rows]
-        found |= {piece for row, _ in rows for piece in row}
-    return tuple(sorted(found))
+        phrases |= {piece for row, _ in rows for piece in row}
+    return tuple(sorted(phrases))
 
 
 def _inseparable(rows: Sequence[tuple[Sequence[str], int]]) -> set[tuple[str, str]]:
     single: Counter[str] = Counter()
-    both: Counter[tuple[str, str]] = Counter()
+    together: Counter[tuple[str, str]] = Counter()
     for row, count in rows:
         for piece in row:
             single[piece] += count
         for pair in pairwise(row):
-            both[pair] += count
+            together[pair] += count
     return {
         pair
-        for pair, count in both.items()
+        for pair, count in together.items()
         if count >= SEEN and count >= TOGETHER * max(single[pair[0]], single[pair[1]])
     }
 
 
 def _joined(row: Sequence[str], pairs: set[tuple[str, str]]) -> list[str]:
     """`row` with neighbors in `pairs` joined, from the left."""
-    found: list[str] = []
-    place = 0
-    while place < len(row):
-        both = place + 1 < len(row) and (row[place], row[place + 1]) in pairs
-        found.append(row[place] + row[place + 1] if both else row[place])
-        place += 2 if both else 1
-    return found
+    pieces: list[str] = []
+    index = 0
+    while index < len(row):
+        joined = index + 1 < len(row) and (row[index], row[index + 1]) in pairs
+        pieces.append(row[index] + row[index + 1] if joined else row[index])
+        index += 2 if joined else 1
+    return pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +108,8 @@ class AnyWorld:
         """
         base = probe(self.env_id, self._kwargs)
         episodes = self._play()
-        said = getattr(base, "phrases", None)
-        phrases = tuple(said()) if callable(said) else learn_phrases(_texts(episodes))
+        own_phrases = getattr(base, "phrases", None)
+        phrases = tuple(own_phrases()) if callable(own_phrases) else learn_phrases(_texts(episodes))
         tags = [piece for tag in base.tool.tags for piece in (f"<{tag}>", f"</{tag}>")]
         words = build_phrase_tokenizer([*phrases, base.instructions, *tags])
         teacher, student = self.steps
@@ -137,23 +139,23 @@ class AnyWorld:
     def _play(self) -> list[Episode]:
         """Episodes of the expert, of the noisy expert, and of a random player if actions can be drawn."""
         expert = named_player(self.expert)
-        found = self._episodes(ExpertAgent(expert=expert), 0, self.episodes // 4)
-        self._check(found)
+        episodes = self._episodes(ExpertAgent(expert=expert), 0, self.episodes // 4)
+        self._check(episodes)
         noisy = ExpertAgent(expert=expert, noise=NOISE, mistakes=0.5)
-        found += self._episodes(noisy, self.episodes // 4, self.episodes // 2)
-        if _can_draw(found):
-            found += self._episodes(RandomAgent(), self.episodes * 3 // 4, self.episodes - self.episodes * 3 // 4)
-        return found
+        episodes += self._episodes(noisy, self.episodes // 4, self.episodes // 2)
+        if _can_draw(episodes):
+            episodes += self._episodes(RandomAgent(), self.episodes * 3 // 4, self.episodes - self.episodes * 3 // 4)
+        return episodes
 
     def _episodes(self, agent: Agent, first: int, count: int) -> list[Episode]:
         tasks = tasks_of(probe(self.env_id, self._kwargs))
-        places = range(first, first + max(count, 1))
-        jobs = [Job(task_id=tasks[place % len(tasks)], sample=place, seed=self.seed) for place in places]
+        numbers = range(first, first + max(count, 1))
+        jobs = [Job(task_id=tasks[number % len(tasks)], sample=number, seed=self.seed) for number in numbers]
         return rollout(jobs, env_maker(self.env_id, **self._kwargs, channel="text"), agent)
 
     def _check(self, episodes: Sequence[Episode]) -> None:
-        known = [episode for episode in episodes if not episode.status.is_error]
-        if not any(episode.success for episode in known):
+        played = [episode for episode in episodes if not episode.status.is_error]
+        if not any(episode.success for episode in played):
             errors = {str(episode.meta.get("error")) for episode in episodes if episode.status.is_error}
             why = f": {min(errors)}" if errors else f" within {self.max_turns} turns"
             raise TurngymError(
@@ -179,11 +181,13 @@ def _chat(system: str, words: Any, episodes: Sequence[Episode]) -> ChatSettings:
     """Chat settings whose limits hold the longest response and episode seen, with some room."""
     response, context = 1, 1
     for episode in episodes:
-        said = [_count(words, turn.response) for turn in episode.turns]
+        lengths = [_count(words, turn.response) for turn in episode.turns]
         heard = [_count(words, turn.observation) for turn in episode.turns]
-        response = max(response, *said, 1)
+        response = max(response, *lengths, 1)
         # two ids around every message
-        context = max(context, sum(said) + sum(heard) + 4 * len(said) + _count(words, system) + len((END, *ROLES)))
+        context = max(
+            context, sum(lengths) + sum(heard) + 4 * len(lengths) + _count(words, system) + len((END, *ROLES))
+        )
     room = math.ceil(context * ROOM / BLOCK) * BLOCK
     return ChatSettings(
         channel="text",

@@ -126,7 +126,7 @@ class EmbeddedWorld:
 
     def folder(self, role: str) -> Path:
         """Folder of the shipped model, `teacher` or `student`."""
-        folders = [place / self.name / role for place in model_folders()]
+        folders = [parent / self.name / role for parent in model_folders()]
         return next((folder for folder in folders if folder.is_dir()), folders[0])
 
     def checkpoint(self, role: str) -> Path:
@@ -147,22 +147,22 @@ class EmbeddedWorld:
         sizes and the optimizer that suit the tiny models: at the learning rate of billions of parameters they learn
         nothing, and at that of distillation a policy gradient undoes them.
         """
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "env": self.env_id,
             "split": split or self.split,
             "env_kwargs": dict(self.make),
             "max_turns": self.max_turns,
         }
         if algorithm is None:
-            return found
+            return values
         recipe = self.distill
         optimizer = {"lr": recipe.lr, "lr_warmup": recipe.warmup, "schedule": "cosine", "weight_decay": 0.0}
-        found |= {"max_turns": recipe.max_turns or self.max_turns, "episodes": recipe.episodes, "micro_tokens": 2048}
-        found |= recipe.settings
+        values |= {"max_turns": recipe.max_turns or self.max_turns, "episodes": recipe.episodes, "micro_tokens": 2048}
+        values |= recipe.settings
         if algorithm in REWARDED:
             optimizer |= {"lr": 2e-4, "ppo_epochs": 2, "minibatches": 2}
-            found |= REWARDED[algorithm]
-        return {**found, "optimizer": optimizer}
+            values |= REWARDED[algorithm]
+        return {**values, "optimizer": optimizer}
 
     def make_tokenizer(self) -> Any:
         """One token for each phrase of the world, of the system message and of the text channel's tags."""
