@@ -95,8 +95,8 @@ def train_policy(
             if server.missing and not adapters:
                 raise ServerError(
                     f"{server.url} has no routes for new weights: start it with {server.missing} in its environment, "
-                    "as `turngym serve policy --engine vllm` does; or train adapters (--lora.rank), which it loads with "
-                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
+                    "as `turngym serve policy --engine vllm` does; or train adapters (--lora.rank), which it loads "
+                    "with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
                 )
         if adapters and options.when_busy != "wait":
             raise ServerError(
