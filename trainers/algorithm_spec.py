@@ -132,22 +132,22 @@ def find_algorithm(name: str) -> AlgorithmSpec:
 
     Raises PluginError for an unknown name, SettingsError for an object that is no AlgorithmSpec.
     """
-    found = find(GROUP, BUILT_IN.get(name, name), {}, known=BUILT_IN)
-    if not isinstance(found, AlgorithmSpec):
-        raise SettingsError(f"algorithm {name!r} is {type(found).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
-    known, uses = get_args(Uses), found.uses
-    if not isinstance(uses, frozenset) or not uses <= {*known}:
-        raise SettingsError(f"algorithm {name!r}: its uses are {uses!r}; valid: a frozenset of {', '.join(known)}")
+    spec = find(GROUP, BUILT_IN.get(name, name), {}, known=BUILT_IN)
+    if not isinstance(spec, AlgorithmSpec):
+        raise SettingsError(f"algorithm {name!r} is {type(spec).__name__}; valid: an AlgorithmSpec (turngym.trainers)")
+    valid_uses, uses = get_args(Uses), spec.uses
+    if not isinstance(uses, frozenset) or not uses <= {*valid_uses}:
+        raise SettingsError(f"algorithm {name!r}: its uses are {uses!r}; valid: a frozenset of {', '.join(valid_uses)}")
     for field_name, value, holds, valid in (
-        ("name", found.name, isinstance(found.name, str), "a text"),
+        ("name", spec.name, isinstance(spec.name, str), "a text"),
         (
             "config",
-            found.config,
-            isinstance(found.config, type) and issubclass(found.config, Spec),
+            spec.config,
+            isinstance(spec.config, type) and issubclass(spec.config, Spec),
             "a Spec (turngym.core)",
         ),
-        ("build", found.build, callable(found.build), "a function of its settings and a BuildContext"),
+        ("build", spec.build, callable(spec.build), "a function of its settings and a BuildContext"),
     ):
         if not holds:
             raise SettingsError(f"algorithm {name!r}: its {field_name} is {value!r}; valid: {valid}")
-    return found
+    return spec

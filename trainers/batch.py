@@ -141,7 +141,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
             raise BatchError(
                 f"cannot train on turns of origin {origin!r}; valid are 'policy' and 'demonstration' (noise never is)"
             )
-    kept = [(source, episode) for source, episode in enumerate(episodes) if not episode.status.is_error]
+    counted = [(source, episode) for source, episode in enumerate(episodes) if not episode.status.is_error]
     inputs: list[IntArray] = []
     labels: list[IntArray] = []
     predictors: list[IntArray] = []
@@ -150,7 +150,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
     spans: list[tuple[int, int, int, int, bool]] = []
     temperatures: list[float] = []
     length = 0
-    for index, (_, episode) in enumerate(kept):
+    for index, (_, episode) in enumerate(counted):
         start, segment = 0, -1
         for turn in episode.turns:
             if turn.origin not in origins or turn.excluded is not None or not turn.response_length or was_refused(turn):
@@ -180,7 +180,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
                 behavior.append(np.asarray(logp[first:last], dtype=np.float32))
                 spans.append((last - first, turn.index, index, len(inputs) - 1, origin == "demonstration"))
                 temperatures.append(np.nan if temperature is None else temperature)
-    excluded = len(episodes) - len(kept)
+    excluded = len(episodes) - len(counted)
     if not labels:
         full = sum(episode.status is Status.TRUNCATED_TOKENS and not episode.turns for episode in episodes)
         raise EmptyBatchError(
@@ -207,14 +207,14 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
         behavior_logp_N=np.concatenate(behavior),
         temperature_N=np.repeat(np.array(temperatures, np.float64), count),
         off_policy_N=off_policy_N.astype(np.bool_),
-        reward_E=np.array([e.episode_return for _, e in kept], dtype=np.float64),
-        success_E=np.array([e.success for _, e in kept], dtype=np.bool_),
-        depth_E=np.array([e.depth for _, e in kept], dtype=np.int64),
-        truncated_E=np.array([e.status == Status.TRUNCATED_DEPTH for _, e in kept], dtype=np.bool_),
-        short_E=np.array([SHORT in e.meta for _, e in kept], dtype=np.bool_),
-        group_E=np.array([e.group for _, e in kept], dtype=np.int64),
-        task_ids=tuple(e.task.task_id for _, e in kept),
-        source_E=np.array([source for source, _ in kept], dtype=np.int64),
+        reward_E=np.array([e.episode_return for _, e in counted], dtype=np.float64),
+        success_E=np.array([e.success for _, e in counted], dtype=np.bool_),
+        depth_E=np.array([e.depth for _, e in counted], dtype=np.int64),
+        truncated_E=np.array([e.status == Status.TRUNCATED_DEPTH for _, e in counted], dtype=np.bool_),
+        short_E=np.array([SHORT in e.meta for _, e in counted], dtype=np.bool_),
+        group_E=np.array([e.group for _, e in counted], dtype=np.int64),
+        task_ids=tuple(e.task.task_id for _, e in counted),
+        source_E=np.array([source for source, _ in counted], dtype=np.int64),
         excluded=excluded,
     )
 

@@ -43,26 +43,30 @@ def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
     Raises SettingsError where its function fails, or gives what cannot be trained with; each of them is named.
     """
     with failures_of(f"algorithm {spec.name}: its build", spec.build, SettingsError):
-        made = spec.build(config, context)
-    if not isinstance(made, Algorithm):
-        raise SettingsError(f"algorithm {spec.name}: its build returned {type(made).__name__}; valid: an Algorithm")
-    if not isinstance(made.name, str) or not made.name.isprintable():
-        raise SettingsError(f"algorithm {spec.name}: its name is {brief(made.name, 80)}; valid: a printable text")
-    if not isinstance(made.group, int) or made.group < 1:
-        raise SettingsError(f"algorithm {spec.name}: its group is {made.group!r}; valid: a whole number of at least 1")
+        algorithm = spec.build(config, context)
+    if not isinstance(algorithm, Algorithm):
+        raise SettingsError(
+            f"algorithm {spec.name}: its build returned {type(algorithm).__name__}; valid: an Algorithm"
+        )
+    if not isinstance(algorithm.name, str) or not algorithm.name.isprintable():
+        raise SettingsError(f"algorithm {spec.name}: its name is {brief(algorithm.name, 80)}; valid: a printable text")
+    if not isinstance(algorithm.group, int) or algorithm.group < 1:
+        raise SettingsError(
+            f"algorithm {spec.name}: its group is {algorithm.group!r}; valid: a whole number of at least 1"
+        )
     for name, (kind, members) in PARTS.items():
-        part = getattr(made, name)
+        part = getattr(algorithm, name)
         if isinstance(part, type) or not all(hasattr(part, member) for member in members):
             valid = f"a {kind}, which has {', '.join(members)}"
             raise SettingsError(f"algorithm {spec.name}: its {name} is {brief(part, 80)}; valid: {valid}")
     try:
-        json.dumps(dict(made.settings))
-        if any(isinstance(value, float) and math.isnan(value) for value in made.settings.values()):
+        json.dumps(dict(algorithm.settings))
+        if any(isinstance(value, float) and math.isnan(value) for value in algorithm.settings.values()):
             raise ValueError("a resumed run compares them, and NaN equals nothing")
     except (TypeError, ValueError) as error:
-        said = f"its settings are no JSON ({error}); valid: tables_of(config)"
-        raise SettingsError(f"algorithm {spec.name}: {said}") from error
-    return made
+        problem = f"its settings are no JSON ({error}); valid: tables_of(config)"
+        raise SettingsError(f"algorithm {spec.name}: {problem}") from error
+    return algorithm
 
 
 def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
@@ -102,11 +106,11 @@ def selected(algorithm: Algorithm, episodes: Sequence[Episode]) -> list[Episode]
     if algorithm.select is None:
         return list(episodes)
     # typed, but another package's
-    found: Any = algorithm.select(episodes)
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Episode) for one in found):
-        said = f"its select gave {brief(found, 80)}; valid: a list of episodes"
-        raise SettingsError(f"algorithm {algorithm.name}: {said}")
-    return list(found)
+    chosen: Any = algorithm.select(episodes)
+    if not isinstance(chosen, list | tuple) or not all(isinstance(episode, Episode) for episode in chosen):
+        problem = f"its select gave {brief(chosen, 80)}; valid: a list of episodes"
+        raise SettingsError(f"algorithm {algorithm.name}: {problem}")
+    return list(chosen)
 
 
 def with_own_numbers(
@@ -116,12 +120,12 @@ def with_own_numbers(
 
     Raises SettingsError for a name that every run has. What is no number is refused where the row is written."""
     chosen = algorithm.select.row(episodes) if isinstance(algorithm.select, CountingFilter) else {}
-    for where, own in (("its log", log), ("the row of its select", chosen)):
-        if not isinstance(own, Mapping):
-            raise SettingsError(f"algorithm {algorithm.name}: {where} is {brief(own, 80)}; valid: numbers by name")
-        if taken := sorted(row.keys() & own.keys()):
-            said = f"{where} has {taken[0]!r}, a column of every run; rename it"
-            raise SettingsError(f"algorithm {algorithm.name}: {said}")
+    for where, numbers in (("its log", log), ("the row of its select", chosen)):
+        if not isinstance(numbers, Mapping):
+            raise SettingsError(f"algorithm {algorithm.name}: {where} is {brief(numbers, 80)}; valid: numbers by name")
+        if clashing := sorted(row.keys() & numbers.keys()):
+            problem = f"{where} has {clashing[0]!r}, a column of every run; rename it"
+            raise SettingsError(f"algorithm {algorithm.name}: {problem}")
     return {**row, **chosen, **log}
 
 
@@ -129,8 +133,10 @@ def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
     """What a weight gave for so many `tokens`. Raises SettingsError for another shape, for numbers that are not finite
     or below 0, and for a sum that is not 1."""
     if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
-        found = f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
-        raise SettingsError(f"algorithm {algorithm}: its weight gave {found}; valid: a float array [{tokens}]")
+        shown_weight = (
+            f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
+        )
+        raise SettingsError(f"algorithm {algorithm}: its weight gave {shown_weight}; valid: a float array [{tokens}]")
     total = float(weight.sum(dtype=np.float64))
     if not np.isfinite(weight).all() or (weight < 0).any() or abs(total - 1.0) > 1e-6:
         raise SettingsError(
@@ -151,14 +157,14 @@ def checked_losses(losses: Any, tokens: int) -> TokenLosses:
         raise SettingsError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
     for name, column in {"loss_n": losses.loss_n, **losses.diagnostics}.items():
         if not isinstance(name, str) or name in OWN_NUMBERS:
-            taken = ", ".join(OWN_NUMBERS)
+            reserved = ", ".join(OWN_NUMBERS)
             raise SettingsError(
-                f"the token loss has a diagnostic {brief(name, 80)}; valid: a text that is none of {taken}"
+                f"the token loss has a diagnostic {brief(name, 80)}; valid: a text that is none of {reserved}"
             )
         if not isinstance(column, Tensor) or tuple(column.shape) != (tokens,):
-            found = f"the shape {list(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
+            problem = f"the shape {list(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
             raise SettingsError(
-                f"the token loss: its {name} has {found}; valid: a tensor [{tokens}], a number per token"
+                f"the token loss: its {name} has {problem}; valid: a tensor [{tokens}], a number per token"
             )
     if torch.is_grad_enabled() and not losses.loss_n.requires_grad:
         raise SettingsError("the token loss: its loss_n has no gradient, so that nothing would be learned")

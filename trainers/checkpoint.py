@@ -65,17 +65,17 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
         # a checkpoint reads into tensors that exist; one from before the first update has no moments to read
         if f"{name}.step" in saved:
             first = f"{name}.moments.{{}}.{MOMENTS[0]}"
-            for parameter in (own for key, own in trained(module).items() if first.format(key) in saved):
-                moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
-                optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+            for target in (parameter for key, parameter in trained(module).items() if first.format(key) in saved):
+                moments = {kind: torch.zeros_like(target, requires_grad=False) for kind in MOMENTS}
+                optimizer.state[target] = {"step": torch.tensor(0.0), **moments}
         wanted[name] = _state(module, optimizer)
     with _checkpoint_errors("read"):
         dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
     for name, (_, optimizer) in parts.items():
         if optimizer.state:
-            for parameter in optimizer.state:
+            for target in optimizer.state:
                 # one for each: AdamW counts in place, and a shared counter would advance once per parameter
-                optimizer.state[parameter]["step"] = wanted[name]["step"].clone()
+                optimizer.state[target]["step"] = wanted[name]["step"].clone()
     torch.set_rng_state(wanted["torch_rng"])
 
 
@@ -174,8 +174,8 @@ def _new_folder(scratch: Path, ranks: Ranks) -> Iterator[None]:
 def _prepare(folder: Path, scratch: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # left by a process that was killed while it wrote
-    for rest in folder.glob(".writing_*"):
-        shutil.rmtree(rest)
+    for leftover in folder.glob(".writing_*"):
+        shutil.rmtree(leftover)
     scratch.mkdir()
 
 
@@ -239,9 +239,9 @@ def _flush(folder: Path) -> None:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    found = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
+    folders = [path for path in (run / FOLDER).glob("step_*") if NAME.fullmatch(path.name)]
     # as numbers: from step 1,000,000 on names no longer sort
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def resume_hint(run: Path) -> str:
@@ -251,10 +251,10 @@ def resume_hint(run: Path) -> str:
 
 def latest_checkpoint(run: Path) -> Path:
     """The newest complete checkpoint. Raises CheckpointError when there is none."""
-    found = list_checkpoints(run)
-    if not found:
+    checkpoints = list_checkpoints(run)
+    if not checkpoints:
         raise CheckpointError(f"no checkpoint in {run / FOLDER}: start the run without --resume")
-    return found[-1]
+    return checkpoints[-1]
 
 
 def latest_model(run: Path) -> Path:

@@ -47,12 +47,12 @@ def of_run(spec: Mapping[str, Any], teacher: Scorer | None = None, preset: Prese
 
     A `teacher` on servers that has no folder is known by the name that they give it.
     """
-    found = of_all(spec) | of_models(spec)
+    hashes = of_all(spec) | of_models(spec)
     if preset is not None:
-        found["play.preset"] = preset.sha256
+        hashes["play.preset"] = preset.sha256
     if teacher is not None and at(spec, "method.teacher.teacher") is None:
-        found["method.teacher.teacher"] = teacher.fleet.servers[0].model  # type: ignore[attr-defined]
-    return found
+        hashes["method.teacher.teacher"] = teacher.fleet.servers[0].model  # type: ignore[attr-defined]
+    return hashes
 
 
 def kept(folder: Path) -> dict[str, str]:
@@ -66,15 +66,15 @@ def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
 
     Settings that name no file of one's own are not in it.
     """
-    found, every = {}, flat(settings)
+    hashes, every = {}, flat(settings)
     for name, value in every.items():
         table, _, last = name.rpartition(".")
         if last == "folder" and every.get(f"{table}.kind") == "skills":
             value = f"{SKILLS_PREFIX}{value}"
         texts = [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
         if contents := [content for content in map(_of_file, texts) if content is not None]:
-            found[name] = content_hash({"contents": contents})[:16]
-    return found
+            hashes[name] = content_hash({"contents": contents})[:16]
+    return hashes
 
 
 def of_models(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -92,7 +92,7 @@ def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
 
     What that module imports is not looked at, and one without a source has none.
     """
-    found = {}
+    hashes = {}
     for path in CODE:
         named = at(settings, path)
         if not isinstance(named, str):
@@ -103,17 +103,17 @@ def of_code(settings: Mapping[str, Any]) -> dict[str, str]:
         with contextlib.suppress(OSError):
             lines = inspect.getsource(module).splitlines()
             code = [line for line in lines if line.partition("#")[0].strip()]
-            found[path] = content_hash({"code": code})[:16]
-    return found
+            hashes[path] = content_hash({"code": code})[:16]
+    return hashes
 
 
 def _module_of_algorithm(name: str) -> ModuleType | None:
     # whoever reads records alone needs no torch
     from turngym.trainers.algorithm_spec import find_algorithm
 
-    found = find_algorithm(name)
+    spec = find_algorithm(name)
     # what is in the module may have been put together of parts of others
-    return sys.modules[name.partition(":")[0]] if ":" in name else inspect.getmodule(found.build)
+    return sys.modules[name.partition(":")[0]] if ":" in name else inspect.getmodule(spec.build)
 
 
 def _of_file(text: str) -> str | None:

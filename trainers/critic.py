@@ -84,9 +84,9 @@ class ValueCritic:
         self._micro_tokens, self._autocast, self._recompute = micro_tokens, autocast, gradient_checkpointing
         self._ranks = ranks
         self._policy = policy
-        own = config.kind == "model"
-        head = _head(policy, deep=not own, seed=seed)
-        self.module = _Values(copy.deepcopy(policy), head) if own else head
+        has_body = config.kind == "model"
+        head = _head(policy, deep=not has_body, seed=seed)
+        self.module = _Values(copy.deepcopy(policy), head) if has_body else head
         """What is learned: the trunk with its head, or the head alone."""
         ranks.shard(self.module)
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -97,9 +97,9 @@ class ValueCritic:
     def values(self, batch: RolloutBatch) -> NDArray[np.float32]:
         """V before each supervised token was chosen: float32 [N], in units of reward."""
         with self._ranks.full_params(self.module):
-            found = [(tokens, value_n.cpu().numpy()) for tokens, value_n in self._forward(batch)]
+            parts = [(tokens, value_n.cpu().numpy()) for tokens, value_n in self._forward(batch)]
         value_N = np.zeros(batch.tokens, np.float32)
-        for tokens, value_n in chain.from_iterable(self._ranks.all_gather(found)):
+        for tokens, value_n in chain.from_iterable(self._ranks.all_gather(parts)):
             value_N[tokens] = value_n
         return value_N
 

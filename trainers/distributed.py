@@ -47,11 +47,11 @@ def shard(model: Any, mesh: Any) -> None:
     Raises DistributedError for a module that itself learns in two precisions.
     """
     sizes = Counter[torch.dtype]()
-    for own in model.parameters():
-        sizes[own.dtype] += own.numel() * own.requires_grad
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel() * parameter.requires_grad
     # inner ones before those around them, as below
     for name, part in reversed([*model.named_modules()]):
-        learned = {own.dtype for own in part.parameters(recurse=False) if own.requires_grad}
+        learned = {parameter.dtype for parameter in part.parameters(recurse=False) if parameter.requires_grad}
         if len(learned) > 1:
             raise DistributedError(
                 f"{name} of {type(model).__name__} learns in {' and '.join(sorted(map(str, learned)))}, which several "
@@ -74,11 +74,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     Of layers inside of others the outer ones; one whose weights are another's too (Zamba) stays with the rest.
     """
     names = {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
-    found = {name: part for name, part in model.named_modules() if type(part).__name__ in names}
-    if found:
+    by_name = {name: part for name, part in model.named_modules() if type(part).__name__ in names}
+    if by_name:
         shared = shared_weights(model)
-        outer = [part for name, part in found.items() if not any(name.startswith(f"{other}.") for other in found)]
-        return [part for part in outer if not any(id(own) in shared for own in part.parameters())]
+        outer = [part for name, part in by_name.items() if not any(name.startswith(f"{above}.") for above in by_name)]
+        return [part for part in outer if not any(id(parameter) in shared for parameter in part.parameters())]
     lists = [list(part) for part in model.modules() if isinstance(part, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
@@ -108,10 +108,10 @@ def full_params(model: nn.Module) -> Iterator[None]:
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """What `state_dict` gives for an unsharded model: every name of a tied weight, no non-persistent buffers."""
     weights = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
-    for place, module in model.named_modules():
+    for prefix, module in model.named_modules():
         for name, value in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                weights[f"{place}.{name}".lstrip(".")] = value
+                weights[f"{prefix}.{name}".lstrip(".")] = value
     return weights
 
 

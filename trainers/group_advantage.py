@@ -59,13 +59,15 @@ def grpo_split_advantage(
     advantage_E = np.zeros(len(reward_E))
     for group in np.unique(group_E):
         members = group_E == group
-        own = reward_E[members & on_policy_E]
-        if not len(own):
+        policy_rewards = reward_E[members & on_policy_E]
+        if not len(policy_rewards):
             raise AdvantageError(
                 f"group {group} has {int(members.sum())} episodes, none of them on-policy: there is no baseline; "
                 "leave at least one episode of every group without a demonstration"
             )
-        mean, std = (float(own.mean()), float(own.std(ddof=1))) if len(own) > 1 else (0.0, 1.0)
+        mean, std = (
+            (float(policy_rewards.mean()), float(policy_rewards.std(ddof=1))) if len(policy_rewards) > 1 else (0.0, 1.0)
+        )
         # equal rewards leave no spread to divide by: differences then stay in units of reward
         unit = ((std or 1.0) + GROUP_EPS) if scale == "std" else 1.0
         advantage_E[members] = (reward_E[members] - mean) / unit
@@ -162,16 +164,16 @@ class ComparableGroups:
     """Most groups that are kept, the first ones; None: all."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        kept = [group for group, members in self._groups(episodes) if self._reason(members) is None][: self.most]
-        return [episode for episode in episodes if self._counts(episode) and episode.group in kept]
+        groups = [group for group, members in self._groups(episodes) if self._reason(members) is None][: self.most]
+        return [episode for episode in episodes if self._counts(episode) and episode.group in groups]
 
     def row(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         """How many groups of a step are kept, and why the others go."""
         groups = [members for _, members in self._groups(episodes)]
-        found = Counter(self._reason(members) for members in groups)
+        reasons = Counter(self._reason(members) for members in groups)
         same = [members for members in groups if self._reason(members) == "uniform"]
-        kept = found[None] if self.most is None else min(found[None], self.most)
-        row = {"groups/kept": kept, "groups/lost": found["lost"]}
+        kept_groups = reasons[None] if self.most is None else min(reasons[None], self.most)
+        row = {"groups/kept": kept_groups, "groups/lost": reasons["lost"]}
         if self.spread:
             solved = sum(all(episode.success for episode in members) for members in same)
             row |= {"groups/uniform": len(same), "groups/uniform_solved": solved}

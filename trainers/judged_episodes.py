@@ -46,7 +46,7 @@ def requests(episode: Episode, kind: Question, next_role: str = "user") -> list[
     """
     if episode.status.is_error:
         return []
-    found = []
+    asked_for = []
     roles = episode.meta.get("next_roles", ())
     for turn in episode.turns:
         state = next_state(episode, turn)
@@ -61,8 +61,8 @@ def requests(episode: Episode, kind: Question, next_role: str = "user") -> list[
                 episode=episode,
                 turn=turn.index,
             )
-            found.append(request)
-    return found
+            asked_for.append(request)
+    return asked_for
 
 
 def judged(turn: Turn, kind: Question, judgment: Judgment) -> Turn:
@@ -75,9 +75,9 @@ def judged(turn: Turn, kind: Question, judgment: Judgment) -> Turn:
         # each vote may hold a score, a hint or both
         answers = [separate(vote) for vote in written]
         scored = [score for score, _ in answers if score is not None]
-        both = tuple(score for text in scored if (score := read_score(text)) is not None)
+        votes_read = tuple(score for text in scored if (score := read_score(text)) is not None)
         hint = choose_hint([read_hint(text) for _, text in answers if text is not None])
-        return replace(turn, judge_votes=judgment.votes, judge_scores=both if scored else None, hint=hint)
+        return replace(turn, judge_votes=judgment.votes, judge_scores=votes_read if scored else None, hint=hint)
     if kind == "hint":
         votes = [read_hint(vote) for vote in written]
         scores, hint = [vote.score for vote in votes], choose_hint(votes)
@@ -97,17 +97,17 @@ def judge_episodes(
     something else than judgments.
     `next_role` is the role in which the policy sees observations.
     """
-    asked = [requests(episode, kind, next_role) for episode in episodes]
-    flat = [request for part in asked for request in part]
+    parts = [requests(episode, kind, next_role) for episode in episodes]
+    flat = [request for part in parts for request in part]
     # one call for all episodes: judges work on their requests side by side
-    found = judgments(judge.judge(flat) if flat else [], len(flat), JudgeError)
-    answers = iter(found)
+    answered = judgments(judge.judge(flat) if flat else [], len(flat), JudgeError)
+    answers = iter(answered)
     result = []
-    for episode, part in zip(episodes, asked, strict=True):
+    for episode, part in zip(episodes, parts, strict=True):
         by_turn = {request.turn: next(answers) for request in part}
         turns = [judged(t, kind, by_turn[t.index]) if t.index in by_turn else t for t in episode.turns]
         result.append(replace(episode, turns=tuple(turns)) if by_turn else episode)
-    return result, next((judgment.error for judgment in found if judgment.error), "")
+    return result, next((judgment.error for judgment in answered if judgment.error), "")
 
 
 # A judge whose votes nobody can read would train nothing, and say nothing.
@@ -154,8 +154,8 @@ def _said(episodes: Sequence[Episode], unread: int, written: int) -> str:
     # a turn of which no vote was read, so that what is shown is one of them
     wild = next((turn for turn in reversed(turns) if turn.judge_scores == ()), None)
     votes = [vote for vote in (wild.judge_votes or ()) if vote is not None] if wild else []
-    shown = f"; one ends with {excerpt(votes[-1], SHOWN_LETTERS, end=True)!r}" if votes else ""
-    return f"{unread} of {written} votes of the judge have no valid \\boxed{{}}{of_them}{shown}"
+    example = f"; one ends with {excerpt(votes[-1], SHOWN_LETTERS, end=True)!r}" if votes else ""
+    return f"{unread} of {written} votes of the judge have no valid \\boxed{{}}{of_them}{example}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,17 +197,17 @@ def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[s
     """Statistics of the episodes before selection; `batch` is what was trained on, None if nothing was. Empty without a
     judge."""
     turns = [turn for e in episodes if not e.status.is_error for turn in e.turns if is_trainable(turn)]
-    asked = [turn for turn in turns if turn.judge_votes is not None]
-    if not asked:
+    judged_turns = [turn for turn in turns if turn.judge_votes is not None]
+    if not judged_turns:
         return {}
-    votes = [vote for turn in asked for vote in turn.judge_votes or ()]
+    votes = [vote for turn in judged_turns for vote in turn.judge_votes or ()]
     written = sum(vote is not None for vote in votes)
-    readable = sum(len(turn.judge_scores or ()) for turn in asked)
+    readable = sum(len(turn.judge_scores or ()) for turn in judged_turns)
     # None is a turn whose votes all failed, which is no score; an empty tuple was written but unreadable, a score of 0
-    scores = [majority(turn.judge_scores) for turn in asked if turn.judge_scores is not None]
+    scores = [majority(turn.judge_scores) for turn in judged_turns if turn.judge_scores is not None]
     # from the batch, since these episodes are from before the selection: nothing in them is excluded yet
-    given = sum(turn.hint is not None for turn in asked)
-    usable = sum(turn.hint_prompt_ids is not None for turn in asked)
+    hinted = sum(turn.hint is not None for turn in judged_turns)
+    usable = sum(turn.hint_prompt_ids is not None for turn in judged_turns)
     trained = 0 if batch is None else len(np.unique(np.stack([batch.episode_N, batch.turn_N]), axis=1)[0])
     return {
         "judge/score": float(np.mean(scores)) if scores else None,
@@ -216,9 +216,9 @@ def judge_row(episodes: Sequence[Episode], batch: RolloutBatch | None) -> dict[s
         "judge/votes": len(votes),
         "judge/votes_failed": len(votes) - written,
         "judge/votes_unread": written - readable,
-        "judge/votes_cut": sum(turn.judge_cut for turn in asked),
+        "judge/votes_cut": sum(turn.judge_cut for turn in judged_turns),
         "judge/turns_masked": len(turns) - trained,
-        **({"judge/hints": usable, "judge/hints_refused": given - usable} if given else {}),
+        **({"judge/hints": usable, "judge/hints_refused": hinted - usable} if hinted else {}),
     }
 
 
@@ -245,7 +245,11 @@ class ScoredTurns:
     exclude: Literal["none", "openclaw"] = "none"
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [kept for episode in episodes if (kept := without(episode, self.reasons(episode))) is not None]
+        return [
+            episode_left
+            for episode in episodes
+            if (episode_left := without(episode, self.reasons(episode))) is not None
+        ]
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is masked, for the policy's turns."""
@@ -275,7 +279,11 @@ class HintedTurns:
     """Implements `EpisodeFilter`: turns with a hint that a teacher can read (`hint_prompt_ids`); others are dropped."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [kept for episode in episodes if (kept := without(episode, self.reasons(episode))) is not None]
+        return [
+            episode_left
+            for episode in episodes
+            if (episode_left := without(episode, self.reasons(episode))) is not None
+        ]
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is dropped, for the policy's turns."""

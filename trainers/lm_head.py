@@ -104,17 +104,17 @@ class ByWeight(torch.autograd.Function):
     def backward(ctx: Any, slope_NJ: Tensor | None, entropy_slope_N: Tensor | None, tail_slope_N: Tensor | None) -> Any:
         """The signature is that of autograd: a gradient for each output of `forward`, None for one that nothing depends
         on."""
-        hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, tail_N, kept = ctx.saved_tensors
+        hidden_N, weight, bias, ids_NJ, logsum_N1, entropy_N, tail_N, kept_logits = ctx.saved_tensors
         columns = slope_NJ, entropy_N, entropy_slope_N, tail_N, tail_slope_N
         work, (needs_hidden, needs_weight, needs_bias, *_) = ctx.work, ctx.needs_input_grad
-        own = own_gradient(weight) if needs_weight and work.into_grad else None
+        in_place = own_gradient(weight) if needs_weight and work.into_grad else None
         hidden_slope = torch.empty_like(hidden_N) if needs_hidden else None
-        weight_slope = torch.zeros_like(weight) if needs_weight and own is None else own
+        weight_slope = torch.zeros_like(weight) if needs_weight and in_place is None else in_place
         bias_slope = torch.zeros_like(bias) if needs_bias else None
         with torch.autocast(hidden_N.device.type, enabled=False):
             matrix = _as_used(weight, bias, hidden_N.dtype, work)
             for rows in chunks(len(hidden_N), work.chunk):
-                logits = _logits_of(hidden_N[rows], matrix, work) if kept is None else kept.clone()
+                logits = _logits_of(hidden_N[rows], matrix, work) if kept_logits is None else kept_logits.clone()
                 parts = [None if part is None else part[rows] for part in columns]
                 slope = _slope(logits.sub_(logsum_N1[rows]), ids_NJ[rows], *parts)
                 slope = (slope if work.temperature == 1.0 else slope.div_(work.temperature)).to(hidden_N.dtype)
@@ -125,7 +125,7 @@ class ByWeight(torch.autograd.Function):
                 if bias_slope is not None:
                     bias_slope[: slope.shape[1]] += slope.sum(0)
                 del logits, slope  # or they would lie beside those of the next chunk
-        return hidden_slope, weight_slope if own is None else None, bias_slope, None, None
+        return hidden_slope, weight_slope if in_place is None else None, bias_slope, None, None
 
 
 def _as_used(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, work: HeadWork) -> tuple[Tensor, Tensor | None]:
@@ -324,8 +324,10 @@ def _project(
     matrix = weight_of(head)
     dtype = None if matrix is None else _precision(hidden_N, matrix[0])
     if matrix is not None and dtype is not None:
-        found: tuple[Tensor, Tensor | None, Tensor | None] = ByWeight.apply(hidden_N.to(dtype), *matrix, ids_NJ, work)
-        return found
+        projected: tuple[Tensor, Tensor | None, Tensor | None] = ByWeight.apply(
+            hidden_N.to(dtype), *matrix, ids_NJ, work
+        )
+        return projected
     step, parts = partial(_chunk, _callable(head), work), []
     for rows in chunks(len(hidden_N), work.chunk):
         if len(hidden_N) <= work.chunk or not torch.is_grad_enabled():
@@ -371,8 +373,8 @@ def _shifted(logits: Tensor) -> Tensor:
 def _tail(logits: Tensor, ids_nK: Tensor, logsum_n1: Tensor) -> Tensor:
     """The logp [n] of all ids but `ids_nK` together: their own sum, no difference of two that are nearly equal."""
     # not -inf: where no id is left its logarithm would have NaN as gradient
-    others = logits.scatter(1, ids_nK, MIN_LOGP)
-    return (others.logsumexp(-1) - logsum_n1[:, 0]).clamp(min=MIN_TAIL_LOGP)
+    outside = logits.scatter(1, ids_nK, MIN_LOGP)
+    return (outside.logsumexp(-1) - logsum_n1[:, 0]).clamp(min=MIN_TAIL_LOGP)
 
 
 def _logits(head: Head, hidden_n: Tensor, temperature: float, vocab: int | None) -> Tensor:

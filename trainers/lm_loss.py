@@ -42,11 +42,11 @@ def read_texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
     for path in paths:
         if not path.is_file():
             raise TextError(f"there is no file {path} to read pre-training text from")
-        found = False
+        any_text = False
         for text in _column(path, column) if has_rows(path) else _paragraphs(path):
-            found = True
+            any_text = True
             yield text
-        if not found:
+        if not any_text:
             raise TextError(f"{path} holds no text")
 
 
@@ -166,8 +166,8 @@ class LmLoss:
         rows = self.rows(step)
         if not rows:
             return 0.0
-        found = scorer.logprobs(rows, [np.arange(1, len(row)) for row in rows])
-        return -float(sum(part.sum(dtype=np.float64) for part in found)) / self._count(rows)
+        logps = scorer.logprobs(rows, [np.arange(1, len(row)) for row in rows])
+        return -float(sum(part.sum(dtype=np.float64) for part in logps)) / self._count(rows)
 
     def _count(self, rows: Sequence[NDArray[np.int32]]) -> int:
         """What the sum over all tokens is divided by."""
@@ -176,10 +176,10 @@ class LmLoss:
     def _batches(self, rows: Sequence[NDArray[np.int32]], ranks: Ranks) -> list[list[NDArray[np.int32]]]:
         """This process's micro-batches; all get equally many, the last ones a row that predicts nothing."""
         nothing = [np.zeros(1, np.int32)]
-        shares = [[rows[place] for place in part] for part in balanced_shares([len(row) for row in rows], ranks.size)]
+        shares = [[rows[index] for index in part] for part in balanced_shares([len(row) for row in rows], ranks.size)]
         split = [length_batches([len(row) for row in share], self._micro_tokens) for share in shares]
-        own = [[shares[ranks.rank][member] for member in members] for members in split[ranks.rank]]
-        return own + [nothing] * (max(map(len, split)) - len(own))
+        mine = [[shares[ranks.rank][member] for member in members] for members in split[ranks.rank]]
+        return mine + [nothing] * (max(map(len, split)) - len(mine))
 
     def _open(self) -> Iterator[str]:
         return chain.from_iterable(read_texts(self._config.files, self._config.column) for _ in repeat(None))

@@ -56,17 +56,17 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
     except ImportError as error:
         raise ModelError(f"--lora.rank {config.rank} needs pip install 'turngym[lora]' ({error})") from error
     uncalled = _uncalled_layers(model)
-    there = {name: layer for name, layer in model.named_modules() if name not in uncalled}
+    layers = {name: layer for name, layer in model.named_modules() if name not in uncalled}
     for target in config.targets:
-        if not any(f".{name}".endswith(f".{target}") for name in there):
-            linear = (name.rpartition(".")[2] for name, layer in there.items() if is_transposed(layer) is not None)
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            linear = (name.rpartition(".")[2] for name, layer in layers.items() if is_transposed(layer) is not None)
             raise ModelError(
                 f"--lora.targets {target}: text calls no such layer of {type(model).__name__}, so that nothing would "
                 f"be learned; valid: {', '.join(dict.fromkeys(linear))}"
             )
-    asked, valid = f"--lora.targets {' '.join(config.targets)}", ""
+    option, valid = f"--lora.targets {' '.join(config.targets)}", ""
     if not config.targets:
-        asked, valid = f"--lora.rank {config.rank}", "; valid: the layers that learn (--lora.targets q_proj v_proj)"
+        option, valid = f"--lora.rank {config.rank}", "; valid: the layers that learn (--lora.targets q_proj v_proj)"
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -81,11 +81,11 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
             # not get_peft_model, which wraps the model and puts a prefix before the name of every weight
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:
-        raise ModelError(f"{asked}: {str(error).splitlines()[0]}{valid}") from error
+        raise ModelError(f"{option}: {str(error).splitlines()[0]}{valid}") from error
     for name, layer in _adapted_layers(model):
         if is_transposed(layer.base_layer) is None:
             raise ModelError(
-                f"{asked}: {name} is a {type(layer.base_layer).__name__}; adapters are for linear layers and "
+                f"{option}: {name} is a {type(layer.base_layer).__name__}; adapters are for linear layers and "
                 f"embeddings, and not for experts and their routers{valid}"
             )
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
@@ -177,7 +177,9 @@ def require_one_model(model: Any) -> None:
 
 def _adapted_layers(model: Any) -> list[tuple[str, Any]]:
     # attention layers have a `scaling`, too, which is a number
-    return [(name, each) for name, each in model.named_modules() if ADAPTER_NAME in getattr(each, "lora_dropout", ())]
+    return [
+        (name, layer) for name, layer in model.named_modules() if ADAPTER_NAME in getattr(layer, "lora_dropout", ())
+    ]
 
 
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -185,8 +187,8 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
-    own = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
+    adapter_weights = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
     model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
     # the prefix that peft's wrapper would have added; contiguous, for safetensors refuses strided views
-    tensors = {f"{PEFT_PREFIX}{name}": value.contiguous() for name, value in own.items()}
+    tensors = {f"{PEFT_PREFIX}{name}": value.contiguous() for name, value in adapter_weights.items()}
     write_tensors(tensors, folder / ADAPTER_WEIGHTS, like=ADAPTER)

@@ -51,11 +51,11 @@ class Sink:
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     """The single numbers of a row, without its step; each is of one row of a step."""
     # lists (numbers by turn) have no place in a curve; metrics.jsonl keeps them, and the time of an evaluation
-    known = {"step"} if row["kind"] == "train" else {"step", "time/train_s"}
+    left_out = {"step"} if row["kind"] == "train" else {"step", "time/train_s"}
     return {
         name: value
         for name, value in row.items()
-        if name not in known and isinstance(value, int | float) and math.isfinite(value)
+        if name not in left_out and isinstance(value, int | float) and math.isfinite(value)
     }
 
 
@@ -69,12 +69,12 @@ def tensorboard_sink(folder: Path, step: int | None) -> Sink | None:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    place = folder / "tensorboard"
-    place.mkdir(exist_ok=True)
+    events = folder / "tensorboard"
+    events.mkdir(exist_ok=True)
     # its files are read in the order of their names, which begin with the second: one of this second might come later
-    if any(file.name.split(".")[3] == f"{int(time.time()):010d}" for file in place.glob("events.out.tfevents.*.*")):
+    if any(file.name.split(".")[3] == f"{int(time.time()):010d}" for file in events.glob("events.out.tfevents.*.*")):
         time.sleep(1.0)
-    writer = SummaryWriter(str(library_path(place)), purge_step=step)
+    writer = SummaryWriter(str(library_path(events)), purge_step=step)
 
     def write(row: Mapping[str, Any]) -> None:
         for name, value in scalars(row).items():
@@ -95,12 +95,12 @@ def wandb_sink(folder: Path, project: str, run_id: str) -> Sink:
     """A run of Weights & Biases, named after `folder`."""
     wandb = importlib.import_module("wandb")
     where = folder.resolve()
-    place = library_path(where)
-    run = wandb.init(project=project, name=shown(where.name), id=run_id, dir=str(place), resume="allow")
+    path = library_path(where)
+    run = wandb.init(project=project, name=shown(where.name), id=run_id, dir=str(path), resume="allow")
     offline = bool(getattr(run, "offline", False))
     if offline:
         # every process of a run writes a folder of its own, and the newest has all rows
-        for old in (place / "wandb").glob(f"offline-run-*-{run_id}"):
+        for old in (path / "wandb").glob(f"offline-run-*-{run_id}"):
             if old.resolve() != Path(run.dir).resolve().parent:
                 shutil.rmtree(old)
     return Sink(lambda row: run.log(scalars(row), step=row["step"]), run.finish, lambda row: offline, not offline)
@@ -205,12 +205,12 @@ class MetricsLog:
         play that, and Weights & Biases takes no step twice.
         """
         for name, waiting in self._waiting.items():
-            given = 0
+            lost = 0
             while waiting and (waiting[0]["step"] < step or ended):
                 self._sinks[name].write(waiting.popleft())
-                given += 1
-            if given:
-                self._tracked[name] = self._tracked.get(name, 0) + given
+                lost += 1
+            if lost:
+                self._tracked[name] = self._tracked.get(name, 0) + lost
                 self._note()
 
     def close(self) -> None:
@@ -256,8 +256,8 @@ def _checked(row: Mapping[str, Any], where: str) -> None:
             turns[name] = len(items)
     if len({*turns.values()}) > 1:
         (least, few), *_, (most, many) = sorted(turns.items(), key=lambda item: item[1])
-        said = f"{excerpt(least, 80)} has {few} turns, {excerpt(most, 80)} {many}"
-        raise TurngymError(f"{where}: {said}; valid: a number for each turn")
+        problem = f"{excerpt(least, 80)} has {few} turns, {excerpt(most, 80)} {many}"
+        raise TurngymError(f"{where}: {problem}; valid: a number for each turn")
 
 
 def _is_number(value: Any) -> bool:

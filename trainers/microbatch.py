@@ -61,12 +61,12 @@ def passes(rows: Sequence[Ids], max_tokens: int, *, packed: bool) -> list[Pass]:
     """
     if packed:
         return _packed_passes(rows, max_tokens)
-    found = []
+    all_passes = []
     for members in length_batches([len(row) for row in rows], max_tokens):
         ids = pad([rows[row] for row in members])
         starts = np.arange(len(members)) * ids.shape[1]
-        found.append(Pass(rows=tuple(members), ids_RL=ids, starts=starts, shared=np.zeros_like(starts)))
-    return found
+        all_passes.append(Pass(rows=tuple(members), ids_RL=ids, starts=starts, shared=np.zeros_like(starts)))
+    return all_passes
 
 
 # The rows of a pass behind one another in one line: no padding to compute, and what rows begin with computed once.
@@ -84,7 +84,7 @@ def _packed_passes(rows: Sequence[Ids], max_tokens: int) -> list[Pass]:
             lines[-1].append(row)
         else:
             lines.append([row])
-    return sorted((packed_pass(rows, members) for members in lines), key=lambda one: -one.ids_RL.size)
+    return sorted((packed_pass(rows, members) for members in lines), key=lambda packed: -packed.ids_RL.size)
 
 
 def packed_pass(rows: Sequence[Ids], members: Sequence[int]) -> Pass:
@@ -152,18 +152,18 @@ def micro_batches(batch: RolloutBatch, max_tokens: int, ranks: Ranks, *, packed:
     shares = [np.flatnonzero(np.isin(episode_R, members)) for members in balanced_shares(tokens_E, ranks.size)]
     # everybody splits all shares: the largest number of micro-batches is then known without asking
     split = [passes([rows[row] for row in share], max_tokens, packed=packed) for share in shares]
-    own = [_micro_batch(batch, shares[ranks.rank], part) for part in split[ranks.rank]]
+    mine = [_micro_batch(batch, shares[ranks.rank], part) for part in split[ranks.rank]]
     none, nothing = np.empty(0, np.int64), np.zeros((1, 1), np.int64)
     empty = MicroBatch(passed=Pass(rows=(), ids_RL=nothing, starts=none, shared=none), tokens=none, predictor_n=none)
-    return own + [empty] * (max(map(len, split)) - len(own))
+    return mine + [empty] * (max(map(len, split)) - len(mine))
 
 
 def _micro_batch(batch: RolloutBatch, share: IntArray, passed: Pass) -> MicroBatch:
     tokens, predictors = [], []
     for member, row in enumerate(share[list(passed.rows)]):
-        own = np.arange(*np.searchsorted(batch.row_N, [row, row + 1]))
-        tokens.append(own)
-        predictors.append(passed.places(member, batch.position_M[batch.predictor_N[own]]))
+        columns = np.arange(*np.searchsorted(batch.row_N, [row, row + 1]))
+        tokens.append(columns)
+        predictors.append(passed.places(member, batch.position_M[batch.predictor_N[columns]]))
     return MicroBatch(passed=passed, tokens=np.concatenate(tokens), predictor_n=np.concatenate(predictors))
 
 
@@ -199,13 +199,13 @@ def check_packing(model: Any) -> None:
     if not can_keep_rows_apart(model):
         raise SettingsError(f"--packing on: {name} has layers other than sdpa attention; train it with padded rows")
     rows = _trial_rows(model)
-    one = packed_pass(rows, range(len(rows)))
+    line = packed_pass(rows, range(len(rows)))
     with torch.no_grad():
         # by transformers' own attention, which knows its windows
-        apart = torch.cat([hidden_states(model, rows[row][None]) for row in one.rows]).float()
+        apart = torch.cat([hidden_states(model, rows[row][None]) for row in line.rows]).float()
         with rows_apart(model):
-            together = one.states(model).float()
-    where = np.concatenate([one.places(member, np.arange(len(rows[row]))) for member, row in enumerate(one.rows)])
+            together = line.states(model).float()
+    where = np.concatenate([line.places(member, np.arange(len(rows[row]))) for member, row in enumerate(line.rows)])
     gap = float((apart - together[torch.from_numpy(where).to(together.device)]).abs().max())
     size = float(apart.abs().max())
     # `not <=`, for a model that gives NaN is refused too

@@ -139,11 +139,11 @@ class ModelShape:
         """What the engine's cache holds."""
         if self.counted is not None:
             return self.counted
-        token, one = 2 * self.attention_layers * self.kv_width, self.linear
-        if one is None:
+        token, linear = 2 * self.attention_layers * self.kv_width, self.linear
+        if linear is None:
             return CacheNumbers(token)
-        rule = one.value_heads * one.key_dim * one.value_dim
-        return CacheNumbers(token, one.layers * one.channels * one.kernel, one.layers * rule)
+        rule = linear.value_heads * linear.key_dim * linear.value_dim
+        return CacheNumbers(token, linear.layers * linear.channels * linear.kernel, linear.layers * rule)
 
     def kv_bytes(self, dtype: str = "bfloat16") -> int:
         """Bytes of one token in the cache, all layers."""
@@ -223,8 +223,8 @@ one."""
 def shape_named(name: str) -> ModelShape:
     """One of `SHAPES`, also by its name on the hub (`Qwen/Qwen2.5-1.5B-Instruct`, `Qwen/Qwen3-4B`). Raises ModelError,
     with the names, for another."""
-    known = re.fullmatch(r"(?:Qwen/)?(?:Qwen3-)?(.+?)(?:-Instruct)?(?:@.*)?", name)
-    name = known[1] if known is not None and known[1] in SHAPES else name
+    match = re.fullmatch(r"(?:Qwen/)?(?:Qwen3-)?(.+?)(?:-Instruct)?(?:@.*)?", name)
+    name = match[1] if match is not None and match[1] in SHAPES else name
     if name not in SHAPES:
         raise ModelError(f"model shape {name!r} is unknown; valid: {', '.join(SHAPES)}")
     return SHAPES[name]
@@ -259,8 +259,8 @@ def shape_of(config: Any) -> ModelShape:
         return replace(shape, beside=stored - shape.parameters, counted=None if counted == shape.cache else counted)
     # families have names of their own, and transformers refuses a size that differs from layer to layer (Gemma 4)
     except Exception as error:
-        said = f"{type(config).__name__} does not say its sizes as decoders usually do: {load_problem(error)}"
-        raise ModelError(f"{said}; valid: the name of a shape of about its size ({', '.join(SHAPES)})") from error
+        problem = f"{type(config).__name__} does not say its sizes as decoders usually do: {load_problem(error)}"
+        raise ModelError(f"{problem}; valid: the name of a shape of about its size ({', '.join(SHAPES)})") from error
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -273,13 +273,15 @@ def _active_width(config: Any) -> int:
     configuration does not say it."""
     if not (_first(config, EXPERTS) or 0) > 1:
         return int(_first(config, ("intermediate_size",)) or 0)
-    one = _first(config, ("moe_intermediate_size", "intermediate_size"))
-    shared = _first(config, ("shared_expert_intermediate_size",)) or one * (_first(config, ("n_shared_experts",)) or 0)
-    return int((_first(config, CHOSEN) or 1) * one + shared)
+    expert = _first(config, ("moe_intermediate_size", "intermediate_size"))
+    shared = _first(config, ("shared_expert_intermediate_size",)) or expert * (
+        _first(config, ("n_shared_experts",)) or 0
+    )
+    return int((_first(config, CHOSEN) or 1) * expert + shared)
 
 
 def _first(config: Any, names: Sequence[str]) -> Any:
-    return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
 def _built(config: Any) -> tuple[int, bool, CacheNumbers]:
@@ -292,11 +294,15 @@ def _built(config: Any) -> tuple[int, bool, CacheNumbers]:
         # not in float32, which tells apart what is always kept so
         model = auto_class(config).from_config(config, dtype=torch.bfloat16)
         decoder = model.get_decoder()
-        found = decoder(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
+        output = decoder(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
     head = model.get_output_embeddings()
     parameters = {*decoder.parameters(), *head.parameters()}
     tied = head.weight is model.get_input_embeddings().weight
-    return sum(one.numel() for one in parameters), tied, _held(found.get("past_key_values", found.get("cache_params")))
+    return (
+        sum(parameter.numel() for parameter in parameters),
+        tied,
+        _held(output.get("past_key_values", output.get("cache_params"))),
+    )
 
 
 def _held(cache: Any) -> CacheNumbers:
@@ -304,13 +310,16 @@ def _held(cache: Any) -> CacheNumbers:
     import torch
 
     layers = [vars(layer) for layer in cache.layers]
-    keys = [one for layer in layers for name in ("keys", "values") if (one := layer.get(name)) is not None]
+    keys = [tensor for layer in layers for name in ("keys", "values") if (tensor := layer.get(name)) is not None]
     states = [
-        one for layer in layers for name in ("conv_states", "recurrent_states") for one in layer.get(name, {}).values()
+        tensor
+        for layer in layers
+        for name in ("conv_states", "recurrent_states")
+        for tensor in layer.get(name, {}).values()
     ]
-    always = [one for one in states if one is not None and one.dtype == torch.float32]
-    others = [one for one in states if one is not None and one.dtype != torch.float32]
-    return CacheNumbers(*(sum(one.numel() for one in part) for part in (keys, others, always)))
+    always = [tensor for tensor in states if tensor is not None and tensor.dtype == torch.float32]
+    half = [tensor for tensor in states if tensor is not None and tensor.dtype != torch.float32]
+    return CacheNumbers(*(sum(tensor.numel() for tensor in part) for part in (keys, half, always)))
 
 
 def _linear_of(config: Any) -> LinearShape | None:

@@ -122,24 +122,26 @@ def check_head(model: Any) -> None:
     name = type(model).__name__
     try:
         with torch.no_grad():
-            own = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[0]
+            logits = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[
+                0
+            ]
             ours, alone = (head(model)(hidden_states(model, part)) for part in (ids, ids[:, :first]))
     except ModelError:
         raise
     except Exception as error:  # a configuration that does not fit the model raises anything
         raise ModelError(f"{name} fails on a trial row of {ids.size} ids: {load_problem(error)}") from error
-    most = HEAD_TOLERANCE * own.float().abs().max().item()
+    most = HEAD_TOLERANCE * logits.float().abs().max().item()
     # Inkling leaves out ids that are padding
-    fewer = ours.shape[1] - own.shape[1]
-    off = math.inf if fewer else (own.float() - ours.float()).abs().max().item()
+    fewer = ours.shape[1] - logits.shape[1]
+    off = math.inf if fewer else (logits.float() - ours.float()).abs().max().item()
     if off > most:
-        how = (
+        reason = (
             f"of {ours.shape[1]} ids it has {fewer} less"
             if fewer
             else f"they differ by {off:.3g}; {most:.3g} is rounding"
         )
         raise ModelError(
-            f"{name} makes its logits in a way that is not known here ({how}), so it cannot be trained and cannot "
+            f"{name} makes its logits in a way that is not known here ({reason}), so it cannot be trained and cannot "
             "score; `turngym eval` plays it"
         )
     moved, spread = (float(part.float().std()) for part in (ours[:first] - alone, ours))
@@ -158,7 +160,7 @@ HEAD_TOLERANCE = 0.02
 
 def freeze_unread(model: Any) -> None:
     """Freeze what text does not go through, such as the half of a model that reads images: it gets no gradient."""
-    read = {id(one) for part in (backbone(model), model.get_output_embeddings()) for one in part.parameters()}
+    read = {id(used) for part in (backbone(model), model.get_output_embeddings()) for used in part.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in read:
             parameter.requires_grad_(False)
@@ -243,15 +245,15 @@ def final_states(model: Any, ids_BL: Tensor, positions_BL: Tensor | None = None,
 
     Arguments as `hidden_states`, on the model's device.
     """
-    more: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
+    options: dict[str, Any] = {} if positions_BL is None else {"position_ids": positions_BL}
     if line is not None:
-        more["line"] = line  # through every layer to `_attend_rows`
+        options["line"] = line  # through every layer to `_attend_rows`
     # no cache: transformers looks for rows that share a line only where there is neither a cache nor a mask
-    states = backbone(model)(input_ids=ids_BL, use_cache=False, **more).last_hidden_state
+    states = backbone(model)(input_ids=ids_BL, use_cache=False, **options).last_hidden_state
     # in half precision some families keep these in float32 (Mamba), others their head (HunYuan's fourth)
-    own = model.get_output_embeddings().weight.dtype
-    plain = own in DTYPES.values() and not torch.is_autocast_enabled(states.device.type)
-    return states.to(own) if plain else states
+    head_dtype = model.get_output_embeddings().weight.dtype
+    plain = head_dtype in DTYPES.values() and not torch.is_autocast_enabled(states.device.type)
+    return states.to(head_dtype) if plain else states
 
 
 ROWS_APART = "turngym_rows_apart"
@@ -307,9 +309,9 @@ def _attend_rows(
         return attend(module, query, key, value, attention_mask, **more)[0], None
     parts, start = [], 0
     for size, shared in line or [(query.shape[2], 0)]:
-        own = slice(start, start + size)
+        span = slice(start, start + size)
         start += size
-        keys, values = key[:, :, own], value[:, :, own]
+        keys, values = key[:, :, span], value[:, :, span]
         if shared:
             keys = torch.cat([key[:, :, :shared], keys], dim=2)
             values = torch.cat([value[:, :, :shared], values], dim=2)
@@ -319,7 +321,7 @@ def _attend_rows(
             sees = sees if sliding_window is None else sees.triu(shared + 1 - sliding_window)
             # with its dimensions of batch and heads: a row of a single token is attended as a decoding step is
             sees = sees[None, None]
-        parts.append(attend(module, query[:, :, own], keys, values, sees, **more)[0])
+        parts.append(attend(module, query[:, :, span], keys, values, sees, **more)[0])
     return torch.cat(parts, dim=1), None
 
 
@@ -417,8 +419,8 @@ def load_full(module: nn.Module, weights: Mapping[str, Tensor], optimizer: Any, 
     if differing := sorted(weights.keys() ^ module.state_dict().keys()):
         raise ValueError(f"the weights {', '.join(differing[:3])} are only in one of checkpoint and model")
     with torch.no_grad():
-        for name, own in module.named_parameters():
-            own.copy_(shard_like(weights[name], own))
+        for name, target in module.named_parameters():
+            target.copy_(shard_like(weights[name], target))
     for number, parameter in enumerate(trained(module).values()):
         # torch knows parameters by their number in the optimizer; none has a state before the first update
         if number in state["state"]:
@@ -461,22 +463,24 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
     # a token without a row in either model, such as a padding token that was added to a tokenizer alone, is in no row
     rows = max(student_size, teacher_size)
     mine, theirs = (
-        {int(number): str(token) for token, number in one.get_vocab().items() if number < rows}
-        for one in (student, teacher)
+        {int(number): str(token) for token, number in tokenizer.get_vocab().items() if number < rows}
+        for tokenizer in (student, teacher)
     )
     wrong = sorted(i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i))
     if wrong:
-        shown = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
+        examples = "; ".join(f"id {i}: student {mine.get(i)!r}, teacher {theirs.get(i)!r}" for i in wrong[:SHOWN_IDS])
         raise VocabularyError(
-            f"teacher and student have different vocabularies ({len(wrong)} ids differ): {shown}. "
+            f"teacher and student have different vocabularies ({len(wrong)} ids differ): {examples}. "
             f"Distillation needs one tokenizer for both; {OTHER}"
         )
     # special tokens decide where turns end, so the same string must play the same role on both sides
-    own, other = (getattr(one, "special_tokens_map", None) or {} for one in (student, teacher))
-    for role in sorted((own.keys() | other.keys()) - {"pad_token"}):
-        if str(own.get(role)) != str(other.get(role)):
+    my_special, their_special = (
+        getattr(tokenizer, "special_tokens_map", None) or {} for tokenizer in (student, teacher)
+    )
+    for role in sorted((my_special.keys() | their_special.keys()) - {"pad_token"}):
+        if str(my_special.get(role)) != str(their_special.get(role)):
             raise VocabularyError(
-                f"special token {role} differs: student {own.get(role)!r}, teacher {other.get(role)!r}. "
+                f"special token {role} differs: student {my_special.get(role)!r}, teacher {their_special.get(role)!r}. "
                 f"Make both tokenizers the same; {OTHER}"
             )
     size = min(student_size, teacher_size)

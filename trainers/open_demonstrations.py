@@ -35,8 +35,8 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
     unknown agent, a missing file, or a file without a demonstration of any of the tasks.
     """
     config, run, student = env.config, env.info, env.student
-    asked = config.part("demonstrations").demonstrator
-    if config.play.traces or (run.imitates is not None and asked is None):
+    demonstrator = config.part("demonstrations").demonstrator
+    if config.play.traces or (run.imitates is not None and demonstrator is None):
         return None
     player, base, play = student.actor, student.env, student.play
     reward = config.part("reward")
@@ -51,24 +51,26 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
     )
 
     # recorded episodes; they are filtered as they are read
-    if isinstance(asked, RecordedAgent):
-        recorded = _recorded(user_path(asked.trace), keep, tasks_of(base), env.held_out)
+    if isinstance(demonstrator, RecordedAgent):
+        recorded = _recorded(user_path(demonstrator.trace), keep, tasks_of(base), env.held_out)
         return Demonstrations(source=recorded, writer=writer)
 
     slots = config.play.slots
-    known = ("expert", *base.players)
-    if asked is None or (isinstance(asked, EnvPlayer) and asked.name in known and not asked.noise):
+    players = ("expert", *base.players)
+    if demonstrator is None or (
+        isinstance(demonstrator, EnvPlayer) and demonstrator.name in players and not demonstrator.noise
+    ):
         # the environment's expert, or another player that it knows by name
-        name = config.part("expert") if asked is None else asked.name
+        name = config.part("expert") if demonstrator is None else demonstrator.name
         agent = ExpertAgent(expert=named_player(name))
         source = LiveDemonstrator(agent=agent, make_env=student.make_env, slots=slots, play=play)
     else:
         # another agent: a model, an endpoint, somebody else's class
-        engine = getattr(asked, "engine", None)
+        engine = getattr(demonstrator, "engine", None)
         if isinstance(engine, Local) and engine.device == "auto":
             # it computes where the run does
-            asked = changed(asked, engine=changed(engine, device=config.models.device))
-        opened = open_agent(asked, lambda: base, slots)
+            demonstrator = changed(demonstrator, engine=changed(engine, device=config.models.device))
+        opened = open_agent(demonstrator, lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,
             make_env=student.made_in(opened.channel),
@@ -77,7 +79,14 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
             slots=slots,
             play=play,
         )
-        name = next((getattr(asked, one) for one in ("name", "folder", "model") if hasattr(asked, one)), "random")
+        name = next(
+            (
+                getattr(demonstrator, attribute)
+                for attribute in ("name", "folder", "model")
+                if hasattr(demonstrator, attribute)
+            ),
+            "random",
+        )
     return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}")
 
 
@@ -87,13 +96,15 @@ def _recorded(
     # the ids may be another tokenizer's, but none may be negative
     episodes = read_episodes(path, vocabulary=1 << 31)
     assert_disjoint([episode.task for episode in episodes], held_out)
-    found = RecordedDemonstrator.of(episodes, keep)
-    known = len(found.by_task.keys() & set(tasks))
-    print(f"demonstrations in {path}: {left_out(found.counts)}, for {known} of {len(tasks)} tasks", file=sys.stderr)
-    if not known:
+    recorded = RecordedDemonstrator.of(episodes, keep)
+    covered = len(recorded.by_task.keys() & set(tasks))
+    print(
+        f"demonstrations in {path}: {left_out(recorded.counts)}, for {covered} of {len(tasks)} tasks", file=sys.stderr
+    )
+    if not covered:
         example = episodes[0].task.task_id if episodes else "none"
         raise TurngymError(
             f"--demonstrations {path}: none of its {len(episodes)} episodes is a demonstration of one of the "
             f"{len(tasks)} tasks of this split (the first is of {example}); record others, or filter less"
         )
-    return found
+    return recorded

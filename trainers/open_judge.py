@@ -58,9 +58,9 @@ def open_judge(
     """Returns the judge that `options` name. Raises TurngymError for one whose expert the environment lacks."""
     judge = make_judge(options, kind, ENV_JUDGES, make_env=student.make_env, expert=expert, seed=seed, device=device)
     base = student.env
-    asked = judge.one if isinstance(judge, BothQuestions) else judge
+    single = judge.one if isinstance(judge, BothQuestions) else judge
     knows = expert != "expert" or type(base).expert_action is not TextEnv.expert_action
-    if isinstance(asked, ExpertJudge) and not knows:
+    if isinstance(single, ExpertJudge) and not knows:
         raise TurngymError(f"--judge {options.name} asks an expert, and {base.env_id} has none; valid: another judge")
     if isinstance(judge, SkillsJudge):
         refuse_control_tokens(judge.skills, student.actor.renderer.template.encoder)

@@ -142,7 +142,7 @@ def accumulate(
     Arguments as `update`.
     """
     total, ranks = 0.0, forward.ranks
-    found: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
+    collected: list[tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]] = []
     packed = forward.packing != "off"
     with recomputing(model, forward.gradient_checkpointing), rows_apart(model, packed):
         for micro in micro_batches(batch, forward.micro_tokens, ranks, packed=packed):
@@ -155,10 +155,10 @@ def accumulate(
                 (loss * ranks.size).backward()
             total += float(loss.detach())
             numbers = {"loss": losses.loss_n, **numbers, **losses.diagnostics}
-            found.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
+            collected.append((micro.tokens, {n: v.detach().float().cpu().numpy() for n, v in numbers.items()}))
     columns: dict[str, NDArray[np.float32]] = {}
     # every process gets all columns: each decides the next depth from the whole batch
-    for tokens, part in chain.from_iterable(ranks.all_gather(found)):
+    for tokens, part in chain.from_iterable(ranks.all_gather(collected)):
         for name, values in part.items():
             columns.setdefault(name, np.full(batch.tokens, np.nan, np.float32))[tokens] = values
     return sum(ranks.all_gather(total)), columns
@@ -171,16 +171,16 @@ def _forward(
         states = micro.states(model)
     label_n = _tensor(batch.label_N, micro, states)
     ids_nK = None if targets.topk_ids_NK is None else _tensor(targets.topk_ids_NK, micro, states)
-    own = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
-    assert own.entropy_N is not None  # asked for at the distillation temperature
-    entropy_n, sampled = own.entropy_N, _drawn(model, states, label_n, batch, micro, forward, own.logp_N)
+    projected = _project(model, states, label_n, ids_nK, forward, forward.distill_temperature)
+    assert projected.entropy_N is not None  # asked for at the distillation temperature
+    entropy_n, sampled = projected.entropy_N, _drawn(model, states, label_n, batch, micro, forward, projected.logp_N)
     tokens = Tokens(
-        logp_n=own.logp_N,
+        logp_n=projected.logp_N,
         sampled_logp_n=sampled,
         behavior_logp_n=_tensor(batch.behavior_logp_N, micro, states),
-        topk_logp_nK=own.topk_logp_NK,
+        topk_logp_nK=projected.topk_logp_NK,
         teacher_logp_nK=None if targets.topk_logp_NK is None else _tensor(targets.topk_logp_NK, micro, states),
-        tail_n=own.tail_N,
+        tail_n=projected.tail_N,
         teacher_tail_n=None if targets.topk_tail_N is None else _tensor(targets.topk_tail_N, micro, states),
         advantage_n=None if targets.advantage_N is None else _tensor(targets.advantage_N, micro, states),
         reference_logp_n=None if targets.reference_logp_N is None else _tensor(targets.reference_logp_N, micro, states),
@@ -189,7 +189,7 @@ def _forward(
         off_policy_n=_tensor(batch.off_policy_N, micro, states),
         entropy_n=entropy_n,
     )
-    numbers = {"logp": own.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
+    numbers = {"logp": projected.logp_N, "sampled_logp": sampled, "entropy": entropy_n}
     with failures_of("the token loss", token_loss, SettingsError):
         losses = token_loss(tokens)
     return checked_losses(losses, len(micro.tokens)), numbers

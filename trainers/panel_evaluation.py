@@ -44,11 +44,11 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     run, student = env.info, env.student
     spec = eval_spec(panel, env.config)
     # a limit of turns that is not the panel's is easily overlooked
-    own, turns = panel.make_kwargs.get("max_turns"), spec.play.env.max_turns
-    if own is not None and turns != own:
-        print(f"evaluations: max_turns {turns} instead of {panel.full_name}'s {own}", file=sys.stderr)
-    made = {**make_arguments(spec.play), **student.data}
-    played = scored(spec.play, probe(panel.env_id, made))
+    panel_turns, turns = panel.make_kwargs.get("max_turns"), spec.play.env.max_turns
+    if panel_turns is not None and turns != panel_turns:
+        print(f"evaluations: max_turns {turns} instead of {panel.full_name}'s {panel_turns}", file=sys.stderr)
+    arguments = {**make_arguments(spec.play), **student.data}
+    played = scored(spec.play, probe(panel.env_id, arguments))
     if why := played.scoring.get("approximate"):
         print(f"evaluations: scores of {panel.full_name} are approximate ({why})", file=sys.stderr)
     assert isinstance(spec.agent, Model)
@@ -58,7 +58,7 @@ def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:
     evaluation = TaskEvaluation(
         spec=spec,
         tasks=part_of(panel.tasks, spec.play.tasks.sampling),
-        make_env=env_maker(panel.env_id, **{**made, "channel": student.settings.channel}),
+        make_env=env_maker(panel.env_id, **{**arguments, "channel": student.settings.channel}),
         agent=student.learner.agent(agent.temperature),
         system=student.learner.settings.system,
         play=student.play,

@@ -33,10 +33,10 @@ Located = tuple[Episode, Turn, slice]
 def reader_of(privileged: PrivilegedText, scorers: Scorers) -> Scorer:
     """Who reads the text during a step. Raises TargetError if it was not given."""
     initial = scorers.reference if scorers.teacher is None else scorers.teacher
-    found = scorers.student if privileged.reader == "live" else initial
-    if found is None:
+    reader = scorers.student if privileged.reader == "live" else initial
+    if reader is None:
         raise TargetError("hints need a teacher or the frozen initial policy, and neither was given")
-    return found
+    return reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def privileged_logprobs(
 
 def privileged_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> list[Located]:
     """The supervised turns with a text that somebody can read (`hint_prompt_ids`)."""
-    return [place for place in batch_turns(batch, episodes) if place[1].hint_prompt_ids is not None]
+    return [located for located in batch_turns(batch, episodes) if located[1].hint_prompt_ids is not None]
 
 
 Ask = Callable[[list[NDArray[np.int32]], list[NDArray[np.int64]]], list[NDArray[np.float32]]]
@@ -93,8 +93,8 @@ def score_turns(turns: Sequence[Located], ask: Ask) -> Float32N:
     ids: list[NDArray[np.int32]] = []
     positions: list[NDArray[np.int64]] = []
     first: list[Located] = []
-    for place in turns:
-        episode, turn, _ = place
+    for located in turns:
+        episode, turn, _ = located
         prompt = turn.hint_prompt_ids
         assert prompt is not None
         row = np.concatenate([prompt, episode.response_ids(turn)]).astype(np.int32)
@@ -105,21 +105,21 @@ def score_turns(turns: Sequence[Located], ask: Ask) -> Float32N:
         else:
             ids.append(row)
             positions.append(where)
-            first.append(place)
-    found = ask(ids, positions)
-    if len(found) != len(ids):
-        raise TargetError(f"the teacher answered {len(found)} rows; {len(ids)} were asked")
-    for (episode, turn, _), values, asked in zip(first, found, positions, strict=True):
-        if len(values) != len(asked):
+            first.append(located)
+    answers = ask(ids, positions)
+    if len(answers) != len(ids):
+        raise TargetError(f"the teacher answered {len(answers)} rows; {len(ids)} were asked")
+    for (episode, turn, _), values, wanted in zip(first, answers, positions, strict=True):
+        if len(values) != len(wanted):
             raise TargetError(
                 f"{turn_name(episode, turn)}: the teacher answered {len(values)} log-probabilities for a response of "
-                f"{len(asked)} tokens"
+                f"{len(wanted)} tokens"
             )
         if not np.isfinite(values).all():
             raise TargetError(
                 f"{turn_name(episode, turn)}: the teacher's log-probabilities are not all finite: {values}"
             )
-    return np.concatenate(found).astype(np.float32)
+    return np.concatenate(answers).astype(np.float32)
 
 
 def batch_turns(batch: RolloutBatch, episodes: Sequence[Episode]) -> Iterator[Located]:

@@ -119,13 +119,13 @@ class LiveProgress(Progress):
             self._steps, self._solved = self._steps + 1, self._solved + bool(row.get("success"))
             self._unchanged += row.get("episodes") == 0 or without_gradient(row)
             self._dropped += bool(row.get("updates_skipped"))
-            if said := without_update(row):
-                self.console.print(f"{self.title}: {said}", highlight=False, soft_wrap=True)
+            if warning := without_update(row):
+                self.console.print(f"{self.title}: {warning}", highlight=False, soft_wrap=True)
         if row["kind"] == "eval":
             self._start = self._start or (row if row["step"] == 0 else None)
-            if self._start is not None and not self._fell and (said := below_start(self._start, row)):
+            if self._start is not None and not self._fell and (warning := below_start(self._start, row)):
                 self._fell = True
-                self.console.print(f"{self.title}: {said}", highlight=False, soft_wrap=True)
+                self.console.print(f"{self.title}: {warning}", highlight=False, soft_wrap=True)
         text = describe(self.latest)
         # without "step N", which the bar counts itself
         self.bar.update(self.task, completed=row["step"], pace=self.pace(), numbers=text.partition("  ")[2])
@@ -140,7 +140,7 @@ class LiveProgress(Progress):
 
     def hints(self) -> list[str]:
         """What may help, where steps made no update or answers were cut or could not be read."""
-        said, share = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
+        lines, share = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
         if self._unchanged:
             first = f"{self._unchanged} of {self._steps} steps taught nothing, for nothing in them could be compared."
             if not self._solved:
@@ -150,24 +150,24 @@ class LiveProgress(Progress):
                 )
             else:
                 helps = "Larger groups, a higher --temperature, or tasks of which the student solves some help."
-            said.append(f"{first} {helps}")
+            lines.append(f"{first} {helps}")
         if self._dropped:
-            said.append(
+            lines.append(
                 f"{self._dropped} of {self._steps} steps dropped updates, for their gradient was not finite: the loss "
                 "of the algorithm or its targets were not, or the weights have grown too far (a smaller --optimizer.lr)"
             )
         if share["malformed"] >= MUCH:
-            said.append(
+            lines.append(
                 f"in the last step {100 * share['malformed']:.0f} % of the student's answers could not be read as "
                 'actions: `turngym train sft` teaches their form; --channel and --env-kwargs \'{"reading": '
                 '"lenient"}\' change what is asked for. --keep-rollouts 1 and `turngym trace print --prompt` show them.'
             )
         if share["answers_cut"] >= MUCH:
-            said.append(
+            lines.append(
                 f"in the last step {100 * share['answers_cut']:.0f} % of the student's answers were cut at "
                 "--max-new-tokens: raise it, or let the student answer in fewer words (--thinking off, --system)."
             )
-        return said
+        return lines
 
     def line(self) -> str:
         """`opd: step 3/50, rollout for 0:01:20, 96 turns (1.2/s), ..., 4.1 GB, 0:03:05 a step, about 2:24:00 left`"""
@@ -185,20 +185,20 @@ class LiveProgress(Progress):
         step = self.latest.get("step", 0)
         if self._first is None or step <= self._first[0]:
             return ""
-        each = (self._ended - self._first[1]) / (step - self._first[0])
-        left = each * (self.total - step) - (time.monotonic() - self._ended)
-        return f"{clock(each)} a step, about {clock(max(left, 0.0))} left"
+        per_step = (self._ended - self._first[1]) / (step - self._first[0])
+        left = per_step * (self.total - step) - (time.monotonic() - self._ended)
+        return f"{clock(per_step)} a step, about {clock(max(left, 0.0))} left"
 
 
 def below_start(start: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """What is said where an evaluation lies, with its interval, below that before step 1; "" where it does not."""
     if not row["eval/high"] < start["eval/low"]:
         return ""
-    now, then = (
+    current, initial = (
         f"{100 * at['eval/avg']:.1f} % [{100 * at['eval/low']:.1f}, {100 * at['eval/high']:.1f}]" for at in (row, start)
     )
     return (
-        f"step {row['step']}: the student evaluates at {now}, below the {then} that it began with: a smaller "
+        f"step {row['step']}: the student evaluates at {current}, below the {initial} that it began with: a smaller "
         "--optimizer.lr, a --optimizer.lr-warmup or more --episodes a step may help"
     )
 
@@ -222,8 +222,8 @@ def without_update(row: Mapping[str, Any]) -> str:
     if row.get("episodes") != 0:
         if not (dropped := row.get("updates_skipped")):
             return ""
-        what = f"{dropped} of its updates dropped" if updated(row) else "no update"
-        return f"step {row['step']}: {what}: the gradient was not finite"
+        outcome = f"{dropped} of its updates dropped" if updated(row) else "no update"
+        return f"step {row['step']}: {outcome}: the gradient was not finite"
     if alike is None:
         return f"step {row['step']}: no update: none of its episodes is trained on"
     failed = f", {lost} lost to failed episodes" if lost else ""

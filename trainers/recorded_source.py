@@ -43,9 +43,9 @@ def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, e
             f"leave --env out to take the recorded one, or name a further one with --also {name}"
         )
     presets = {digits: spec.get("preset") for digits, spec in read_specs(where).items()}
-    found = (presets.get(episode.spec) for episode in episodes)
-    others = Counter(preset for preset in found if preset not in (None, play.preset))
-    for preset, count in others.most_common(1):
+    recorded = (presets.get(episode.spec) for episode in episodes)
+    foreign = Counter(preset for preset in recorded if preset not in (None, play.preset))
+    for preset, count in foreign.most_common(1):
         raise TurngymError(
             f"--traces {where}: {count} of its {len(episodes)} episodes were played with --preset {preset}, the run "
             f"has {play.preset or 'none'}: give it the same one"
@@ -84,15 +84,15 @@ def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: 
     strange = []
     for episode in episodes:
         turns = [turn for turn in episode.turns if turn.response_length]
-        unread = [found for turn in turns if (found := _misread(renderer, episode, turn))]
+        unread = [misread for turn in turns if (misread := _misread(renderer, episode, turn))]
         if 2 * len(unread) > len(turns):
             strange.append((episode.task.task_id, unread[0]))
     if strange:
-        task, (turn, recorded, said) = strange[0]
+        task, (turn, recorded, decoded) = strange[0]
         raise TurngymError(
             f"--traces {where}: the ids of {len(strange)} of its {len(episodes)} episodes are another tokenizer's: "
-            f"turn {turn} of {task} has {recorded}, its ids are {excerpt(said, 40)!r} to the student. Train the model "
-            "that recorded them, or imitate their texts (sft --demonstrations FILE)"
+            f"turn {turn} of {task} has {recorded}, its ids are {excerpt(decoded, 40)!r} to the student. Train the "
+            "model that recorded them, or imitate their texts (sft --demonstrations FILE)"
         )
 
 
@@ -108,9 +108,9 @@ def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int,
     )
     # a response without words says nothing of the letters; the observation before it does
     blank = not turn.response.strip()
-    text, said = (turn.observation, template.decode(prompt)) if blank else (turn.response, template.decode(response))
-    if "".join(text.split()) not in "".join(said.split()):
-        return turn.index, repr(excerpt(text, 40)), said
+    text, decoded = (turn.observation, template.decode(prompt)) if blank else (turn.response, template.decode(response))
+    if "".join(text.split()) not in "".join(decoded.split()):
+        return turn.index, repr(excerpt(text, 40)), decoded
     # control tokens are in no text: those before an answer must be ones that the template writes
     before = prompt[max(0, len(prompt) - len(template.encode(template.generation_prompt))) :]
     if strange := [token for token in before if token in controls and controls[token] not in template.writes]:
@@ -147,12 +147,12 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     of_env = {plain_id(env.config.play.env.id): name for name, env in envs.items()}
     episodes: list[Episode] = []
     for path in config.play.traces:
-        found = read_episodes(path, size)
-        check_recorded(found, path, config.play, of_env)
-        found = within_limit(found, str(path), envs[""].student.actor.engine.max_length)
-        check_tokenizer(found, envs[""].student.actor.renderer, str(path))
-        check_logprobs(found, run.learner.model, str(path))
-        episodes += found
+        read = read_episodes(path, size)
+        check_recorded(read, path, config.play, of_env)
+        read = within_limit(read, str(path), envs[""].student.actor.engine.max_length)
+        check_tokenizer(read, envs[""].student.actor.renderer, str(path))
+        check_logprobs(read, run.learner.model, str(path))
+        episodes += read
     for env in envs.values():
         assert_disjoint([episode.task for episode in episodes], env.held_out)
     # what another agent said is text; this student's ids are made of it, in the words of the episode's environment
@@ -164,8 +164,8 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
         # an episode's environment has another name, or none, in the run that recorded it
         meta = {key: value for key, value in episode.meta.items() if key != ENVIRONMENT}
         written.append(replace(episode, meta=meta | ({ENVIRONMENT: name} if name else {})))
-    if said := other_systems(written, {name: env.student.system for name, env in envs.items()}):
-        print(said, file=sys.stderr)
+    if warning := other_systems(written, {name: env.student.system for name, env in envs.items()}):
+        print(warning, file=sys.stderr)
     return written
 
 
@@ -179,20 +179,20 @@ def check_logprobs(episodes: Sequence[Episode], model: Any, where: str) -> None:
 
     Where another model drew the ids nothing is plain, and nothing is said. `where` names the episodes.
     """
-    known = [e for e in episodes if any(t.origin == "policy" and t.logprobs is not None for t in e.turns)]
+    with_logprobs = [e for e in episodes if any(t.origin == "policy" and t.logprobs is not None for t in e.turns)]
     by_temperature: dict[float, list[Episode]] = {}
-    for episode in known:
+    for episode in with_logprobs:
         temperature = drawn_at(episode, episode.turns[0])
         if temperature not in (None, 0.0, 1.0) and not episode.status.is_error:
             by_temperature.setdefault(float(temperature or 0.0), []).append(episode)
     for temperature, members in by_temperature.items():
         batch = pack(members[:COMPARED])
         ids, places = rows(batch)
-        own, plain = (
+        at_temperature, plain = (
             np.concatenate(LocalScorer(model=model, temperature=at).logprobs(ids, places)) for at in (temperature, 1.0)
         )
-        both = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == temperature)
-        right, before = (np.abs(batch.behavior_logp_N - scored)[both] for scored in (own, plain))
+        comparable = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == temperature)
+        right, before = (np.abs(batch.behavior_logp_N - scored)[comparable] for scored in (at_temperature, plain))
         if len(right) and before.mean() < 0.5 * right.mean() and right.mean() > LEAST_GAP:
             raise TurngymError(
                 f"{where}: ids were drawn at temperature {temperature:g}, but their log-probabilities are those at "
@@ -237,8 +237,8 @@ class RecordedSource:
         places = task_order(len(groups), seed=self.seed, step=request.step, batch=request.episodes // request.group)
         chosen = [
             episode if request.group == 1 else replace(episode, group=number)
-            for number, place in enumerate(places)
-            for episode in groups[place]
+            for number, index in enumerate(places)
+            for episode in groups[index]
         ]
         # an episode that leaves its loop is one whose depth cap is where the loop closed
         caps = [
@@ -275,9 +275,11 @@ class RecordedSource:
         tasks: dict[tuple[str, str], list[Episode]] = {}
         for episode in self.episodes:
             tasks.setdefault((episode.task.env_id, episode.task.task_id), []).append(episode)
-        groups = [found[i : i + size] for found in tasks.values() for i in range(0, len(found) - size + 1, size)]
+        groups = [
+            attempts[i : i + size] for attempts in tasks.values() for i in range(0, len(attempts) - size + 1, size)
+        ]
         if not groups:
-            most = max(len(found) for found in tasks.values())
+            most = max(len(attempts) for attempts in tasks.values())
             raise TurngymError(
                 f"no task of the {len(tasks)} in the data set has {size} episodes to compare, at most {most}; record "
                 "more samples per task or make groups smaller"

@@ -45,8 +45,8 @@ class RolloutSchedule:
     def __call__(
         self, step: int, planned: Callable[[int], Planned], source: RolloutSource
     ) -> tuple[Planned, list[Episode]]:
-        now = planned(step)
-        return now, source(now.request)
+        current = planned(step)
+        return current, source(current.request)
 
     def learned(self, step: int) -> None:
         """Says that the weights have learned from the episodes of `step`, which later checkpoints need not hold."""
@@ -120,7 +120,7 @@ def gather_shares(ranks: Ranks, request: RolloutRequest, own: Callable[[], list[
         return own()
     parts = ranks.all_gather(on_all_ranks(ranks, own))
     # `RolloutRequest.own` deals the episodes out round robin
-    return [parts[place % ranks.size][place // ranks.size] for place in range(request.episodes)]
+    return [parts[index % ranks.size][index // ranks.size] for index in range(request.episodes)]
 
 
 @dataclass(slots=True)
@@ -187,17 +187,17 @@ class AsyncRollout(RolloutSchedule):
     def _begin(self, source: RolloutSource) -> None:
         """Let the thread play what it may, in order."""
         # what this process plays of a batch; in it no process talks to another
-        own: RolloutSource = source if self.ranks.size == 1 else source.own  # type: ignore[attr-defined]
+        alone: RolloutSource = source if self.ranks.size == 1 else source.own  # type: ignore[attr-defined]
         for batch in self._batches:
             # also the batches of a checkpoint, which come back without episodes
             if batch.episodes is not None:
                 continue
             if self.servers is None:
-                batch.episodes = self._player.submit(self._play, batch, own)
-            elif all(other.gathered for other in self._batches if other.episodes is not None):
+                batch.episodes = self._player.submit(self._play, batch, alone)
+            elif all(earlier.gathered for earlier in self._batches if earlier.episodes is not None):
                 self.snapshot.put(batch.weights, batch.version)
                 update_servers(self.ranks, self.servers)
-                batch.episodes = self._player.submit(own, batch.planned.request)
+                batch.episodes = self._player.submit(alone, batch.planned.request)
 
     def learned(self, step: int) -> None:
         while self._batches and self._batches[0].planned.request.step <= step:

@@ -111,12 +111,12 @@ def train(
     where = str(config) if isinstance(config, str | Path) else "config"
     layers = [(where, table), (f"train({named!r})", settings)]
     # settings are read first: a mistake in them is said at once, without waiting for other processes
-    asked = [Layer(name=name, table=one, asked=True) for name, one in layers]
-    found = resolve_training(named, asked, fetch=True)
+    asked_layers = [Layer(name=name, table=given, asked=True) for name, given in layers]
+    resolved = resolve_training(named, asked_layers, fetch=True)
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
     with open_ranks() as ranks:
-        return run_training(found.spec, ranks, progress=progress, command=call, found=found)
+        return run_training(resolved.spec, ranks, progress=progress, command=call, found=resolved)
 
 
 def run_training(
@@ -153,9 +153,9 @@ def run_training(
         trainer = on_all_ranks(ranks, lambda: build_trainer(config, opened))
         trainer.locked = True
         size = sum(part.numel() for part in trainer.model.parameters())
-        for said in (unsuited_lr(config.optimizer.lr, size, adapters=config.lora is not None), beyond(config)):
-            if said and not ranks.rank:
-                print(said, file=sys.stderr)
+        for warning in (unsuited_lr(config.optimizer.lr, size, adapters=config.lora is not None), beyond(config)):
+            if warning and not ranks.rank:
+                print(warning, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
         trainer.on_start = lambda: _keep_config(config, found, command, trainer.players)
         if not progress:
@@ -166,13 +166,13 @@ def run_training(
         if not ranks.rank and find_algorithm(config.algorithm).reads & {"imitates", "distill"}:
             rows = [row for row in read_metrics(config.models.out) if row["kind"] == "train"]
             losses = [row["loss"] for row in rows if row.get("loss") is not None]
-            if losses and (said := unmoved_loss(losses, config.optimizer.lr)):
-                print(said, file=sys.stderr)
+            if losses and (warning := unmoved_loss(losses, config.optimizer.lr)):
+                print(warning, file=sys.stderr)
         return result
 
 
 def _keep_config(
-    config: TrainConfig, found: Resolved[TrainConfig] | None, command: str | Sequence[str], players: str
+    config: TrainConfig, resolved: Resolved[TrainConfig] | None, command: str | Sequence[str], players: str
 ) -> None:
     """Writes config.toml. A resumed run leaves the file of the run that it continues, unless it is to be longer or
     that file is missing."""
@@ -185,7 +185,7 @@ def _keep_config(
     about: dict[str, Any] = {"seed": config.run.seed, **({"players": players} if players else {})}
     if content := content_hashes.of_all(to_table(config)):
         about[content_hashes.CONTENTS] = content
-    write_config(path, config, command or None, found, **about)
+    write_config(path, config, command or None, resolved, **about)
 
 
 def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Trainer:
@@ -213,9 +213,9 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     # Who scores: the teacher, and the initial policy for algorithms that stay near it. Both come before the player, who
     # draws no id and plays no row that they could not score.
     scoring = scoring_of(run, dtype=config.part("frozen").teacher_dtype, device=models.device)
-    both, other = (model, tokenizer), translation is not None
+    student_parts, translated = (model, tokenizer), translation is not None
     teacher, reference, vocab_size = open_frozen(
-        config, models.student, models.dtype, algorithm, both, other, **scoring
+        config, models.student, models.dtype, algorithm, student_parts, translated, **scoring
     )
 
     # The environments in which the student plays: that of --env is "", those of --also have names.
@@ -228,7 +228,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
         episodes=run.steps * run.episodes,
         imitates=algorithm.imitates,
         vocab_size=vocab_size,
-        longest=teachers_length(algorithm, teacher, config.teacher, further, other=other),
+        longest=teachers_length(algorithm, teacher, config.teacher, further, other=translated),
         judge=algorithm.judge,
     )
     envs = _open_envs(config, info, further, opened)
@@ -257,7 +257,7 @@ def build_trainer(config: TrainConfig, opened: ExitStack | None = None) -> Train
     preset = find_preset(config.play.preset, config.play.env.id)
 
     # Targets of several teachers, or of a teacher that reads other ids.
-    teachers = further_teachers(algorithm, further, both, vocab_size, **scoring)
+    teachers = further_teachers(algorithm, further, student_parts, vocab_size, **scoring)
     if teachers:
         algorithm = replace(algorithm, target_fn=RoutedTeachers(target_fn=algorithm.target_fn, teachers=teachers))
     if translation is not None and vocab_size is None and isinstance(teacher, LocalScorer):
@@ -329,8 +329,8 @@ def _source(
 
         source = judged_source(source, envs[""], algorithm)
     if further and not config.play.traces:
-        others = {name: played_source(env, open_demonstrations(env)) for name, env in envs.items() if name}
-        source = SeveralSources(sources={"": source, **others}, shares=shares_of(further))
+        sources = {name: played_source(env, open_demonstrations(env)) for name, env in envs.items() if name}
+        source = SeveralSources(sources={"": source, **sources}, shares=shares_of(further))
     reward, kind = config.part("reward"), getattr(config.own, "reward", "return")
     if reward is None:
         return source
@@ -361,9 +361,9 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)
     actor = None
     if config.stale is not None:
-        own = frozen_copy(model)
+        copied = frozen_copy(model)
         # the tokenizer is copied, too: another thread uses it
-        actor = PlayedModel(model=own, tokenizer=copy.deepcopy(tokenizer))
+        actor = PlayedModel(model=copied, tokenizer=copy.deepcopy(tokenizer))
     return PlayedModel(model=model, tokenizer=tokenizer), actor
 
 
@@ -377,11 +377,11 @@ def _open_envs(
     envs = {}
     for item in (None, *further):
         name, played = ("", config) if item is None else (item.name, item.played(config))
-        here = replace(info, out=info.out / name)
-        student = StudentPlayer(played, here)
+        env_info = replace(info, out=info.out / name)
+        student = StudentPlayer(played, env_info)
         # at once: what fails from here on must not leave workers or servers running
         opened.callback(student.close)
-        envs[name] = RunEnv(config=played, info=here, student=student, panel=run_panel(played, student))
+        envs[name] = RunEnv(config=played, info=env_info, student=student, panel=run_panel(played, student))
     return envs
 
 

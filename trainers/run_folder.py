@@ -183,26 +183,26 @@ def check_same(saved: Mapping[str, Any], spec: Mapping[str, Any], contents: Mapp
     `contents` are hashes of what the settings name; the others are as in `check_end`.
     """
     before: Mapping[str, str] = saved["contents"]
-    known = (before.keys() | contents.keys()) - {*CODE}
-    differ = {path: values for path, values in differing(saved["spec"], spec).items() if path not in known}
+    hashed = (before.keys() | contents.keys()) - {*CODE}
+    differ = {path: values for path, values in differing(saved["spec"], spec).items() if path not in hashed}
     differ |= {f"{CONTENT}{path}": values for path, values in differing(before, contents).items()}
     refused = list[str]()
-    for path, (was, now) in sorted(differ.items()):
+    for path, (was, current) in sorted(differ.items()):
         kind = meaning(path.removeprefix(CONTENT))
         # `check_end` compares the end; a run that was not evaluated until now may be from here on
         if kind in ("cost", "amount") or _new_evaluation(path, saved["spec"]):
             continue
         if kind == "rounding":
-            print(f"{path} is {now}, was {was}: sums round otherwise from here on", file=sys.stderr)
+            print(f"{path} is {current}, was {was}: sums round otherwise from here on", file=sys.stderr)
         elif path in (f"{CONTENT}{name}" for name in CODE):
             print(f"turngym: not as when the run began: the {path}", file=sys.stderr)
         else:
-            refused.append(f"{path}: checkpoint {was!r}, now {now!r}")
+            refused.append(f"{path}: checkpoint {was!r}, now {current!r}")
     if refused:
-        more = f"; and {len(refused) - MOST_SHOWN} more" if len(refused) > MOST_SHOWN else ""
+        rest = f"; and {len(refused) - MOST_SHOWN} more" if len(refused) > MOST_SHOWN else ""
         raise CheckpointError(
             f"{where} was made with another configuration; nothing was overwritten. Differing fields: "
-            f"{'; '.join(refused[:MOST_SHOWN])}{more}. Use the same options, or another output folder"
+            f"{'; '.join(refused[:MOST_SHOWN])}{rest}. Use the same options, or another output folder"
         )
 
 

@@ -42,8 +42,8 @@ def spec_of_run(
         | found(item.name)
         for item in further
     }
-    own = found("")
-    return {**to_table(config), **own, "play": {**own["play"], "also": also}}
+    first = found("")
+    return {**to_table(config), **first, "play": {**first["play"], "also": also}}
 
 
 def _evaluation(panel: PanelEvaluation) -> dict[str, Any]:

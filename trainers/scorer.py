@@ -76,12 +76,12 @@ class LocalScorer:
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         _check_positions(ids, positions)
         labels = [np.asarray(row, np.int64)[where][:, None] for row, where in zip(ids, positions, strict=True)]
-        return [found.logp[:, 0] for found in self.gather(ids, positions, labels)]
+        return [top.logp[:, 0] for top in self.gather(ids, positions, labels)]
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[TopK]:
         def score(states: Tensor, rows: list[int]) -> list[TopK]:
             wanted = torch.from_numpy(np.concatenate([np.asarray(support[row], np.int64) for row in rows]))
-            found = project(
+            projected = project(
                 states,
                 head(self.model),
                 wanted[:, 0].to(states.device),  # project() wants a label; this column of the result is not read
@@ -91,10 +91,10 @@ class LocalScorer:
                 vocab=self.vocab_size,
                 tail=True,
             )
-            assert found.topk_logp_NK is not None
-            assert found.tail_N is not None
+            assert projected.topk_logp_NK is not None
+            assert projected.tail_N is not None
             sizes = [len(positions[row]) for row in rows]
-            return _by_row(wanted, found.topk_logp_NK.cpu(), found.tail_N.cpu(), sizes)
+            return _by_row(wanted, projected.topk_logp_NK.cpu(), projected.tail_N.cpu(), sizes)
 
         return self._score(ids, positions, score)
 
@@ -102,11 +102,11 @@ class LocalScorer:
     def _score(self, ids: Ids, positions: Positions, score: Callable[[Tensor, list[int]], list[T]]) -> list[T]:
         """Run micro-batches of rows of similar length; results return to the order of `ids`."""
         _check_positions(ids, positions)
-        found: dict[int, T] = {}
+        scores: dict[int, T] = {}
         with lora.without_adapters(self.model) if self.bare else nullcontext():
             for rows, states in self._states(ids, positions):
-                found.update(zip(rows, score(states, rows), strict=True))
-        return [found[row] for row in range(len(ids))]
+                scores.update(zip(rows, score(states, rows), strict=True))
+        return [scores[row] for row in range(len(ids))]
 
     def _states(self, ids: Ids, positions: Positions) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (row numbers, hidden states [P, D] that predict their positions, row after row)."""
@@ -135,14 +135,14 @@ class SplitScorer(ABC):
         """Answers in the order of `ids`; `ask(scorer, rows)` gives those of some rows, by number."""
 
     def topk(self, ids: Ids, positions: Positions, k: int) -> list[TopK]:
-        return self.split(ids, lambda one, rows: one.topk(_take(ids, rows), _take(positions, rows), k))
+        return self.split(ids, lambda scorer, rows: scorer.topk(_take(ids, rows), _take(positions, rows), k))
 
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
-        return self.split(ids, lambda one, rows: one.logprobs(_take(ids, rows), _take(positions, rows)))
+        return self.split(ids, lambda scorer, rows: scorer.logprobs(_take(ids, rows), _take(positions, rows)))
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[TopK]:
         return self.split(
-            ids, lambda one, rows: one.gather(_take(ids, rows), _take(positions, rows), _take(support, rows))
+            ids, lambda scorer, rows: scorer.gather(_take(ids, rows), _take(positions, rows), _take(support, rows))
         )
 
 
@@ -294,11 +294,11 @@ class SharedScorer(SplitScorer):
     """The scorer's model, if it is sharded; its full parameters are gathered while it scores."""
 
     def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
-        own = balanced_shares([len(row) for row in ids], self.ranks.size)[self.ranks.rank].tolist()
+        mine = balanced_shares([len(row) for row in ids], self.ranks.size)[self.ranks.rank].tolist()
         with self.ranks.full_params(self.model):
-            found = on_all_ranks(self.ranks, lambda: ask(self.scorer, own) if own else [])
+            answers = on_all_ranks(self.ranks, lambda: ask(self.scorer, mine) if mine else [])
         rows: dict[int, T] = {}
-        for members, values in self.ranks.all_gather((own, list(found))):
+        for members, values in self.ranks.all_gather((mine, list(answers))):
             rows.update(zip(members, values, strict=True))
         return [rows[row] for row in range(len(ids))]
 

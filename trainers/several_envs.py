@@ -63,32 +63,32 @@ class FurtherEnv:
         """The settings of a run, for this environment: its own preset, and on top of it what was asked for the run."""
         # what is not as the run's own environment and preset have it was asked for
         panel = None if config.evaluation is None else config.evaluation.panel
-        usual, whole = to_table(_in_env(config, {"env": {"id": config.play.env.id}}, panel)), to_table(config)
-        asked = {
+        usual, run_table = to_table(_in_env(config, {"env": {"id": config.play.env.id}}, panel)), to_table(config)
+        asked_values = {
             f"{table}.{name}": value
             for table in ("chat", "evaluation")
-            for name, value in (whole[table] or {}).items()
+            for name, value in (run_table[table] or {}).items()
             if value != at(usual, f"{table}.{name}") and name not in ("panel", "game")
         }
-        own = {"env": {"id": self.env, "split": self.split}, "env_kwargs": dict(self.make), "data": self.data}
-        return _in_env(config, own, self.panel if panel else None, asked)
+        env_table = {"env": {"id": self.env, "split": self.split}, "env_kwargs": dict(self.make), "data": self.data}
+        return _in_env(config, env_table, self.panel if panel else None, asked_values)
 
 
 def _in_env(
-    config: TrainConfig, env: dict[str, Any], panel: str | None, asked: Mapping[str, Any] | None = None
+    config: TrainConfig, env: dict[str, Any], panel: str | None, asked_values: Mapping[str, Any] | None = None
 ) -> TrainConfig:
     """The settings of a run in another environment: what `env` says of it, evaluated on `panel`, and on top of what
     they say what is `asked` (by path)."""
-    given = to_table(config)
-    given["play"] = {name: value for name, value in given["play"].items() if name not in Game.__struct_fields__} | env
-    given["play"]["also"] = ()
-    given["chat"], given["evaluation"] = {}, None if panel is None else {"panel": full_panel_name(panel)}
-    for path, value in (asked or {}).items():
+    table = to_table(config)
+    table["play"] = {name: value for name, value in table["play"].items() if name not in Game.__struct_fields__} | env
+    table["play"]["also"] = ()
+    table["chat"], table["evaluation"] = {}, None if panel is None else {"panel": full_panel_name(panel)}
+    for path, value in (asked_values or {}).items():
         if panel is not None or not path.startswith("evaluation."):
-            put(given, path, value)
+            put(table, path, value)
     # every episode of a run has as many turns
-    below = training_layers(given, config.play.env.max_turns)
-    return resolve(type(config), [*below, Layer(name=f"--also {env['env']['id']}", table=given)]).spec
+    below = training_layers(table, config.play.env.max_turns)
+    return resolve(type(config), [*below, Layer(name=f"--also {env['env']['id']}", table=table)]).spec
 
 
 def further_env(text: str) -> FurtherEnv:
@@ -98,29 +98,31 @@ def further_env(text: str) -> FurtherEnv:
     """
     env, *parts = _PARTS.split(text)
     # a comma and what is no setting: of a path it is a part, of an environment's id it is not
-    env, comma, rest = env.partition(",")
-    pairs = [part.partition("=")[::2] for part in ([rest] if comma else []) + parts]
-    told: dict[str, str] = dict(pairs)
-    if len(told) < len(pairs):
+    env, comma, behind = env.partition(",")
+    pairs = [part.partition("=")[::2] for part in ([behind] if comma else []) + parts]
+    pairs_given: dict[str, str] = dict(pairs)
+    if len(pairs_given) < len(pairs):
         name, count = Counter(name for name, _ in pairs).most_common(1)[0]
         raise SettingsError(f"--also {text!r}: {name} is given {count} times; valid: once")
-    given: dict[str, Any] = {name: value for name, value in told.items() if not name.startswith(ARGUMENT)}
-    make = {name.removeprefix(ARGUMENT): json_or_text(told[name]) for name in told if name not in given}
+    values: dict[str, Any] = {name: value for name, value in pairs_given.items() if not name.startswith(ARGUMENT)}
+    make = {name.removeprefix(ARGUMENT): json_or_text(pairs_given[name]) for name in pairs_given if name not in values}
     wrong = sorted(
-        name for name, value in told.items() if not value or name == ARGUMENT or name in {*given} - {*_SETTINGS}
+        name for name, value in pairs_given.items() if not value or name == ARGUMENT or name in {*values} - {*_SETTINGS}
     )
     if not env or wrong:
         why = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
-        known = f"{', '.join(_SETTINGS)} or {ARGUMENT}ARGUMENT"
-        raise SettingsError(f"--also {text!r}: {why}; valid: ENV, then any of {known} as NAME=VALUE")
+        valid = f"{', '.join(_SETTINGS)} or {ARGUMENT}ARGUMENT"
+        raise SettingsError(f"--also {text!r}: {why}; valid: ENV, then any of {valid} as NAME=VALUE")
     try:
-        share = float(given.pop("share", 1.0))
+        share = float(values.pop("share", 1.0))
     except ValueError:
         share = 0.0
     if not 0.0 < share < float("inf"):
         raise SettingsError(f"--also {text!r}: share must be a number above 0")
-    teacher = given.pop("teacher", None)
-    return FurtherEnv(env=env, share=share, teacher=None if teacher is None else user_path(teacher), make=make, **given)
+    teacher = values.pop("teacher", None)
+    return FurtherEnv(
+        env=env, share=share, teacher=None if teacher is None else user_path(teacher), make=make, **values
+    )
 
 
 def with_teacher_folder(text: str) -> str:
@@ -144,13 +146,13 @@ def json_or_text(text: str) -> Any:
 def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
     """The environments of `--also`; SettingsError where they cannot be played in one run."""
     play = config.play
-    found = [further_env(text) for text in play.also]
-    if not found:
-        return found
-    names = [play.env.id.rpartition("/")[2], *(item.name for item in found)]
+    envs = [further_env(text) for text in play.also]
+    if not envs:
+        return envs
+    names = [play.env.id.rpartition("/")[2], *(item.name for item in envs)]
     if len(set(names)) < len(names):
         raise SettingsError(f"--env and --also name {', '.join(names)}; each environment may stand there once")
-    if config.evaluation is None and any(item.panel for item in found):
+    if config.evaluation is None and any(item.panel for item in envs):
         raise SettingsError("--also has a panel and the run has none: name that of --env, too, with --panel")
     refused = {
         "--staleness": config.stale is not None,
@@ -160,14 +162,14 @@ def further_envs(config: TrainConfig, algorithm: Algorithm) -> list[FurtherEnv]:
         and (algorithm.prefix is not None or algorithm.imitates is not None),
         "a teacher that plays": bool(algorithm.teacher_mix) or algorithm.guide is not None,
     }
-    if wrong := [what for what, here in refused.items() if here]:
+    if wrong := [setting for setting, unusable in refused.items() if unusable]:
         raise SettingsError(f"--also: {algorithm.name} with {wrong[0]} plays a single environment")
-    shares = shares_of(found)
+    shares = shares_of(envs)
     if not play.traces:
         shared_groups(shares, config.run.episodes // algorithm.group)
     elif set(shares) != {1.0}:
         raise SettingsError(f"share= is given, {shares}, with --traces: a step's tasks are as recorded; leave it out")
-    return found
+    return envs
 
 
 def shares_of(further: Sequence[FurtherEnv]) -> list[float]:
@@ -201,7 +203,7 @@ class SeveralSources:
     shares: Sequence[float]
 
     def __call__(self, request: RolloutRequest) -> list[Episode]:
-        total, first, found = request.episodes // request.group, 0, []
+        total, first, played = request.episodes // request.group, 0, []
         plan = request.plan
         for (name, source), groups in zip(self.sources.items(), shared_groups(self.shares, total), strict=True):
             short, left = (round(count * groups / total) for count in (plan.short_episodes, plan.leave_loops))
@@ -210,9 +212,9 @@ class SeveralSources:
                 # rounds of a step number their groups on: two environments must not meet in one
                 later, number = divmod(episode.group, groups)
                 meta = {**episode.meta, ENVIRONMENT: name} if name else episode.meta
-                found.append(replace(episode, group=later * total + first + number, meta=meta))
+                played.append(replace(episode, group=later * total + first + number, meta=meta))
             first += groups
-        return found
+        return played
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,11 +241,11 @@ class _ByRow(SplitScorer):
     scorers: Sequence[Scorer]
 
     def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
-        found: dict[int, T] = {}
+        answers: dict[int, T] = {}
         for scorer in {id(scorer): scorer for scorer in self.scorers}.values():
-            rows = [row for row, own in enumerate(self.scorers) if own is scorer]
-            found.update(zip(rows, ask(scorer, rows), strict=True))
-        return [found[row] for row in range(len(ids))]
+            rows = [row for row, scorer_of in enumerate(self.scorers) if scorer_of is scorer]
+            answers.update(zip(rows, ask(scorer, rows), strict=True))
+        return [answers[row] for row in range(len(ids))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,11 +270,13 @@ class EachPanel:
             evaluate.play_share(step, share)
 
     def finish(self, step: int) -> EvalPoint:
-        return self._joined(self.first.finish(step), {name: each.finish(step) for name, each in self.others.items()})
+        return self._joined(
+            self.first.finish(step), {name: evaluation.finish(step) for name, evaluation in self.others.items()}
+        )
 
     def _joined(self, point: EvalPoint, others: Mapping[str, EvalPoint]) -> EvalPoint:
         extra = dict(point.extra)
-        for name, found in others.items():
-            numbers = {"avg": found.avg, "low": found.low, "high": found.high, **found.extra}
+        for name, other_point in others.items():
+            numbers = {"avg": other_point.avg, "low": other_point.low, "high": other_point.high, **other_point.extra}
             extra |= {f"{name}/{key}": value for key, value in numbers.items()}
         return replace(point, extra=extra)

@@ -74,39 +74,39 @@ class ShardReader(dcp.FileSystemReader):
             raise ValueError(f"there is no {LIST}; a list in pickle (.metadata) is not read, for it may hold code")
         if file.stat().st_size > LARGEST_LIST:
             raise ValueError(f"{LIST} has {file.stat().st_size:,} bytes, at most {LARGEST_LIST:,} are read")
-        found = json_of(file.read_text(encoding="utf-8"))
-        tensors: dict[str, STORAGE_TYPES] = {name: _tensor(name, one) for name, one in found["tensors"].items()}
+        listing = json_of(file.read_text(encoding="utf-8"))
+        tensors: dict[str, STORAGE_TYPES] = {name: _tensor(name, entry) for name, entry in listing["tensors"].items()}
         places: dict[MetadataIndex, _StorageInfo] = {}
-        for name, offset, path, start, length in found["places"]:
+        for name, offset, path, start, length in listing["places"]:
             if name not in tensors or not isinstance(path, str) or not _SHARD_NAME.fullmatch(path):
                 raise ValueError(f"{LIST} says that {brief(name, 80)} is in the file {brief(path, 80)}")
-            place = None if offset is None else _sizes(name, offset)
+            index_offset = None if offset is None else _sizes(name, offset)
             counts = _sizes(name, [start, length])
             if sum(counts) > (folder / path).stat().st_size:
                 raise ValueError(f"{LIST} says that {brief(name, 80)} lies behind the end of {path}")
-            places[MetadataIndex(name, place)] = _StorageInfo(path, *counts)
+            places[MetadataIndex(name, index_offset)] = _StorageInfo(path, *counts)
         meta = StorageMeta(load_id=self.load_id)
         return Metadata(state_dict_metadata=tensors, storage_data=places, storage_meta=meta)
 
 
-def _tensor(name: str, found: Any) -> TensorStorageMetadata:
-    if found["dtype"] not in DTYPES:
-        said = f"{LIST}: {brief(name, 80)} is of dtype {brief(found['dtype'], 40)}"
-        raise ValueError(f"{said}; valid: {', '.join(DTYPES)}")
-    size = _sizes(name, found["size"])
-    chunks = [ChunkStorageMetadata(_sizes(name, offsets), _sizes(name, sizes)) for offsets, sizes in found["chunks"]]
+def _tensor(name: str, entry: Any) -> TensorStorageMetadata:
+    if entry["dtype"] not in DTYPES:
+        problem = f"{LIST}: {brief(name, 80)} is of dtype {brief(entry['dtype'], 40)}"
+        raise ValueError(f"{problem}; valid: {', '.join(DTYPES)}")
+    size = _sizes(name, entry["size"])
+    chunks = [ChunkStorageMetadata(_sizes(name, offsets), _sizes(name, sizes)) for offsets, sizes in entry["chunks"]]
     for chunk in chunks:
         ends = [offset + length for offset, length in zip(chunk.offsets, chunk.sizes, strict=True)]
-        if len(ends) != len(size) or any(end > whole for end, whole in zip(ends, size, strict=True)):
+        if len(ends) != len(size) or any(end > dimension for end, dimension in zip(ends, size, strict=True)):
             raise ValueError(f"{LIST}: a part of {brief(name, 80)} lies outside of its shape {list(size)}")
-    properties = TensorProperties(dtype=DTYPES[found["dtype"]])
+    properties = TensorProperties(dtype=DTYPES[entry["dtype"]])
     return TensorStorageMetadata(properties=properties, size=size, chunks=chunks)
 
 
-def _sizes(name: str, found: Any) -> torch.Size:
-    if not isinstance(found, list) or not all(type(one) is int and 0 <= one < 1 << 62 for one in found):
-        said = f"{LIST}: {brief(name, 80)} has the sizes {brief(found, 80)}"
-        raise ValueError(f"{said}; they must be whole numbers from 0")
-    if math.prod(found) >= 1 << 62:
-        raise ValueError(f"{LIST}: {brief(name, 80)} has {math.prod(found):,} numbers")
-    return torch.Size(found)
+def _sizes(name: str, values: Any) -> torch.Size:
+    if not isinstance(values, list) or not all(type(size) is int and 0 <= size < 1 << 62 for size in values):
+        problem = f"{LIST}: {brief(name, 80)} has the sizes {brief(values, 80)}"
+        raise ValueError(f"{problem}; they must be whole numbers from 0")
+    if math.prod(values) >= 1 << 62:
+        raise ValueError(f"{LIST}: {brief(name, 80)} has {math.prod(values):,} numbers")
+    return torch.Size(values)

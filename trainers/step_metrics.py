@@ -49,7 +49,10 @@ def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
     played = [episode for episode in episodes if not episode.status.is_error]
     noted = [episode for episode in played if PAID in episode.meta]
-    paid = [checked_number(f"{PAID} of {one.task.task_id}", one.meta[PAID], error=EpisodeError) for one in noted]
+    paid = [
+        checked_number(f"{PAID} of {noted_episode.task.task_id}", noted_episode.meta[PAID], error=EpisodeError)
+        for noted_episode in noted
+    ]
     policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
     return {
         **_spread("return", np.array([episode.episode_return for episode in played])),
@@ -62,34 +65,34 @@ def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     }
 
 
-def _share(found: Iterable[bool]) -> float | None:
+def _share(flags: Iterable[bool]) -> float | None:
     """The share of what is true; None of nothing."""
-    every = list(found)
+    every = list(flags)
     return sum(every) / len(every) if every else None
 
 
 def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """What became of the demonstrations that were asked for; nothing where none were."""
-    found = Counter(str(episode.meta["demonstration"]) for episode in episodes if "demonstration" in episode.meta)
-    if not found:
+    counts = Counter(str(episode.meta["demonstration"]) for episode in episodes if "demonstration" in episode.meta)
+    if not counts:
         return {}
     exact = sum(bool(episode.meta.get("demonstration_exact")) for episode in episodes)
-    row: dict[str, Any] = {f"demonstrations/{name}": found[name] for name in DEMONSTRATIONS}
+    row: dict[str, Any] = {f"demonstrations/{name}": counts[name] for name in DEMONSTRATIONS}
     return row | {"demonstrations/exact": exact}
 
 
 def _teacher(batch: RolloutBatch, targets: Targets) -> dict[str, Any]:
     """The teacher's log-likelihood of the sampled tokens; of a top-K support it is known for the tokens within it."""
-    found = targets.label_logp_N
-    if found is None and targets.topk_ids_NK is not None and targets.topk_logp_NK is not None:
+    label_logp_N = targets.label_logp_N
+    if label_logp_N is None and targets.topk_ids_NK is not None and targets.topk_logp_NK is not None:
         hit_NK = targets.topk_ids_NK == batch.label_N[:, None]
         # -inf marks labels outside the support: unknown, and left out of the mean below
-        found = np.where(hit_NK, targets.topk_logp_NK, -np.inf).max(axis=1)
-    if found is None:
+        label_logp_N = np.where(hit_NK, targets.topk_logp_NK, -np.inf).max(axis=1)
+    if label_logp_N is None:
         return {}
-    known = found[np.isfinite(found)]
-    mean = float(known.mean(dtype=np.float64)) if len(known) else None
-    return {"teacher_logp": mean, "teacher_logp_known": len(known) / len(found)}
+    finite_logp = label_logp_N[np.isfinite(label_logp_N)]
+    mean = float(finite_logp.mean(dtype=np.float64)) if len(finite_logp) else None
+    return {"teacher_logp": mean, "teacher_logp_known": len(finite_logp) / len(label_logp_N)}
 
 
 def _spread(name: str, values: NDArray[Any]) -> dict[str, float | None]:
@@ -155,9 +158,9 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
     """What the rollouts were like, errors counted apart."""
     played = [episode for episode in episodes if not episode.status.is_error]
     verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
-    shown = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
+    demonstrated = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
     return {
-        **({"off/refused": sum(map(was_refused, shown))} if shown else {}),
+        **({"off/refused": sum(map(was_refused, demonstrated))} if demonstrated else {}),
         "episodes": batch.episodes,
         "episodes_failed": len(episodes) - len(played),
         "episodes_dropped": len(played) - batch.episodes,

@@ -243,12 +243,12 @@ def teachers_reader(student: StudentPlayer, model: Any, folder: Path) -> TextEpi
     settings = changed(ChatSettings.load(folder), channel=student.settings.channel)
     settings = complete_settings(settings, tokenizer, tool)
     renderer = renderer_of(model, tokenizer, settings, tool, student.examples.episodes, student.examples.skills)
-    said = _system(student.env, settings, renderer)
+    system = _system(student.env, settings, renderer)
     return TextEpisodes(
         renderer=renderer,
         channel=make_channel(settings.channel, tool),
         tool=tool,
-        system=student.examples.in_system(said) if student.examples.text else said,
+        system=student.examples.in_system(system) if student.examples.text else system,
         max_context=settings.max_context or position_limit(model.config),
     )
 

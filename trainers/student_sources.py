@@ -38,14 +38,14 @@ def played_source(
         guided: whether `teacher` plays whole turns, as many as each request says.
     """
     config, run, student = env.config, env.info, env.student
-    play, slots, how = config.play, config.play.slots, run.imitates
-    known: Sequence[str] = tasks_of(student.env)
+    play, slots, expert_play = config.play, config.play.slots, run.imitates
+    task_ids: Sequence[str] = tasks_of(student.env)
     if config.part("demonstrations").demonstrated_tasks and demonstrations is not None:
-        known = demonstrations.tasks(known)
-    tasks: dict[str, Any] = {"task_ids": known, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}
+        task_ids = demonstrations.tasks(task_ids)
+    tasks: dict[str, Any] = {"task_ids": task_ids, "seed": run.seed, "held_out": env.held_out, "shared": student.shared}
     playing: dict[str, Any] = {"slots": slots, "expert": config.part("expert"), "play": student.play}
     source: RolloutSource
-    if how is None:
+    if expert_play is None:
         player, guide = student.actor, None
         if share or guided:
             from turngym.agents.mixed_policy import guided_player, mixed_player
@@ -66,14 +66,16 @@ def played_source(
         source = DemonstrationSource(demonstrations=demonstrations, **tasks)
     else:
         mix = None
-        if how.players:
-            mix = PlayerMix.parse(how.players, loop_after=how.loop_after, loop_slips=how.loop_slips)
+        if expert_play.players:
+            mix = PlayerMix.parse(
+                expert_play.players, loop_after=expert_play.loop_after, loop_slips=expert_play.loop_slips
+            )
         source = ExpertSource(
             renderer=student.actor.renderer,
             settings=student.actor.settings,
-            make_env=_told_while_played(student, how, config.part("expert")),
-            noise=how.noise,
-            mistakes=how.mistakes,
+            make_env=_told_while_played(student, expert_play, config.part("expert")),
+            noise=expert_play.noise,
+            mistakes=expert_play.mistakes,
             max_context=student.actor.engine.max_length,
             players=mix,
             **tasks,
@@ -84,19 +86,19 @@ def played_source(
     return source
 
 
-def _told_while_played(student: StudentPlayer, how: ExpertPlay, expert: str) -> MakeEnv:
+def _told_while_played(student: StudentPlayer, expert_play: ExpertPlay, expert: str) -> MakeEnv:
     """Makes environments that say what a student is to learn to read."""
     make_env = student.make_env
-    if not (how.hints or how.told):
+    if not (expert_play.hints or expert_play.told):
         return make_env
     from turngym.agents.judges import hinted_prompts as told
 
-    if how.hints:
-        make_env = told.WrappedEnv(make_env, told.HintedObservations, (how.hints, named_player(expert)))
-    if how.told:
-        if not how.told.startswith(SKILLS_PREFIX):
-            raise TurngymError(f"--sft.told is {how.told!r}; valid: {SKILLS_PREFIX}FOLDER")
-        skills = read_skills(how.told.removeprefix(SKILLS_PREFIX))
+    if expert_play.hints:
+        make_env = told.WrappedEnv(make_env, told.HintedObservations, (expert_play.hints, named_player(expert)))
+    if expert_play.told:
+        if not expert_play.told.startswith(SKILLS_PREFIX):
+            raise TurngymError(f"--sft.told is {expert_play.told!r}; valid: {SKILLS_PREFIX}FOLDER")
+        skills = read_skills(expert_play.told.removeprefix(SKILLS_PREFIX))
         told.refuse_control_tokens(skills, student.actor.renderer.template.encoder)
         make_env = told.WrappedEnv(make_env, told.PrivilegedObservations, (sorted(skills.texts),))
     return make_env

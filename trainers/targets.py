@@ -83,8 +83,8 @@ class WithReference:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
-        found = label_logprobs(scorers.reference, batch, "reference (the frozen initial policy)")
-        return replace(targets, reference_logp_N=found.astype(np.float32))
+        reference_logp_N = label_logprobs(scorers.reference, batch, "reference (the frozen initial policy)")
+        return replace(targets, reference_logp_N=reference_logp_N.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +120,8 @@ def label_logprobs(scorer: Scorer | None, batch: RolloutBatch, role: str) -> NDA
 
     Raises TargetError where there is no such scorer, or it does not answer one finite number per token.
     """
-    found: NDArray[np.float32] = _stack(given(scorer, role).logprobs(*rows(batch)), batch)
-    return found
+    logp_N: NDArray[np.float32] = _stack(given(scorer, role).logprobs(*rows(batch)), batch)
+    return logp_N
 
 
 def initial_kl(batch: RolloutBatch, scorers: Scorers) -> NDArray[np.float64]:
@@ -193,11 +193,11 @@ def distillation(config: DistillConfig) -> tuple[TargetFn, TokenLoss]:
 
 def support_kl(config: DistillConfig) -> SupportKL:
     """The divergence on the support that the settings name; SettingsError for a tail that only the reverse KL has."""
-    others: dict[str, TokenKL] = {
+    divergences: dict[str, TokenKL] = {
         "forward": bin_forward_kl,
         "jsd": JensenShannon(config.beta),
         "mixed": MixedKL(config.beta),
     }
-    if config.form in others and config.tail != "bin":
+    if config.form in divergences and config.tail != "bin":
         raise SettingsError(f"distill tail is {config.tail} with form {config.form}; valid: bin")
-    return SupportKL(kl=others.get(config.form, TAILS[config.tail]), importance=config.importance)
+    return SupportKL(kl=divergences.get(config.form, TAILS[config.tail]), importance=config.importance)

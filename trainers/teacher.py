@@ -70,10 +70,10 @@ def find_translation(name: str) -> Translation | None:
     """
     if name == "same":
         return None
-    found = find(TRANSLATIONS, BUILT_IN.get(name, name), {}, known=("same", *BUILT_IN))
-    if not callable(found):
-        raise PluginError(f"translation {name!r} is {found!r}; valid: a Translation (turngym.trainers)")
-    return found
+    translation = find(TRANSLATIONS, BUILT_IN.get(name, name), {}, known=("same", *BUILT_IN))
+    if not callable(translation):
+        raise PluginError(f"translation {name!r} is {translation!r}; valid: a Translation (turngym.trainers)")
+    return translation
 
 
 def scoring_of(run: RunConfig, *, dtype: str, device: str) -> dict[str, Any]:
@@ -90,31 +90,31 @@ def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None
 
 def _open_teacher(
     algorithm: Algorithm,
-    asked: AnyTeacher | None,
+    named: AnyTeacher | None,
     student: tuple[Any, Any],
     *,
     other: bool,
     **scoring: Any,
 ) -> tuple[Scorer | None, int | None]:
-    if not algorithm.needs_teacher or asked is None:
+    if not algorithm.needs_teacher or named is None:
         return None, None
-    if isinstance(asked, TeacherServed):
+    if isinstance(named, TeacherServed):
         from turngym.agents.servers.open_servers import teacher_scorer
 
         size = vocabulary_size(student[0])
         # of several processes one compares
         alone, dtype = os.environ.get("RANK", "0") == "0", scoring["dtype"]
         load = (lambda folder: ModelWeights(load_model(folder, dtype=dtype))) if alone else None
-        served, shared = teacher_scorer(asked, asked.teacher, student[1], size, algorithm.distill_temperature, load)
+        served, shared = teacher_scorer(named, named.teacher, student[1], size, algorithm.distill_temperature, load)
         # what will be asked for is asked for once now, and not after the first rollout
-        row, place, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
+        row, position, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
         if isinstance(target, TeacherTopK):
-            served.topk([row], [place], target.k)
+            served.topk([row], [position], target.k)
         if isinstance(target, StudentTopK):
-            served.gather([row], [place], [np.arange(target.k)[None]])
+            served.gather([row], [position], [np.arange(target.k)[None]])
         return served, shared
     temperature = algorithm.distill_temperature
-    scorer = load_scorer(asked.teacher, temperature=temperature, student=student, other=other, **scoring)
+    scorer = load_scorer(named.teacher, temperature=temperature, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
 
 
@@ -136,7 +136,7 @@ def teachers_length(
         other: whether the teacher has other ids than the student; it cuts what it reads by itself.
     """
     folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
-    limits = [position_limit(model_config(find_model(one))) for one in folders if one is not None]
+    limits = [position_limit(model_config(find_model(folder_))) for folder_ in folders if folder_ is not None]
     if teacher is not None and not isinstance(teacher, LocalScorer):
         limits.append(cast("ServerScorer", teacher).longest)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -147,13 +147,13 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
 
     Raises SettingsError for settings that go beyond the student's positions.
     """
-    known, wanted = position_limit(model.config), settings.max_context
-    if known is not None and wanted is not None and wanted > known:
+    model_limit, wanted = position_limit(model.config), settings.max_context
+    if model_limit is not None and wanted is not None and wanted > model_limit:
         raise SettingsError(
-            f"--max-context is {wanted}; valid: 1 to {known}, the positions that {type(model).__name__} knows"
+            f"--max-context is {wanted}; valid: 1 to {model_limit}, the positions that {type(model).__name__} knows"
         )
-    own = wanted or known
-    if longest is None or (own is not None and own <= longest):
+    context = wanted or model_limit
+    if longest is None or (context is not None and context <= longest):
         return settings
     print(f"episodes end at {longest:,} ids: no teacher of the run can read more", file=sys.stderr)
     return changed(settings, max_context=longest)
@@ -166,7 +166,7 @@ def further_teachers(
 
     Raises SettingsError for one without a run's teacher beside it, or that shares other ids with the student.
     """
-    found: dict[str, Scorer] = {}
+    teachers: dict[str, Scorer] = {}
     for item in further:
         if item.teacher is None:
             continue
@@ -178,8 +178,8 @@ def further_teachers(
                 f"--also {item.env}: {item.teacher} shares {scorer.vocab_size} ids with the student, --teacher "
                 f"{vocab_size}; teachers of one run share the same"
             )
-        found[item.name] = scorer
-    return found
+        teachers[item.name] = scorer
+    return teachers
 
 
 def is_the_base(config: Learns, dtype: str) -> bool:
@@ -213,6 +213,6 @@ def open_frozen(
     scoring |= {"temperature": algorithm.distill_temperature, "vocab_size": vocab_size}
     if not is_the_base(config, dtype):
         return teacher, load_scorer(folder, **scoring), vocab_size
-    own = {name: value for name, value in scoring.items() if name not in ("dtype", "device")}
-    own["packing"] = packing_for(own["packing"], student[0])
-    return teacher, LocalScorer(model=student[0], bare=True, **own), vocab_size
+    reference_options = {name: value for name, value in scoring.items() if name not in ("dtype", "device")}
+    reference_options["packing"] = packing_for(reference_options["packing"], student[0])
+    return teacher, LocalScorer(model=student[0], bare=True, **reference_options), vocab_size

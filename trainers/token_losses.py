@@ -252,8 +252,8 @@ class TruncatedImportance:
         inner = self.loss(replace(tokens, behavior_logp_n=behavior_n))
         known_n = tokens.behavior_logp_n.isfinite()
         cut_n = (tokens.behavior_logp_n < least_n).float()
-        own = {
+        numbers = {
             "ratio": torch.where(known_n, (now_n - behavior_n).exp(), torch.nan),
             "truncated": torch.where(known_n, cut_n, torch.nan),
         }
-        return TokenLosses(loss_n=inner.loss_n, diagnostics={**inner.diagnostics, **own})
+        return TokenLosses(loss_n=inner.loss_n, diagnostics={**inner.diagnostics, **numbers})

@@ -284,29 +284,29 @@ class TrainConfig(Spec, Learns):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        turns, own = self.play.env.max_turns, {name: self.part(name) for name in ("temperature", "reference")}
+        turns, parts = self.play.env.max_turns, {name: self.part(name) for name in ("temperature", "reference")}
         assert turns is not None, "the layers of a run give it a limit"
-        return RunConfig(**msgspec.structs.asdict(self.run), **own, max_turns=turns)
+        return RunConfig(**msgspec.structs.asdict(self.run), **parts, max_turns=turns)
 
     def unread(self) -> Unread:
         """What depends on settings of several tables."""
         spec = find_algorithm(self.algorithm)
-        judge, shown = self.part("judge"), self.part("demonstrations")
+        judge, demonstrations = self.part("judge"), self.part("demonstrations")
         imitates, played = "imitates" in spec.reads, not self.play.traces
-        expert_plays = played and shown.demonstrator is None
-        own = f"method.{spec.table}"
-        if imitates and shown.demonstrator is None:
+        expert_plays = played and demonstrations.demonstrator is None
+        method_table = f"method.{spec.table}"
+        if imitates and demonstrations.demonstrator is None:
             yield from needing("--demonstrations", "method.demonstrations")
         if imitates and not expert_plays:
             needed = "an expert who plays (neither --demonstrations nor --traces)"
-            yield from needing(needed, *(f"{own}.{one.name}" for one in dataclasses.fields(ExpertPlay)))
+            yield from needing(needed, *(f"{method_table}.{field.name}" for field in dataclasses.fields(ExpertPlay)))
         # a judge of another package is told the expert's name
-        asked = "judge" in spec.reads and isinstance(judge, Expert | OwnJudge)
-        if not asked and not ("shown" in spec.reads and expert_plays):
+        judge_asks = "judge" in spec.reads and isinstance(judge, Expert | OwnJudge)
+        if not judge_asks and not ("shown" in spec.reads and expert_plays):
             yield from needing("an expert who plays or judges", "method.expert")
         if not played:
             needed = "episodes that are played (no --traces)"
-            yield from needing(needed, "method.staleness", f"{own}.refill", "play.keep_rollouts")
+            yield from needing(needed, "method.staleness", f"{method_table}.refill", "play.keep_rollouts")
         if not played and imitates and self.evaluation is None:
             yield from needing("episodes that are played (no --traces, or a --panel)", "play.env.max_turns")
         if self.evaluation is None and self.run.eval_every:
@@ -332,20 +332,20 @@ def config_class(algorithm: str) -> type[TrainConfig]:
 def with_method(base: type[L], algorithm: str, parts: frozenset[str]) -> type[L]:
     """`base` with a `method` that has the settings of `algorithm` and those of `parts` that it reads."""
     spec = find_algorithm(algorithm)
-    taken = {*Method.__struct_fields__, *base.__struct_fields__}
-    if spec.table in taken or not spec.table.isidentifier():
+    reserved = {*Method.__struct_fields__, *base.__struct_fields__}
+    if spec.table in reserved or not spec.table.isidentifier():
         raise SettingsError(
             f"algorithm {spec.name!r}: its settings cannot be called {spec.table!r}; valid: a name other than "
-            f"{', '.join(sorted(taken))} (AlgorithmSpec.section)"
+            f"{', '.join(sorted(reserved))} (AlgorithmSpec.section)"
         )
-    own: dict[str, tuple[Any, Any]] = {spec.table: (spec.config, spec.config())}
-    for one in msgspec.structs.fields(Method):
-        if one.name in parts and USES[one.name] & spec.reads:
-            kind = _narrow(spec.reads) if one.name == "distill" else one.type
-            own[one.name] = kind, kind() if one.name == "distill" else one.default
-    method = _made("Method", Spec, own, documented_by=Method)
-    whole: type[L] = _made(base.__name__, base, {"method": (method, method())})
-    return whole
+    members: dict[str, tuple[Any, Any]] = {spec.table: (spec.config, spec.config())}
+    for field in msgspec.structs.fields(Method):
+        if field.name in parts and USES[field.name] & spec.reads:
+            kind = _narrow(spec.reads) if field.name == "distill" else field.type
+            members[field.name] = kind, kind() if field.name == "distill" else field.default
+    method = _made("Method", Spec, members, documented_by=Method)
+    made: type[L] = _made(base.__name__, base, {"method": (method, method())})
+    return made
 
 
 def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], **more: Any) -> Any:
@@ -369,81 +369,81 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
     def given_in(layer: Layer) -> Layer:
         def again(table: Mapping[str, Any]) -> TrainConfig:
             # a record may lack the run's folder, as a study's do, and nothing follows from it
-            folder, asked = (Layer(name=layer.name, table=one, asked=True) for one in ({"out": "."}, table))
-            return resolve_training(str(layer.table["algorithm"]), [folder, asked], fetch=fetch).spec
+            folder, asked_table = (Layer(name=layer.name, table=part, asked=True) for part in ({"out": "."}, table))
+            return resolve_training(str(layer.table["algorithm"]), [folder, asked_table], fetch=fetch).spec
 
         # what nobody asked this run for is for algorithms that read it
         read = expanded if layer.asked else read_alone
         return replace(layer, table=read(algorithm, read_back(layer.table, again), layer.name))
 
-    whole = [*map(given_in, layers)]
-    named = [env for one in whole if (env := at(one.table, "play.env.id")) is not None]
-    for one in whole:
+    read_layers = [*map(given_in, layers)]
+    named = [env for part in read_layers if (env := at(part.table, "play.env.id")) is not None]
+    for part in read_layers:
         # what nobody asked for of another environment is not for this one: a study's world may build on another
-        if not one.asked and at(one.table, "play.env.id") not in (None, *named[-1:]):
+        if not part.asked and at(part.table, "play.env.id") not in (None, *named[-1:]):
             for table in ("env", "env_kwargs"):
-                one.table["play"].pop(table, None)
-    given = merged([one.table for one in whole])
+                part.table["play"].pop(table, None)
+    values = merged([part.table for part in read_layers])
     spec = find_algorithm(algorithm)
-    usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(given, "lora"), Mapping))}}
+    usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(values, "lora"), Mapping))}}
     if "judge" in spec.reads:
         usual["method"] = {"judge": {KIND: "rules" if "scores" in spec.reads else "expert"}}
-    below = [Layer(name=algorithm, table=usual), *training_layers(given, fetch=fetch)]
+    below = [Layer(name=algorithm, table=usual), *training_layers(values, fetch=fetch)]
     # how a model that demonstrates was trained to be spoken to
-    if (folder := at(given, "method.demonstrations.demonstrator.folder")) is not None:
-        found = folder_layer(str(folder))
-        shown = {"method": {"demonstrations": {"demonstrator": found.table.get("agent", {})}}}
-        below.append(replace(found, table=shown))
-    whole.append(Layer(name=whole[-1].name, table={"algorithm": algorithm}, asked=True))
-    return asked_in(resolve(cls, [*below, *whole]), whole)
+    if (folder := at(values, "method.demonstrations.demonstrator.folder")) is not None:
+        folder_settings = folder_layer(str(folder))
+        demonstrator = {"method": {"demonstrations": {"demonstrator": folder_settings.table.get("agent", {})}}}
+        below.append(replace(folder_settings, table=demonstrator))
+    read_layers.append(Layer(name=read_layers[-1].name, table={"algorithm": algorithm}, asked=True))
+    return asked_in(resolve(cls, [*below, *read_layers]), read_layers)
 
 
 def expanded(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A partial table of whole paths. Raises SettingsError, which says whose an unknown setting is."""
-    asked = {name: value for name, value in table.items() if name != "algorithm"}
-    refuse_credentials("", asked)
+    given = {name: value for name, value in table.items() if name != "algorithm"}
+    refuse_credentials("", given)
     try:
-        for name in asked:
+        for name in given:
             require_setting(algorithm, name, where)
-        found = at_home(expand(config_class(algorithm), asked, where), where, data="play.data")
+        paths = at_home(expand(config_class(algorithm), given, where), where, data="play.data")
     except UnknownSettingError as error:
-        if said := who_reads(error.name):
-            raise SettingsError(f"{where}: there is no setting {error.name}. {said}") from None
+        if owner := who_reads(error.name):
+            raise SettingsError(f"{where}: there is no setting {error.name}. {owner}") from None
         raise
-    if isinstance(panel := at(found, "evaluation.panel"), str):
+    if isinstance(panel := at(paths, "evaluation.panel"), str):
         # the version that a name without one stands for
-        found["evaluation"]["panel"] = full_panel_name(panel)
-    env = at(found, "play.env")
+        paths["evaluation"]["panel"] = full_panel_name(panel)
+    env = at(paths, "play.env")
     if isinstance(env, dict) and env.get("max_turns", 0) is None:
         del env["max_turns"]  # an episode of training has an end, so that this says nothing
-    return unsaid_channel(found, "chat")
+    return unsaid_channel(paths, "chat")
 
 
 def read_alone(algorithm: str, table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What a run with `algorithm` has of a table that several algorithms share, as a partial table of whole paths."""
 
     def kept(table: Mapping[str, Any], above: str) -> dict[str, Any]:
-        found = dict[str, Any]()
+        kept_values = dict[str, Any]()
         for key, value in table.items():
             name = f"{above}{key}"
             setting = _setting(algorithm, name.removesuffix(f".{KIND}"))
             if isinstance(value, Mapping) and value and not (setting is not None and setting.free):
                 if inner := kept(value, f"{name}."):
-                    found[key] = inner
+                    kept_values[key] = inner
             elif setting is not None:
-                found[key] = value
-        return found
+                kept_values[key] = value
+        return kept_values
 
     return expanded(algorithm, kept(table, ""), where)
 
 
 def require_setting(algorithm: str, name: str, where: str) -> Setting:
     """The setting that `name` means in a run with `algorithm`. Raises SettingsError where it means none."""
-    found = _setting(algorithm, name)
-    if found is None:
+    setting = _setting(algorithm, name)
+    if setting is None:
         find(config_class(algorithm), name, where)  # it says what may be meant
         raise UnknownSettingError(name, f"{where}: there is no setting {name}.")
-    return found
+    return setting
 
 
 @cache
@@ -456,11 +456,16 @@ def _setting(algorithm: str, name: str) -> Setting | None:
     above = named(TrainConfig, name.rpartition(".")[0])
     if above is not None and above.free:
         return above
-    own = settings_of(config_class(algorithm))
-    found, elsewhere = named(config_class(algorithm), name), named(TrainConfig, name)
-    if found is not None and elsewhere is not None and found.path != elsewhere.path and elsewhere.path not in own:
+    all_settings = settings_of(config_class(algorithm))
+    setting, elsewhere = named(config_class(algorithm), name), named(TrainConfig, name)
+    if (
+        setting is not None
+        and elsewhere is not None
+        and setting.path != elsewhere.path
+        and elsewhere.path not in all_settings
+    ):
         return None
-    return found
+    return setting
 
 
 def beyond(config: TrainConfig) -> str:
@@ -488,21 +493,21 @@ def has_setting(algorithm: str, name: str) -> bool:
 def option_name(cls: type[Any], path: str) -> str:
     """What the setting at `path` is called: with its table where that says what it is about (`optimizer.lr`,
     `turnopd.depth.h_min`)."""
-    table, _, rest = path.partition(".")
+    table, _, below = path.partition(".")
     if (
         table == "method"
-        and "." in rest
-        and rest.partition(".")[0] not in {*Method.__struct_fields__} - {"distill", "lm_loss"}
+        and "." in below
+        and below.partition(".")[0] not in {*Method.__struct_fields__} - {"distill", "lm_loss"}
     ):
-        return rest
+        return below
     return path if table in ("optimizer", "lora") else short_name(cls, path)
 
 
 @cache
 def who_reads(name: str) -> str:
     """Says which built-in algorithms have the setting or table `name`; "" where none has."""
-    readers = [one for one in BUILT_IN if has_setting(one, name)]
+    readers = [algorithm for algorithm in BUILT_IN if has_setting(algorithm, name)]
     if len(readers) in (0, len(BUILT_IN)):
         return ""
-    others = [one for one in BUILT_IN if one not in readers]
-    return f"It belongs to {', '.join(readers) if len(readers) <= len(others) else 'all but ' + ', '.join(others)}."
+    without = [algorithm for algorithm in BUILT_IN if algorithm not in readers]
+    return f"It belongs to {', '.join(readers) if len(readers) <= len(without) else 'all but ' + ', '.join(without)}."

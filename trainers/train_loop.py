@@ -266,8 +266,8 @@ class Trainer:
         spec = dict(self.spec or {"algorithm": algorithm, "run": loop, "optimizer": optimizer})
         spec["run"] = {name: loop[name] for name in spec["run"]}
         # as a checkpoint gives it back
-        found: dict[str, Any] = json.loads(json.dumps(redacted(spec)))
-        return found
+        read_back: dict[str, Any] = json.loads(json.dumps(redacted(spec)))
+        return read_back
 
 
 @dataclass(slots=True)
@@ -321,7 +321,7 @@ class TrainLoop:
             plan = algorithm.depth.plan(self.state.depth, step)
         # at least one episode of a probe is measured
         short = min(round(plan.short_share * run.episodes), run.episodes - 1)
-        asked = PlayPlan(
+        play_plan = PlayPlan(
             short_episodes=short,
             short_turns=plan.adaptive_cap if short else None,
             leave_loops=round(plan.loop_share * run.episodes),
@@ -337,7 +337,7 @@ class TrainLoop:
             group=algorithm.group,
             max_turns=plan.cap,
             temperature=run.temperature,
-            plan=asked,
+            plan=play_plan,
         )
         return Planned(plan=plan, request=request)
 
@@ -355,11 +355,11 @@ class TrainLoop:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
         algorithm, groups = self.trainer.algorithm, request.episodes // request.group
         for later in range(1, algorithm.refill + 1):
-            kept = selected(algorithm, episodes)
-            if algorithm.select is None or len({episode.group for episode in kept}) >= groups:
+            chosen = selected(algorithm, episodes)
+            if algorithm.select is None or len({episode.group for episode in chosen}) >= groups:
                 break
-            more = replace(request, plan=replace(request.plan, round=later))
-            episodes = [*episodes, *self.trainer.source(more)]
+            next_round = replace(request, plan=replace(request.plan, round=later))
+            episodes = [*episodes, *self.trainer.source(next_round)]
         return episodes
 
     def _step(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
@@ -368,12 +368,12 @@ class TrainLoop:
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:
             trainer.servers.sleep()
-        kept = selected(algorithm, episodes)
-        if not kept:
+        chosen = selected(algorithm, episodes)
+        if not chosen:
             self._skip((start, collected), plan, episodes)
             return
         try:
-            batch = pack(kept, origins=algorithm.origins)
+            batch = pack(chosen, origins=algorithm.origins)
         except EmptyBatchError:
             # episodes of text will never have ids; a step in which every response was broken off is one of many
             if not any(episode.segments for episode in episodes):
@@ -383,18 +383,18 @@ class TrainLoop:
         check_ids(batch, trainer.vocab_size)
         trainer.progress.phase("teacher")
         with calling(algorithm, "target_fn"):
-            found = algorithm.target_fn(batch, kept, self._scorers())
-        targets = checked_targets(found, batch.tokens, algorithm.name)
+            answered = algorithm.target_fn(batch, chosen, self._scorers())
+        targets = checked_targets(answered, batch.tokens, algorithm.name)
         scored = ClockReading.now()
         trainer.progress.phase("update")
         run_step = RunStep(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
         done = run_epochs(
-            trainer.model, self.optimizer, batch, kept, targets, algorithm, run_step, self._forward(), self.critic
+            trainer.model, self.optimizer, batch, chosen, targets, algorithm, run_step, self._forward(), self.critic
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
         kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
         with calling(algorithm, "depth"):
-            depth = algorithm.depth.learn(self.state.depth, plan, batch, kept, kl_N)
+            depth = algorithm.depth.learn(self.state.depth, plan, batch, chosen, kl_N)
         self._updated(step)
         end = ClockReading.now()
         spent = self.state.train_seconds + end.wall - start.wall
@@ -499,8 +499,8 @@ class TrainLoop:
         self.state = replace(self.state, evaluated=step)
 
     def _write(self, row: dict[str, Any]) -> None:
-        out, what = self.trainer.out, f"metrics of step {row['step']}"
-        with full_disk(out, what, TrainError, then=resume_hint(out)):
+        out, action = self.trainer.out, f"metrics of step {row['step']}"
+        with full_disk(out, action, TrainError, then=resume_hint(out)):
             # only rank 0 has a log, but when its disk is full all must stop
             on_all_ranks(self.trainer.ranks, lambda: None if self.log is None else self.log.write(row))
         self.trainer.progress.row(row)

@@ -161,14 +161,14 @@ class StepWorkload(Spec):
     def row_lengths(self) -> tuple[int, ...]:
         """Tokens of each row that an episode is trained as: of all turns together, or of each with what its prompt
         shows."""
-        turn, shown = self.observation + self.response, past_turns(self.memory)
-        if shown is None:
+        turn, remembered = self.observation + self.response, past_turns(self.memory)
+        if remembered is None:
             return (self.turns * turn,)
         if self.memory == "react":
             # a transcript repeats thoughts, too
             return tuple((past + 1) * turn for past in range(self.turns))
         # a window shows observations with the actions that were read, not responses
-        return tuple((min(past, shown) + 1) * self.observation + self.response for past in range(self.turns))
+        return tuple((min(past, remembered) + 1) * self.observation + self.response for past in range(self.turns))
 
     @property
     def length(self) -> int:
@@ -279,8 +279,10 @@ def activation_bytes(
     """
     layer = saved_bytes(shape, precision, lora_rank)
     attended = (2 if precision == "autocast" else 4) * shape.query_width + 4 * shape.heads
-    kept = shape.layers * (4 * shape.width + attended) + layer - attended if checkpointing else shape.layers * layer
-    return float(tokens * kept)
+    per_token = (
+        shape.layers * (4 * shape.width + attended) + layer - attended if checkpointing else shape.layers * layer
+    )
+    return float(tokens * per_token)
 
 
 def logits_bytes(shape: ModelShape, rows: int) -> float:
@@ -342,16 +344,16 @@ def estimate(
     fitting = int(max(0.0, room - states - weights) // cache)
     if served:
         weights = float(BYTES[work.played_dtype] * student.parameters)
-        taken = work.engine_memory * chip.memory
+        claimed = work.engine_memory * chip.memory
         # a share that does not fit beside the trainer's states leaves nothing
-        fitting = int(max(0.0, taken - weights) // cache) if states + taken <= room else 0
+        fitting = int(max(0.0, claimed - weights) // cache) if states + claimed <= room else 0
     at_once = min(share, work.slots, fitting)
     scoring = ([] if teacher is None else [teacher]) + ([] if work.reference == "none" else [student])
     return CostEstimate(
         states=states,
         update=_update_bytes(student, gpus, work),
         scoring=max((_frozen_bytes(model, gpus, work)[1] for model in frozen), default=0.0),
-        rollout=taken if served else weights + at_once * cache if work.plays or evaluated else 0.0,
+        rollout=claimed if served else weights + at_once * cache if work.plays or evaluated else 0.0,
         at_once=at_once,
         rollout_s=_rollout_seconds(student, chip, work, share, at_once) if work.plays else 0.0,
         teacher_s=sum(_forward_flops(model, work) for model in scoring)
@@ -367,8 +369,8 @@ def estimate(
 
 def _frozen_bytes(model: ModelShape, gpus: int, work: StepWorkload) -> tuple[float, float]:
     """Bytes of a teacher or of the initial policy on one GPU, all the time, and on top while it scores."""
-    whole = float(BYTES[work.teacher_dtype] * model.parameters)
-    return (whole / gpus, whole * (1 - 1 / gpus)) if work.shard_teacher else (whole, 0.0)
+    total = float(BYTES[work.teacher_dtype] * model.parameters)
+    return (total / gpus, total * (1 - 1 / gpus)) if work.shard_teacher else (total, 0.0)
 
 
 def _update_bytes(student: ModelShape, gpus: int, work: StepWorkload) -> float:

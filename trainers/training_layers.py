@@ -82,26 +82,28 @@ def student_layer(named: Any, *, fetch: bool) -> Layer:
             hub_folder(named)
     if not (user_path(named).is_dir() or cached_folder(str(named))):
         return nothing
-    found = folder_layer(str(named))
-    return replace(found, table=found.table.get("agent", {}))
+    layer = folder_layer(str(named))
+    return replace(layer, table=layer.table.get("agent", {}))
 
 
 def _preset_layer(preset: Preset, given: Mapping[str, Any]) -> Layer:
-    asked = {"agent": {"chat": given.get("chat", {})}, "play": given.get("play", {})}
-    table = preset.beside(asked)
-    own = {name: value for name, value in table["play"].items() if name in ("env", "env_kwargs")}
+    chosen = {"agent": {"chat": given.get("chat", {})}, "play": given.get("play", {})}
+    table = preset.beside(chosen)
+    env_table = {name: value for name, value in table["play"].items() if name in ("env", "env_kwargs")}
     trained = play_table(preset.env_id, preset.training)["play"]
-    return Layer(name=f"preset {preset.name}", table={"play": merged([own, trained]), "chat": table["agent"]["chat"]})
+    return Layer(
+        name=f"preset {preset.name}", table={"play": merged([env_table, trained]), "chat": table["agent"]["chat"]}
+    )
 
 
 def _evaluation_layers(panel: Panel, given: Mapping[str, Any], max_turns: Any) -> list[Layer]:
     """What evaluations on `panel` stand on; `max_turns` is the limit of training."""
     require_env_of(panel, str(at(given, "evaluation.game.env.id") or panel.env_id))
-    asked = given.get("play", {})
-    said = {**asked.get("env", {}), **asked.get("env_kwargs", {})}
-    shared = {name: said[name] for name in AGENT_FACING if name in said}
+    play = given.get("play", {})
+    env_arguments = {**play.get("env", {}), **play.get("env_kwargs", {})}
+    shared = {name: env_arguments[name] for name in AGENT_FACING if name in env_arguments}
     turns = {"max_turns": max_turns}
-    preset = find_preset(asked.get("preset"), panel.env_id)
+    preset = find_preset(play.get("preset"), panel.env_id)
 
     def training(made: Mapping[str, Any]) -> Layer:
         return Layer(name="as in training", table=play_table(panel.env_id, made))
@@ -111,17 +113,17 @@ def _evaluation_layers(panel: Panel, given: Mapping[str, Any], max_turns: Any) -
         layers += [training({**turns, **shared}), panel_layer(panel)]
     else:
         layers += [panel_layer(panel), Layer(name=f"preset {preset.name}", table=preset.table), training(shared)]
-    if said.get("max_turns") is not None:
+    if env_arguments.get("max_turns") is not None:
         layers.append(training(turns))
-    found = [Layer(name=one.name, table={"evaluation": {"game": _game(one.table)}}) for one in layers]
+    evaluation_layers = [Layer(name=layer.name, table={"evaluation": {"game": _game(layer.table)}}) for layer in layers]
     whose = {"game": {"env": {"id": panel.env_id}}}
-    found.append(Layer(name=f"panel {panel.full_name}", table={"evaluation": whose}))
+    evaluation_layers.append(Layer(name=f"panel {panel.full_name}", table={"evaluation": whose}))
     if preset is not None:
         numbers = {"eval_samples": "play.samples", "eval_temperature": "agent.temperature"}
-        known = {name: at(preset.table, path) for name, path in numbers.items()}
-        table = {name: value for name, value in known.items() if value is not None}
-        found.append(Layer(name=f"preset {preset.name}", table={"evaluation": table}))
-    return found
+        values = {name: at(preset.table, path) for name, path in numbers.items()}
+        table = {name: value for name, value in values.items() if value is not None}
+        evaluation_layers.append(Layer(name=f"preset {preset.name}", table={"evaluation": table}))
+    return evaluation_layers
 
 
 def _game(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,9 +150,9 @@ def recorded_env(play: Mapping[str, Any]) -> str | None:
         return None
     env = next(iter(envs))
     if not {plain_id(str(further).partition(",")[0]) for further in also} >= {*envs} - {env}:
-        found = ", ".join(f"{name} ({path})" for name, path in envs.items())
+        listed = ", ".join(f"{name} ({path})" for name, path in envs.items())
         raise TurngymError(
-            f"--traces hold episodes of {found}: name the run's environment with --env and the others with --also"
+            f"--traces hold episodes of {listed}: name the run's environment with --env and the others with --also"
         )
     if env not in gym.registry:
         raise TurngymError(
