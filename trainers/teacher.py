@@ -136,7 +136,7 @@ def teachers_length(
         other: whether the teacher has other ids than the student; it cuts what it reads by itself.
     """
     folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
-    limits = [position_limit(model_config(find_model(folder_))) for folder_ in folders if folder_ is not None]
+    limits = [position_limit(model_config(find_model(named))) for named in folders if named is not None]
     if teacher is not None and not isinstance(teacher, LocalScorer):
         limits.append(cast("ServerScorer", teacher).longest)
     return min((limit for limit in limits if limit is not None), default=None)

@@ -160,7 +160,7 @@ class ConcurrentAgent(Agent, Protocol):
 
 def check_channel(name: str, channel: Channel | None, conversation: Conversation) -> None:
     """Raises AgentError where the agent `name` writes actions in another channel than the environment reads."""
-    mine, theirs = (None if channel_ is None else channel_.name for channel_ in (channel, conversation.channel))
+    mine, theirs = (None if side is None else side.name for side in (channel, conversation.channel))
     if mine != theirs:
         raise AgentError(
             f"agent {name!r} writes actions in channel {mine!r}, but the environment reads {theirs!r}: make both with "

@@ -263,14 +263,14 @@ class SessionTable:
                 session = self._open.get(name)
                 if session is None:
                     clients_own = [
-                        session_ for session_ in self._open.values() if session_.name[:CLIENT] == name[:CLIENT]
+                        candidate for candidate in self._open.values() if candidate.name[:CLIENT] == name[:CLIENT]
                     ]
                     if len(clients_own) >= self._share or len(self._open) >= self._limit:
                         among = clients_own if len(clients_own) >= self._share else list(self._open.values())
-                        idle = [session_ for session_ in among if not session_.queue]
+                        idle = [candidate for candidate in among if not candidate.queue]
                         if not idle:
                             raise busy(f"{len(among)} sessions are open and all of them busy; ask again later")
-                        evicted.append(min(idle, key=lambda session_: session_.last_used))
+                        evicted.append(min(idle, key=lambda candidate: candidate.last_used))
                         self._remove(evicted[-1])
                     session = ProxySession(key=self.new_key(name), name=name, last_used=self._clock())
                     self._open[name] = session

@@ -425,7 +425,7 @@ class Fleet:
     async def _close(self) -> None:
         # without a router a connection is in both lists
         for connection in {
-            id(connection_): connection_ for connection_ in (*self._admin, *(w.connection for w in self._endpoints))
+            id(opened): opened for opened in (*self._admin, *(w.connection for w in self._endpoints))
         }.values():
             await connection.close()
 

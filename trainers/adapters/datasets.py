@@ -151,10 +151,10 @@ def prompt_row(task: Task, system: str, observation: str, *, index: int, seed: i
 
     The reward comes from the environment; `ground_truth` names the task for those who look it up.
     """
-    said = [("system", system)] if system else []
+    system_messages = [("system", system)] if system else []
     return {
         "data_source": task.env_id,
-        "prompt": [{"role": role, "content": text} for role, text in (*said, ("user", observation))],
+        "prompt": [{"role": role, "content": text} for role, text in (*system_messages, ("user", observation))],
         "ability": task.category,
         "reward_model": {"style": "rule", "ground_truth": task.task_id},
         "extra_info": {

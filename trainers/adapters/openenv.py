@@ -71,15 +71,15 @@ def first(session: EpisodeSession) -> dict[str, Any]:
 def act(session: EpisodeSession, action: Mapping[str, Any]) -> dict[str, Any]:
     """Answer with one of `response` (text), `response_ids` with `logprobs`, or `action`; the next observation."""
     # None is a field that was left out: the action's model fills it in
-    given = [name for name in ("response", "response_ids", "action") if action.get(name) is not None]
-    if len(given) != 1:
+    forms = [name for name in ("response", "response_ids", "action") if action.get(name) is not None]
+    if len(forms) != 1:
         raise TurngymError(
-            f"an action has exactly one of response, response_ids, action; this one has {given or 'none'}"
+            f"an action has exactly one of response, response_ids, action; this one has {forms or 'none'}"
         )
-    if given == ["response_ids"]:
+    if forms == ["response_ids"]:
         stepped = session.step(generation(action))
     else:
-        stepped = (session.step_text if given == ["response"] else session.step_action)(action[given[0]])
+        stepped = (session.step_text if forms == ["response"] else session.step_action)(action[forms[0]])
     return _fields(session, stepped.observation, stepped.observation_ids.tolist()) | _outcome(session, stepped)
 
 
@@ -194,9 +194,9 @@ class MakesRoom:
             socket.over.set()
 
     async def _make_room(self) -> None:
-        silent = [one for one in self._open if one.used < time.monotonic() - self._silent and not one.gone.is_set()]
+        silent = [play for play in self._open if play.used < time.monotonic() - self._silent and not play.gone.is_set()]
         if len(self._open) >= self._most and silent:
-            oldest = min(silent, key=lambda one: one.used)
+            oldest = min(silent, key=lambda play: play.used)
             oldest.gone.set()
             # its place is free when its environment is closed
             with contextlib.suppress(TimeoutError):

@@ -73,13 +73,13 @@ class Server:
 def payload(request: GenerateRequest, params: dict[str, Any], room: int) -> dict[str, Any]:
     """The body of SGLang's /generate for one turn of at most `room` tokens."""
     texts, ids = stops(params, request)
-    more = {
+    sampling = {
         "max_new_tokens": min(room, request.sampling.max_new_tokens),
         "stop": texts,
         "stop_token_ids": ids,
         "no_stop_trim": True,  # SGLang would cut off what matched a stop, the action's closing tag
     }
-    return {"input_ids": request.prompt_ids.tolist(), "sampling_params": {**params, **more}, "return_logprob": True}
+    return {"input_ids": request.prompt_ids.tolist(), "sampling_params": {**params, **sampling}, "return_logprob": True}
 
 
 def version_number(version: str) -> int:

@@ -186,24 +186,24 @@ class Trajectory:
         mask = np.zeros(stop - start, np.bool_)
         logprobs = np.zeros(stop - start, np.float32)
         versions = np.full(stop - start, -1, np.int32)
-        known = True
+        all_scored = True
         for turn, span in zip(turns, spans, strict=True):
             if turn.origin != "policy" or turn.excluded is not None:
                 continue
             # what a demonstrator began is context
-            place = slice(span[0] + turn.begun, span[1])
-            mask[place], versions[place] = True, turn.policy_version
+            span_slice = slice(span[0] + turn.begun, span[1])
+            mask[span_slice], versions[span_slice] = True, turn.policy_version
             # only where the weights changed while the response was drawn; else one version holds for all of it
             for version, first, last in turn.version_spans:
                 versions[span[0] + first : span[0] + last] = version
-            known = known and turn.logprobs is not None
+            all_scored = all_scored and turn.logprobs is not None
             if turn.logprobs is not None:
-                logprobs[place] = turn.logprobs[turn.begun :]
+                logprobs[span_slice] = turn.logprobs[turn.begun :]
         return cls(
             prompt_ids=ids[:start],
             response_ids=ids[start:stop],
             response_mask=mask,
-            logprobs=logprobs if known else None,
+            logprobs=logprobs if all_scored else None,
             policy_versions=versions,
             turn_spans=spans,
             turn_rewards=tuple(turn.reward for turn in turns),

@@ -74,10 +74,10 @@ def fields(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         raise TurngymError(f"TRL needs the sampler's log-probabilities; unknown for {', '.join(unknown[:3])}")
     lists = [trajectory.lists() for trajectory in trajectories]
     return {
-        "prompt_ids": [one["prompt_ids"] for one in lists],
-        "completion_ids": [one["response_ids"] for one in lists],
-        "logprobs": [one["logprobs"] for one in lists],
-        "env_mask": [one["response_mask"] for one in lists],
+        "prompt_ids": [row["prompt_ids"] for row in lists],
+        "completion_ids": [row["response_ids"] for row in lists],
+        "logprobs": [row["logprobs"] for row in lists],
+        "env_mask": [row["response_mask"] for row in lists],
         "turngym_reward": [None if t.failed else t.reward for t in trajectories],
         "turngym_success": [t.success for t in trajectories],
         "turngym_turns": [len(t.turn_spans) for t in trajectories],
@@ -198,16 +198,16 @@ def _method(tool: Tool) -> Any:
 
     method: Any = act
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    said = [tool.description, "", "Args:"]
+    lines = [tool.description, "", "Args:"]
     # an argument that may be left out may stand before one that may not, which Python forbids to a signature
-    for one in sorted(tool.arguments, key=lambda one: not one.required):
-        default = inspect.Parameter.empty if one.required else None
+    for argument in sorted(tool.arguments, key=lambda argument: not argument.required):
+        default = inspect.Parameter.empty if argument.required else None
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.append(inspect.Parameter(one.name, kind, annotation=PYTHON[one.type], default=default))
-        choices = f" (choices: {json.dumps(one.choices)})" if one.choices else ""
-        said.append(f"    {one.name}: {one.description}{choices}")
+        parameters.append(inspect.Parameter(argument.name, kind, annotation=PYTHON[argument.type], default=default))
+        choices = f" (choices: {json.dumps(argument.choices)})" if argument.choices else ""
+        lines.append(f"    {argument.name}: {argument.description}{choices}")
     method.__name__ = method.__qualname__ = tool.name
     method.__signature__ = inspect.Signature(parameters)
-    method.__annotations__ = {one.name: PYTHON[one.type] for one in tool.arguments}
-    method.__doc__ = "\n".join((*said, ""))
+    method.__annotations__ = {argument.name: PYTHON[argument.type] for argument in tool.arguments}
+    method.__doc__ = "\n".join((*lines, ""))
     return method

@@ -119,11 +119,11 @@ def generation(answer: Any) -> Generation | Status:
     if answer.stop_reason == "aborted" and not answer.token_ids:
         return Status.ERROR_ENGINE
     ids = np.asarray(answer.token_ids, np.int32)
-    known = answer.log_probs is not None and len(answer.log_probs) == len(ids)
+    scored = answer.log_probs is not None and len(answer.log_probs) == len(ids)
     version = answer.extra_fields.get("global_steps")
     return Generation(
         ids=ids,
-        logprobs=np.asarray(answer.log_probs if known else np.full(len(ids), np.nan), np.float32),
+        logprobs=np.asarray(answer.log_probs if scored else np.full(len(ids), np.nan), np.float32),
         finish="aborted" if answer.stop_reason == "aborted" else "stop",
         policy_version=0 if version is None else int(version),
     )

@@ -42,18 +42,18 @@ def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
     Equal texts are one cluster. Below a `similarity` of 1 a text joins the first cluster whose first text is at least
     so similar (`difflib.SequenceMatcher.ratio`), as in the published code.
     """
-    known: dict[str, int] = {}
+    cluster_of: dict[str, int] = {}
     first: list[str] = []
     for text in anchors:
-        if text in known:
+        if text in cluster_of:
             continue
-        alike = (SequenceMatcher(None, other, text).ratio() >= similarity for other in first if similarity < 1.0)
+        alike = (SequenceMatcher(None, earlier, text).ratio() >= similarity for earlier in first if similarity < 1.0)
         near = next((n for n, close in enumerate(alike) if close), None)
         if near is None:
             near = len(first)
             first.append(text)
-        known[text] = near
-    return [known[text] for text in anchors]
+        cluster_of[text] = near
+    return [cluster_of[text] for text in anchors]
 
 
 def episode_advantage(
@@ -148,14 +148,14 @@ class TurnAdvantage:
         """The number of each turn's anchor group, [T] over all episodes; groups of different tasks never meet."""
         numbers: dict[Hashable, int] = {}
         marks = [list(self._situations(episode)) for episode in played]
-        found: list[list[int]] = [[] for _ in played]
+        anchors: list[list[int]] = [[] for _ in played]
         for group in np.unique(batch.group_E):
             members = np.flatnonzero(batch.group_E == group)
             texts = [text for member in members for text in marks[member]]
             near = iter(clusters(texts, self.similarity))
             for member in members:
-                found[member] = [numbers.setdefault((int(group), next(near)), len(numbers)) for _ in marks[member]]
-        return np.array([number for row in found for number in row], np.int64)
+                anchors[member] = [numbers.setdefault((int(group), next(near)), len(numbers)) for _ in marks[member]]
+        return np.array([number for row in anchors for number in row], np.int64)
 
     def _situations(self, episode: Episode) -> Iterator[str]:
         """What tells one situation of `episode` from another, turn by turn."""

@@ -76,16 +76,18 @@ class HintTargets:
         score_N = np.zeros(batch.tokens, np.float32) if self.own is None else self.own(batch, episodes)
         hinted = privileged_turns(batch, episodes)
         if self.k is not None:
-            found = self._support(self.k, batch, episodes, hinted, scorers)
-            return found if self.own is None else replace(found, advantage_N=score_N)
+            targets = self._support(self.k, batch, episodes, hinted, scorers)
+            return targets if self.own is None else replace(targets, advantage_N=score_N)
         if not hinted:
             return Targets(advantage_N=np.float32(self.w_reward) * score_N)
-        both = privileged_logprobs(batch, episodes, scorers, self.privileged)
-        ratio_N = both.gap_N
+        compared = privileged_logprobs(batch, episodes, scorers, self.privileged)
+        ratio_N = compared.gap_N
         if self.reject_below:
-            ratio_N[~up_to_rejection(batch, episodes, both.privileged_N, self.reject_below) & both.where_N] = 0.0
+            ratio_N[~up_to_rejection(batch, episodes, compared.privileged_N, self.reject_below) & compared.where_N] = (
+                0.0
+            )
         advantage_N = combined_advantage(score_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_hint)
-        return Targets(advantage_N=advantage_N, label_logp_N=both.privileged_N)
+        return Targets(advantage_N=advantage_N, label_logp_N=compared.privileged_N)
 
     def _support(
         self,
@@ -103,11 +105,11 @@ class HintTargets:
             ids_NK, logp_NK = _placeholder(batch.tokens, 1)
             return Targets(topk_ids_NK=ids_NK, topk_logp_NK=logp_NK, kl_mask_N=where_N)
         # an id with a probability of 1 / n or more is among the n most likely ones
-        asked = max(k, int(1 / self.reject_below)) if self.reject_below else k
+        count = max(k, int(1 / self.reject_below)) if self.reject_below else k
         likely: list[TopK] = []
 
         def ask(rows: list[NDArray[np.int32]], positions: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-            likely.extend(reader_of(self.privileged, scorers).topk(rows, positions, asked))
+            likely.extend(reader_of(self.privileged, scorers).topk(rows, positions, count))
             return [item.logp for item in likely]
 
         logp_HK = score_turns(hinted, ask)

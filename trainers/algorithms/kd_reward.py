@@ -107,7 +107,7 @@ class CriticAdvantage:
             log["term/lpt"] = self.text(scorers.student, scorers.step)
             once_E = once_E - self.text_coef * log["term/lpt"]
         reward_N = reward_N + at_last_token(once_E, batch.episode_N)
-        found = against_critic(
+        targets = against_critic(
             reward_N,
             batch,
             episodes,
@@ -117,7 +117,7 @@ class CriticAdvantage:
             bootstrap=self.bootstrap,
             whitening=self.whiten,
         )
-        return replace(found, label_logp_N=teacher_logp_N, log=log)
+        return replace(targets, label_logp_N=teacher_logp_N, log=log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,11 @@ class ScoredOrHinted:
     scored: ScoredTurns = field(default_factory=ScoredTurns)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [kept for episode in episodes if (kept := without(episode, self.reasons(episode))) is not None]
+        return [
+            episode_left
+            for episode in episodes
+            if (episode_left := without(episode, self.reasons(episode))) is not None
+        ]
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is left out, for the policy's turns."""
@@ -61,10 +65,10 @@ class WeightedSum:
             raise ValueError("a weighted sum needs targets with kl_mask_N: where the support counts")
         reward, hint = self.loss(tokens), self.support(tokens)
         # placeholders stand where no hint was given
-        own = {name: values * tokens.kl_mask_n for name, values in hint.diagnostics.items()}
+        hint_numbers = {name: values * tokens.kl_mask_n for name, values in hint.diagnostics.items()}
         return TokenLosses(
             loss_n=self.w_reward * reward.loss_n + self.w_hint * hint.loss_n,
-            diagnostics={**own, **reward.diagnostics},
+            diagnostics={**hint_numbers, **reward.diagnostics},
         )
 
 
@@ -121,13 +125,13 @@ def build(config: PrmOpdConfig, context: BuildContext) -> Algorithm:
     )
     loss: TokenLoss = PolicyGradient(clip=config.clip, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     if topk:
-        both = WeightedSum(
+        token_loss = WeightedSum(
             loss=PolicyGradient(clip=config.clip),
             support=support_kl(context.distill),
             w_reward=config.w_reward,
             w_hint=config.w_hint,
         )
-        loss = Regularized(loss=both, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
+        loss = Regularized(loss=token_loss, kl_coef=config.kl_coef, entropy_coef=config.entropy_coef)
     return Algorithm(
         name="prm-opd",
         depth=FixedDepth(h_max=context.run.full_depth),

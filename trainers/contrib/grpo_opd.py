@@ -53,8 +53,8 @@ class CombinedAdvantage:
     nats."""
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
-        own = GroupAdvantage(reward=self.reward, scale=self.scale)(batch, episodes, scorers)
-        assert own.advantage_N is not None
+        targets = GroupAdvantage(reward=self.reward, scale=self.scale)(batch, episodes, scorers)
+        assert targets.advantage_N is not None
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
         mine_N, theirs_N = (
             logp_N.astype(np.float64) for logp_N in (label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
@@ -66,9 +66,9 @@ class CombinedAdvantage:
             (self.w_reward, self.w_teacher) if self.annealing is None else self.annealing(scorers.step)
         )
         advantage_N = combined_advantage(
-            own.advantage_N, ratio_N.astype(np.float32), w_reward=w_reward, w_teacher=w_teacher
+            targets.advantage_N, ratio_N.astype(np.float32), w_reward=w_reward, w_teacher=w_teacher
         )
-        return replace(own, advantage_N=advantage_N, label_logp_N=teacher_logp_N)
+        return replace(targets, advantage_N=advantage_N, label_logp_N=teacher_logp_N)
 
 
 class CombinedConfig(Spec):

@@ -44,15 +44,15 @@ class GuidedLoss:
     loss: TokenLoss
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        own = self.loss(tokens)
+        own_loss = self.loss(tokens)
         student, teacher = tokens.topk_logp_nK, tokens.teacher_logp_nK
         theirs_n = -tokens.logp_n
         if student is not None and teacher is not None:
             theirs_n = bin_forward_kl(student, teacher, tokens.tail_n, tokens.teacher_tail_n)
         guided = {"guided": tokens.off_policy_n.float()}
         # both sides are finite, so that where() sends no NaN into the side that it does not take
-        loss_n = torch.where(tokens.off_policy_n, theirs_n, own.loss_n)
-        return TokenLosses(loss_n=loss_n, diagnostics={**own.diagnostics, **guided})
+        loss_n = torch.where(tokens.off_policy_n, theirs_n, own_loss.loss_n)
+        return TokenLosses(loss_n=loss_n, diagnostics={**own_loss.diagnostics, **guided})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

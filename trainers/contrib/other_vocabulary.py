@@ -77,16 +77,16 @@ def shared_ids(student: Any, teacher: Any, size: int, ends: tuple[int | None, in
     by_name = {token: number for number, token in mine.items()}
     my_text, their_text = _by_text(student, mine), _by_text(teacher, theirs)
     # the head may have more rows than the tokenizer has tokens
-    found = np.full(size, -1, np.int64)
+    shared = np.full(size, -1, np.int64)
     for number, token in theirs.items():
         text = token[1]
         if token in by_name:
-            found[number] = by_name[token]
+            shared[number] = by_name[token]
         elif their_text.get(text) == number and text in my_text:
-            found[number] = my_text[text]
+            shared[number] = my_text[text]
     if ends[0] is not None and ends[1] is not None:
-        found[ends[1]] = ends[0]
-    return found
+        shared[ends[1]] = ends[0]
+    return shared
 
 
 def _names(tokenizer: Any) -> dict[int, tuple[str, str]]:
@@ -100,14 +100,14 @@ def _names(tokenizer: Any) -> dict[int, tuple[str, str]]:
 def _by_text(tokenizer: Any, names: dict[int, tuple[str, str]]) -> dict[str, int]:
     """The ordinary id of each text that is whole characters."""
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
-    found: dict[str, int] = {}
+    by_text: dict[str, int] = {}
     for number, (name, text) in names.items():
         if number in special or not text or "\ufffd" in text:
             continue
         # byte tokens repeat what other ids say: the one of its own name comes first
-        if text not in found or name == text:
-            found[text] = number
-    return found
+        if text not in by_text or name == text:
+            by_text[text] = number
+    return by_text
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -119,11 +119,11 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 def token_ends(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[int]:
     """Characters up to the end of each token; -1 for tokens that end within a character."""
-    text, found = decode(ids), []
+    text, ends = decode(ids), []
     for count in range(1, len(ids) + 1):
         part = decode(ids[:count])
-        found.append(len(part) if text.startswith(part) else -1)
-    return found
+        ends.append(len(part) if text.startswith(part) else -1)
+    return ends
 
 
 def text_spans(student: Sequence[int], teacher: Sequence[int]) -> list[Cut]:
@@ -173,8 +173,8 @@ class Beginnings:
         """The ids whose text begins with `piece`, the shortest MOST of them. With `own` none that the teacher has too:
         it would have said these at once."""
         later = islice(self.sorted, bisect_left(self.sorted, piece), None)
-        found = [self.texts[text] for text in sorted(takewhile(lambda text: text.startswith(piece), later), key=len)]
-        return tuple(number for number in found if not own or number not in self.shared)[:MOST_PIECES]
+        longer = [self.texts[text] for text in sorted(takewhile(lambda text: text.startswith(piece), later), key=len)]
+        return tuple(number for number in longer if not own or number not in self.shared)[:MOST_PIECES]
 
     def _ids(self, piece: str, own: bool) -> tuple[int, ...]:
         """Ids whose text begins with `piece`; if there are none, the longest id with which `piece` begins."""
@@ -232,9 +232,9 @@ class Pieces:
     def exact(self, top: TopK) -> tuple[list[Piece], float]:
         """Where one token of both was said: the teacher's likeliest ids are the student's, or pieces of text; and the
         rest."""
-        found = {number: self._aligned(number, logq) for number, logq in _pairs(top)}
-        lost = [logq for number, logq in _pairs(top) if found[number] is None]
-        return [piece for piece in found.values() if piece is not None], _total([_tail_of(top), *lost])
+        aligned = {number: self._aligned(number, logq) for number, logq in _pairs(top)}
+        lost = [logq for number, logq in _pairs(top) if aligned[number] is None]
+        return [piece for piece in aligned.values() if piece is not None], _total([_tail_of(top), *lost])
 
     def _aligned(self, number: int, logq: float) -> Piece | None:
         """What the student says for the teacher's id `number` where both begin a token."""
@@ -256,39 +256,39 @@ class Pieces:
         start, end = mine[index - 1] if index else 0, mine[index]
         if start < 0 or end <= start:
             return [], 0.0
-        found: list[Piece] = []
+        left: list[Piece] = []
         lost: list[float] = []
         before = 0.0
-        for number, here in enumerate((0, *theirs[:-1])):
-            for other, logq in _pairs(said.top[number]):
-                if other == said.ids[number]:
+        for number, border in enumerate((0, *theirs[:-1])):
+            for likely, logq in _pairs(said.top[number]):
+                if likely == said.ids[number]:
                     continue
                 # where the teacher's token begins within a character, its alternatives are no text
-                piece = self._left(span, start, here, other, before + logq) if here >= 0 else None
+                piece = self._left(span, start, border, likely, before + logq) if border >= 0 else None
                 if piece is None:
                     lost.append(before + logq)
                 else:
-                    found.append(piece)
+                    left.append(piece)
             lost.append(before + _tail_of(said.top[number], said.ids[number], float(said.logq[number])))
             before += float(said.logq[number])
             if theirs[number] >= end:
                 break
-        pieces = [Piece(logq=before, ids=(label,)), *found]
+        pieces = [Piece(logq=before, ids=(label,)), *left]
         if not start:
             return pieces, _total(lost)
         # within a token of the teacher only what begins as the text does is possible; how likely others than its
         # likeliest ids do is not known
-        known = float(np.logaddexp.reduce([piece.logq for piece in pieces]))
-        return [replace(piece, logq=piece.logq - known) for piece in pieces], UNKNOWN_TAIL
+        total = float(np.logaddexp.reduce([piece.logq for piece in pieces]))
+        return [replace(piece, logq=piece.logq - total) for piece in pieces], UNKNOWN_TAIL
 
-    def _left(self, span: _Span, start: int, here: int, other: int, logq: float) -> Piece | None:
+    def _left(self, span: _Span, start: int, border: int, number: int, logq: float) -> Piece | None:
         """What the student says at `start` of the span where the teacher leaves its text at `here`, with id `other`."""
-        if not start and not here:
-            return self._aligned(other, logq)
-        if other not in self.texts:
+        if not start and not border:
+            return self._aligned(number, logq)
+        if number not in self.texts:
             return None
-        text, given = span.text[:here] + self.texts[other], span.text[:start]
-        if not text.startswith(given) or text == given:
+        text, before = span.text[:border] + self.texts[number], span.text[:start]
+        if not text.startswith(before) or text == before:
             return None
         ids = self.begin.ids(text[start:], not start)
         return Piece(logq=logq, ids=ids) if ids else None
@@ -299,12 +299,12 @@ def _total(logq: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, logq)) else float(np.logaddexp.reduce([*logq, -math.inf]))
 
 
-def _tail_of(top: TopK, said: int | None = None, logq: float = math.nan) -> float:
+def _tail_of(top: TopK, label: int | None = None, logq: float = math.nan) -> float:
     """The log-probability of all ids but those in a row of `top`, and but the one that was `said`; NaN if unknown."""
     if top.tail is None:
         return math.nan
     tail = float(top.tail)
-    if said is None or said in top.ids:
+    if label is None or label in top.ids:
         return tail
     # its share of the tail, at most all of it
     return tail + math.log(max(-math.expm1(logq - tail), 1e-7))
@@ -321,15 +321,15 @@ def divided(pieces: Sequence[Piece], logp: dict[int, float]) -> dict[int, float]
     With these q~, any divergence of the two, and its gradient, is that over the pieces.
     Source: docs/contrib_algorithms.md#other-vocabularies.
     """
-    found: dict[int, float] = {}
+    logps: dict[int, float] = {}
     for piece in pieces:
         parts = [(piece.ids[0], piece.logq)]
         if len(piece.ids) > 1:
-            own = np.array([logp[number] for number in piece.ids])
-            parts = list(zip(piece.ids, (piece.logq + own - np.logaddexp.reduce(own)).tolist(), strict=True))
+            shares = np.array([logp[number] for number in piece.ids])
+            parts = list(zip(piece.ids, (piece.logq + shares - np.logaddexp.reduce(shares)).tolist(), strict=True))
         for number, logq in parts:
-            found[number] = float(np.logaddexp(found[number], logq)) if number in found else logq
-    return found
+            logps[number] = float(np.logaddexp(logps[number], logq)) if number in logps else logq
+    return logps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,24 +348,26 @@ class _Reading:
 
     def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], k: int) -> list[TopK]:
         self._check(ids, positions)
-        said = self._said(range(len(self.spans)), k)
-        pieces_N = self._pieces_by_token(said)
+        answers = self._said(range(len(self.spans)), k)
+        pieces_N = self._pieces_by_token(answers)
         shares_N = self._shares(ids, positions, {token: pieces for token, (pieces, _) in pieces_N.items()})
-        width = len(next(iter(said.values())).top[0].ids)
+        width = len(next(iter(answers.values())).top[0].ids)
         ids_NK = np.zeros((self.batch.tokens, width), np.int32)
         logp_NK = np.full((self.batch.tokens, width), MIN_LOGP, np.float32)
         # a token that no span holds has an empty row, and all of its mass in the tail
         tail_N = np.zeros(self.batch.tokens, np.float32)
-        for token, (pieces, rest) in pieces_N.items():
+        for token, (pieces, unsure) in pieces_N.items():
             row = divided(pieces, shares_N.get(token, {}))
             # the likeliest, in the order of the teacher's own
             likely = sorted(range(len(row)), key=[*row.values()].__getitem__, reverse=True)
-            kept = sorted(likely[:width])
+            chosen = sorted(likely[:width])
             ids_NK[token] = next(iter(row))  # empty places repeat an id: the student's tail is of all but these
-            ids_NK[token, : len(kept)] = np.array([*row])[kept]
-            logp_NK[token, : len(kept)] = np.array([*row.values()])[kept]
-            tail_N[token] = max(_total([rest, *np.array([*row.values()])[likely[width:]]]), MIN_TAIL_LOGP)
-            exact, text = (sum(math.exp(piece.logq) for piece in pieces if piece.exact is one) for one in (True, False))
+            ids_NK[token, : len(chosen)] = np.array([*row])[chosen]
+            logp_NK[token, : len(chosen)] = np.array([*row.values()])[chosen]
+            tail_N[token] = max(_total([unsure, *np.array([*row.values()])[likely[width:]]]), MIN_TAIL_LOGP)
+            exact, text = (
+                sum(math.exp(piece.logq) for piece in pieces if piece.exact is is_exact) for is_exact in (True, False)
+            )
             self.masses.append((exact, text))
         cuts = np.cumsum([len(where) for where in positions])[:-1]
         tails: Any = [None] * len(positions) if np.isnan(tail_N).any() else np.split(tail_N, cuts)
@@ -377,7 +379,9 @@ class _Reading:
         nothing is learned."""
         self._check(ids, positions)
         logp_N = np.concatenate(self.student.logprobs(ids, positions))
-        exact, merged = ([n for n, span in enumerate(self.spans) if span.exact is one] for one in (True, False))
+        exact, merged = (
+            [n for n, span in enumerate(self.spans) if span.exact is is_exact] for is_exact in (True, False)
+        )
         for number, logq in zip(exact, self._logq(exact), strict=True):
             logp_N[self.spans[number].first] = logq[0]
         pieces_N = {token: pieces for token, (pieces, _) in self._pieces_by_token(self._said(merged, LIKELY)).items()}
@@ -392,38 +396,38 @@ class _Reading:
         raise TargetError("chosen ids of the student can only be scored by a teacher with the student's vocabulary")
 
     def _check(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray]) -> None:
-        own, count = rows(self.batch)[0], sum(map(len, positions))
-        if len(own) != len(ids) or count != self.batch.tokens or not all(map(np.array_equal, own, ids)):
+        batch_rows, count = rows(self.batch)[0], sum(map(len, positions))
+        if len(batch_rows) != len(ids) or count != self.batch.tokens or not all(map(np.array_equal, batch_rows, ids)):
             raise TargetError(
                 "this algorithm asks its teacher about other texts than the episodes; it needs a teacher with the "
                 "student's vocabulary"
             )
 
-    def _pieces_by_token(self, said: dict[int, _Said]) -> dict[int, tuple[list[Piece], float]]:
+    def _pieces_by_token(self, answers: dict[int, _Said]) -> dict[int, tuple[list[Piece], float]]:
         """What the teacher might have said at each token of some spans that can be compared, and the rest."""
-        found = {}
-        for number, there in said.items():
+        pieces_of = {}
+        for number, answer in answers.items():
             span = self.spans[number]
             for token in range(span.first, span.first + span.count):
                 label = int(self.batch.label_N[token])
                 if span.exact:
-                    found[token] = self.pieces.exact(there.top[0])
+                    pieces_of[token] = self.pieces.exact(answer.top[0])
                 else:
-                    found[token] = self.pieces.by_text(span, token - span.first, label, there)
-        kept: dict[int, tuple[list[Piece], float]] = {}
-        for token, (pieces, rest) in found.items():
+                    pieces_of[token] = self.pieces.by_text(span, token - span.first, label, answer)
+        kept_pieces: dict[int, tuple[list[Piece], float]] = {}
+        for token, (pieces, tail) in pieces_of.items():
             divisible = [len(piece.ids) == 1 or piece.logq > LEAST_DIVIDED for piece in pieces]
             if any(divisible):
                 lost = [piece.logq for piece, stays in zip(pieces, divisible, strict=True) if not stays]
-                kept[token] = [*compress(pieces, divisible)], _total([rest, *lost])
-        return kept
+                kept_pieces[token] = [*compress(pieces, divisible)], _total([tail, *lost])
+        return kept_pieces
 
     def _shares(
         self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], pieces_N: dict[int, list[Piece]]
     ) -> dict[int, dict[int, float]]:
         """The student's log-probabilities by token, of the ids among which a piece has to be divided."""
         several = {token: [p.ids for p in pieces if len(p.ids) > 1] for token, pieces in pieces_N.items()}
-        wanted = {token: sorted({*chain(*each)}) for token, each in several.items() if each}
+        wanted = {token: sorted({*chain(*row)}) for token, row in several.items() if row}
         if not wanted:
             return {}
         support_NK = np.zeros((self.batch.tokens, max(map(len, wanted.values()))), np.int64)
@@ -434,60 +438,62 @@ class _Reading:
         places = np.flatnonzero(np.isin(self.batch.row_N, again))
         support = [support_NK[self.batch.row_N == number] for number in again]
         student: Any = self.student
-        found = student.gather([ids[n] for n in again], [positions[n] for n in again], support)
-        logp = np.concatenate([each.logp for each in found])
-        own = dict(zip(places.tolist(), logp.tolist(), strict=True))
-        return {token: dict(zip(numbers, own[token], strict=False)) for token, numbers in wanted.items()}
+        tops = student.gather([ids[n] for n in again], [positions[n] for n in again], support)
+        logp = np.concatenate([row.logp for row in tops])
+        row_logp = dict(zip(places.tolist(), logp.tolist(), strict=True))
+        return {token: dict(zip(numbers, row_logp[token], strict=False)) for token, numbers in wanted.items()}
 
     def _by_row(self, numbers: Iterable[int]) -> dict[int, list[int]]:
         """The spans `numbers` by the teacher's row that they lie in."""
-        found: dict[int, list[int]] = {}
+        by_row: dict[int, list[int]] = {}
         for number in numbers:
-            found.setdefault(self.spans[number].row, []).append(number)
-        return found
+            by_row.setdefault(self.spans[number].row, []).append(number)
+        return by_row
 
     def _said(self, numbers: Sequence[int], k: int) -> dict[int, _Said]:
         """What the teacher says in the spans `numbers`; an exact one's own log-probability is not looked up."""
         if not numbers:
             return {}
         by_row = self._by_row(numbers)
-        found: dict[int, _Said] = {}
-        tops = self.teacher.topk([self.ids[row] for row in by_row], [self._places(each) for each in by_row.values()], k)
-        for each, top in zip(by_row.values(), tops, strict=True):
+        answers: dict[int, _Said] = {}
+        tops = self.teacher.topk(
+            [self.ids[row] for row in by_row], [self._places(row_spans) for row_spans in by_row.values()], k
+        )
+        for row_spans, top in zip(by_row.values(), tops, strict=True):
             tails = [None] * len(top.ids) if top.tail is None else top.tail
             pairs = iter(zip(top.ids, top.logp, tails, strict=True))
-            for number in each:
+            for number in row_spans:
                 span = self.spans[number]
-                there = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(pairs, span.stop - span.start)]
+                pairs_there = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(pairs, span.stop - span.start)]
                 ids = self.ids[span.row][span.start : span.stop]
                 # NaN where what was said is none of the likeliest
                 logq = np.array(
                     [
-                        next((p for number, p in _pairs(at) if number == one), math.nan)
-                        for one, at in zip(ids, there, strict=True)
+                        next((p for number, p in _pairs(at) if number == said_id), math.nan)
+                        for said_id, at in zip(ids, pairs_there, strict=True)
                     ],
                     np.float32,
                 )
-                found[number] = _Said(ids=ids, logq=logq, top=there)
+                answers[number] = _Said(ids=ids, logq=logq, top=pairs_there)
         # only episodes that hold a token which is none of the K likeliest are read again
-        unknown = [n for n, said in found.items() if not self.spans[n].exact and np.isnan(said.logq).any()]
+        unknown = [n for n, answer in answers.items() if not self.spans[n].exact and np.isnan(answer.logq).any()]
         for number, logq in zip(unknown, self._logq(unknown), strict=True):
-            found[number] = replace(found[number], logq=logq)
-        return found
+            answers[number] = replace(answers[number], logq=logq)
+        return answers
 
     def _logq(self, numbers: Sequence[int]) -> list[NDArray[np.float32]]:
         """The teacher's log-probabilities of its tokens in the spans `numbers`."""
         if not numbers:
             return []
         by_row = self._by_row(numbers)
-        found: dict[int, NDArray[np.float32]] = {}
+        logqs: dict[int, NDArray[np.float32]] = {}
         logq = self.teacher.logprobs(
-            [self.ids[row] for row in by_row], [self._places(each) for each in by_row.values()]
+            [self.ids[row] for row in by_row], [self._places(row_spans) for row_spans in by_row.values()]
         )
-        for each, row in zip(by_row.values(), logq, strict=True):
-            sizes = [self.spans[number].stop - self.spans[number].start for number in each]
-            found |= zip(each, np.split(row, np.cumsum(sizes)[:-1]), strict=True)
-        return [found[number] for number in numbers]
+        for row_spans, row in zip(by_row.values(), logq, strict=True):
+            sizes = [self.spans[number].stop - self.spans[number].start for number in row_spans]
+            logqs |= zip(row_spans, np.split(row, np.cumsum(sizes)[:-1]), strict=True)
+        return [logqs[number] for number in numbers]
 
     def _places(self, numbers: Sequence[int]) -> IntArray:
         """The teacher's tokens of the spans `numbers` in their row."""
@@ -538,7 +544,7 @@ class OtherVocabulary:
             teacher=scorers.teacher,
         )
         targets = self.target_fn(batch, episodes, replace(scorers, teacher=reading))
-        exact, merged = (sum(span.count for span in spans if span.exact is one) for one in (True, False))
+        exact, merged = (sum(span.count for span in spans if span.exact is is_exact) for is_exact in (True, False))
         counts = {"exact": exact, "merged": merged, "lost": batch.tokens - exact - merged}
         log = {f"vocabulary/{name}": count / batch.tokens for name, count in counts.items()}
         if reading.masses:
@@ -557,18 +563,18 @@ class OtherVocabulary:
             # not one turn fits the teacher's context
             if written is episode:
                 continue
-            here = np.flatnonzero(batch.episode_N == number)
-            for index in np.unique(batch.turn_N[here]):
+            in_episode = np.flatnonzero(batch.episode_N == number)
+            for index in np.unique(batch.turn_N[in_episode]):
                 turn = episode.turns[index]
                 # turns beyond the teacher's context are not written; a response in other words has no spans
                 if index >= len(written.turns) or written.turns[index].response != turn.response:
                     continue
-                tokens = here[batch.turn_N[here] == index]
+                tokens = in_episode[batch.turn_N[in_episode] == index]
                 offset = int(position_N[tokens[0]]) - turn.response_span[0]
                 theirs = written.turns[index]
                 row = len(ids) + theirs.segment
-                said = episode.response_ids(turn), written.response_ids(theirs)
-                for (s0, s1, t0, t1), text, ends in self._align(*(tuple(part.tolist()) for part in said)):
+                response = episode.response_ids(turn), written.response_ids(theirs)
+                for (s0, s1, t0, t1), text, ends in self._align(*(tuple(part.tolist()) for part in response)):
                     # a part of the response may have been chosen by somebody else: only whole spans are compared
                     if s0 >= offset and s1 <= offset + len(tokens):
                         label, start = int(tokens[s0 - offset]), theirs.response_span[0] + t0
@@ -583,22 +589,22 @@ class OtherVocabulary:
     def _cuts(self, mine: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Cut, str, Ends]]:
         """The spans of a response, their text, and where tokens end in it; an id that ended the response on both sides
         is a span of its own, without text."""
-        said, read = without_end(mine, self.student), without_end(theirs, self.reader.renderer)
+        spoken, read = without_end(mine, self.student), without_end(theirs, self.reader.renderer)
         mine_ends, their_ends = (
             token_ends(lambda ids: _decode(renderer.template.tokenizer, ids), part)  # noqa: B023
-            for renderer, part in ((self.student, said), (self.reader.renderer, read))
+            for renderer, part in ((self.student, spoken), (self.reader.renderer, read))
         )
-        text, found, start = _decode(self.student.template.tokenizer, said), [], 0
+        text, cuts, start = _decode(self.student.template.tokenizer, spoken), [], 0
         for cut in text_spans(mine_ends, their_ends):
             s0, s1, t0, t1 = cut
             # below 0 where a token ends within a character
             ends = tuple(end - start for end in mine_ends[s0:s1]), tuple(end - start for end in their_ends[t0:t1])
             stop = mine_ends[s1 - 1]
-            found += [(part, text[start:stop], ends) for part in split_alike(cut, mine, theirs, self.shared)]
+            cuts += [(part, text[start:stop], ends) for part in split_alike(cut, mine, theirs, self.shared)]
             start = stop
-        if len(said) < len(mine) and len(read) < len(theirs):
-            found.append(((len(said), len(mine), len(read), len(theirs)), "", ((0,), (0,))))
-        return found
+        if len(spoken) < len(mine) and len(read) < len(theirs):
+            cuts.append(((len(spoken), len(mine), len(read), len(theirs)), "", ((0,), (0,))))
+        return cuts
 
 
 def without_end(ids: tuple[int, ...], renderer: ChatRenderer) -> tuple[int, ...]:

@@ -54,9 +54,9 @@ class WithPrivileged:
 
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
-        found = privileged_logprobs(batch, episodes, scorers, self.privileged)
-        extra = {LOGP: found.privileged_N, WHERE: found.where_N.astype(np.float32)}
-        return replace(targets, extra={**targets.extra, **extra}, label_logp_N=found.privileged_N)
+        privileged = privileged_logprobs(batch, episodes, scorers, self.privileged)
+        extra = {LOGP: privileged.privileged_N, WHERE: privileged.where_N.astype(np.float32)}
+        return replace(targets, extra={**targets.extra, **extra}, label_logp_N=privileged.privileged_N)
 
 
 def with_told(inner: TokenLosses, tokens: Tokens, more_n: Tensor, **shown: Tensor) -> TokenLosses:
@@ -80,9 +80,9 @@ class PrivilegedAdvantage:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
         assert targets.advantage_N is not None
-        found = privileged_logprobs(batch, episodes, scorers, self.privileged)
-        changed_N = self.change(targets.advantage_N.astype(np.float64), found, batch, scorers.step)
-        return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=found.privileged_N)
+        privileged = privileged_logprobs(batch, episodes, scorers, self.privileged)
+        changed_N = self.change(targets.advantage_N.astype(np.float64), privileged, batch, scorers.step)
+        return replace(targets, advantage_N=changed_N.astype(np.float32), label_logp_N=privileged.privileged_N)
 
 
 class PrivilegedGroupConfig(Spec):

@@ -47,7 +47,7 @@ def probe_stats_of(row: Row) -> DepthStats | None:
     if any((count_T < 0).any() for count_T in counts):
         return None
     turns = np.arange(len(kl_T))
-    won, cut, _ = (np.repeat([place == kind for place in range(3)], [c.sum() for c in counts]) for kind in range(3))
+    won, cut, _ = (np.repeat([index == kind for index in range(3)], [c.sum() for c in counts]) for kind in range(3))
     return DepthStats(
         kl_T=kl_T,
         survivors_T=survivors_T.astype(np.int64),
@@ -122,14 +122,14 @@ class ControllerReplay:
 
 def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]:
     """The settings of Tables 5 and 6 around `config`, by what differs: coverage p, smoothing rho, whose CDF."""
-    found = {own: config}
+    by_name = {own: config}
     for p in (0.4, 0.6, 0.8):
-        found[f"p = {p:g}"] = changed(config, p=p)
+        by_name[f"p = {p:g}"] = changed(config, p=p)
     for rho in (0.5, 0.7, 0.9):
-        found[f"rho = {rho:g}"] = changed(config, rho=rho)
-    found["CDF of successes"] = changed(config, use_success=True)
-    found["CDF of all episodes"] = changed(config, use_success=False)
-    return {name: item for name, item in found.items() if name == own or item != config}
+        by_name[f"rho = {rho:g}"] = changed(config, rho=rho)
+    by_name["CDF of successes"] = changed(config, use_success=True)
+    by_name["CDF of all episodes"] = changed(config, use_success=False)
+    return {name: item for name, item in by_name.items() if name == own or item != config}
 
 
 # What the configuration of a run says about its depth controller and its token weights.
@@ -156,8 +156,8 @@ def run_controls(folder: Path) -> Controlled:
         if table.get("algorithm") != "turnopd":
             return Controlled()
         config = train_config("turnopd", table, str(folder / CONFIG_FILE))
-        own, steps = cast(TurnOpdConfig, config.own), config.run.steps
-        controller, weight = depth_controller(own, config.loop), token_weight(own)
+        turnopd, steps = cast(TurnOpdConfig, config.own), config.run.steps
+        controller, weight = depth_controller(turnopd, config.loop), token_weight(turnopd)
     except (TurngymError, ValueError) as error:
         return Controlled(note=str(error))
     return Controlled(

@@ -83,10 +83,10 @@ class _Pool:
         self.weight = np.zeros((turns, cells))
 
     def add(self, cell: int, value_T: Column, weight_T: Column) -> None:
-        known = np.isfinite(value_T) & (weight_T > 0)
-        turns = np.flatnonzero(known)
-        self.total[turns, cell] += (value_T * weight_T)[known]
-        self.weight[turns, cell] += weight_T[known]
+        finite = np.isfinite(value_T) & (weight_T > 0)
+        turns = np.flatnonzero(finite)
+        self.total[turns, cell] += (value_T * weight_T)[finite]
+        self.weight[turns, cell] += weight_T[finite]
 
     def mean(self) -> NDArray[np.float64]:
         with np.errstate(invalid="ignore"):
@@ -161,9 +161,9 @@ def smooth(value_T: Column, window: int = 3) -> Column:
     total, weight = padded[half : half + count].copy(), np.ones(count)
     for away in range(1, half + 1):
         pair = padded[half - away : half - away + count] + padded[half + away : half + away + count]
-        known = np.isfinite(pair)
-        total += np.where(known, pair, 0.0)
-        weight += 2 * known
+        finite = np.isfinite(pair)
+        total += np.where(finite, pair, 0.0)
+        weight += 2 * finite
     return np.where(np.isfinite(value_T), total / weight, np.nan)
 
 
@@ -242,8 +242,8 @@ class StepSums:
             last_step_B=self.ends,
             value={name: _mean(pair) for name, pair in self.sums.items()} | self.most,
             by_phase={
-                phase: {name: float(mean[place]) for name, mean in parts.items()}
-                for place, phase in enumerate(self.phases)
+                phase: {name: float(mean[index]) for name, mean in parts.items()}
+                for index, phase in enumerate(self.phases)
             },
             total=self.total,
             episodes=self.episodes / max(self.steps, 1),
@@ -252,11 +252,11 @@ class StepSums:
 
 def _values(row: Row, shape: RunShape, alpha: Alpha | None) -> dict[str, float]:
     values = {name: float(row[name]) for name in SCALARS if row.get(name) is not None}
-    known = row.get("weight/alpha")
-    if known is None and alpha is not None:
-        known = alpha(row["step"])
-    if known is not None:
-        values["alpha"] = float(known)
+    alpha_now = row.get("weight/alpha")
+    if alpha_now is None and alpha is not None:
+        alpha_now = alpha(row["step"])
+    if alpha_now is not None:
+        values["alpha"] = float(alpha_now)
     weight_T = numbers(row.get("turn/weight"))
     if len(weight_T) and shape.turns >= 3:
         values["deep_weight"] = deep_weight(weight_T, -(-2 * shape.turns // 3))

@@ -76,14 +76,14 @@ class Regime:
             "deep third's share of the KL mass": (self.deep_mass, MAX_DEEP_MASS, True),
             "teacher entropy deep / shallow in failed episodes": (self.entropy_ratio, MAX_ENTROPY_RATIO, False),
         }
-        found = []
+        lines = []
         for name, (value, limit, equal) in signs.items():
             if value is None:
-                found.append(f"{name} was not measured")
+                lines.append(f"{name} was not measured")
             elif value > limit or (value == limit and not equal):
                 wanted = "at most" if equal else "below"
-                found.append(f"{name} is {100 * value:.1f} %, {wanted} {100 * limit:.0f} % is wanted")
-        return found
+                lines.append(f"{name} is {100 * value:.1f} %, {wanted} {100 * limit:.0f} % is wanted")
+        return lines
 
     @property
     def passes(self) -> bool:
@@ -136,15 +136,15 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     n, turns = len(rows), max(int(row["depth/cap"]) for row in rows)
     if n < 3:
         return {}
-    whole = measure_regime(turn_sums(rows, turns))
+    measured = measure_regime(turn_sums(rows, turns))
     without = [measure_regime(turn_sums([*rows[:i], *rows[i + 1 :]], turns)) for i in range(n)]
-    found = {}
+    intervals = {}
     for sign in SIGNS:
-        value, values = getattr(whole, sign), [getattr(regime, sign) for regime in without]
+        value, values = getattr(measured, sign), [getattr(regime, sign) for regime in without]
         if value is not None and None not in values and min(values) < max(values):
             wide = t_quantile(0.975, n - 1) * pstdev(values) * (n - 1) ** 0.5
-            found[sign] = (value - wide, value + wide)
-    return found
+            intervals[sign] = (value - wide, value + wide)
+    return intervals
 
 
 def turn_sums(rows: Sequence[Mapping[str, Any]], turns: int | None = None) -> TurnSums:

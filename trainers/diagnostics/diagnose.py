@@ -90,9 +90,9 @@ class StepTimeSums:
 
     def add(self, row: Row) -> None:
         """One row; what has no time or no turns adds nothing."""
-        known = [row[name] for name in ("turns_mean", "episodes", "time/step_s") if row.get(name) is not None]
-        if row.get("kind") == "train" and row["step"] > 1 and len(known) == 3:
-            turns, seconds = known[0] * known[1], known[2]
+        values = [row[name] for name in ("turns_mean", "episodes", "time/step_s") if row.get(name) is not None]
+        if row.get("kind") == "train" and row["step"] > 1 and len(values) == 3:
+            turns, seconds = values[0] * values[1], values[2]
             self.count += 1
             self.sums += np.array([turns, seconds, turns * turns, turns * seconds])
 

@@ -99,15 +99,15 @@ def run_shape(rows: Iterable[Row]) -> RunShape:
         if len(survivors_T):
             turns = max(turns, len(survivors_T))
             depths.setdefault(row.get("depth/cap"), _Depth()).add(survivors_T)
-    known = [cap for cap in depths if cap is not None]
-    full_depth = max(known) if known else None
-    found = depths.get(full_depth, _Depth())
+    caps = [cap for cap in depths if cap is not None]
+    full_depth = max(caps) if caps else None
+    deepest = depths.get(full_depth, _Depth())
     return RunShape(
         steps=steps,
         turns=turns,
         full_depth=full_depth,
-        full_steps=found.steps,
+        full_steps=deepest.steps,
         measured_steps=sum(depth.steps for depth in depths.values()),
-        reliable=prefix_length(found.reliable_T / max(found.steps, 1)),
+        reliable=prefix_length(deepest.reliable_T / max(deepest.steps, 1)),
         columns=frozenset(columns),
     )

@@ -82,12 +82,12 @@ def _logps(episode: Episode, turn: Turn) -> dict[str, tuple[float, float]]:
     if turn.logprobs is None or not turn.response_length:
         return {}
     logp_R = turn.logprobs.astype(np.float64)
-    known = np.isfinite(logp_R)
-    found = {"surprise": (float(-logp_R[known].sum()), float(known.sum()))} if known.any() else {}
+    finite = np.isfinite(logp_R)
+    sums = {"surprise": (float(-logp_R[finite].sum()), float(finite.sum()))} if finite.any() else {}
     if turn.teacher is not None:
         hit_RK = turn.teacher.ids == episode.response_ids(turn)[:, None]
-        known &= hit_RK.any(axis=1)
+        finite &= hit_RK.any(axis=1)
         gap_R = logp_R - np.where(hit_RK, turn.teacher.logp, 0.0).sum(axis=1)
-        if known.any():
-            found["sampled_kl"] = (float(gap_R[known].sum()), float(known.sum()))
-    return found
+        if finite.any():
+            sums["sampled_kl"] = (float(gap_R[finite].sum()), float(finite.sum()))
+    return sums

@@ -93,14 +93,14 @@ class SessionJudge:
         return judged(bare, self.kind, Judgment(votes=votes, cut=turn.judge_cut))
 
     def _vote(self, feedback: Feedback) -> str:
-        said = _hint(feedback) or "The user has nothing to hint at. \\boxed{-1}"
+        hint_text = _hint(feedback) or "The user has nothing to hint at. \\boxed{-1}"
         if self.kind == "score":
             return _score_text(feedback)
-        return said if self.kind == "hint" else joined(_score_text(feedback), said) or ""
+        return hint_text if self.kind == "hint" else joined(_score_text(feedback), hint_text) or ""
 
     def amended(self, episode: Episode, turn: int, feedback: Feedback) -> Episode:
         """A session that was judged already, with later feedback on one of its turns."""
-        turns = [self.heard(one, feedback) if one.index == turn else one for one in episode.turns]
+        turns = [self.heard(played, feedback) if played.index == turn else played for played in episode.turns]
         changed = replace(episode, turns=tuple(turns))
         return changed if self.enhance is None else self.enhance(changed)
 
@@ -221,16 +221,18 @@ class TurnJudging:
             session = self._sessions.setdefault(key, _Session())
             queued = {job.place for job in self._jobs} | self._asking
             for request in requests(episode, self._judge.kind):
-                place = (key, request.turn)
-                if place in self._known:
-                    session.votes[request.turn] = self._known.pop(place)
-                elif request.turn not in session.votes and place not in queued and not self._settled(place):
+                key_turn = (key, request.turn)
+                if key_turn in self._known:
+                    session.votes[request.turn] = self._known.pop(key_turn)
+                elif request.turn not in session.votes and key_turn not in queued and not self._settled(key_turn):
                     # without the episode, which rules and experts read: it would be kept until the votes are there
                     request = replace(request, episode=None)
-                    self._jobs.append(_Job(place, request, self._clock(), seen=self.counts["turns_judged"]))
+                    self._jobs.append(_Job(key_turn, request, self._clock(), seen=self.counts["turns_judged"]))
             if episode.meta["ended"] != "open":
                 session.episode = episode
-                waiting = [name for name, other in self._sessions.items() if other.episode is not None]
+                waiting = [
+                    name for name, waiting_session in self._sessions.items() if waiting_session.episode is not None
+                ]
                 for name in waiting[:-BACKLOG]:
                     self._forget(name)
                     self.counts["dropped_for_age"] += 1
@@ -275,17 +277,17 @@ class TurnJudging:
     def _work(self) -> None:
         while (jobs := self._next()) is not None:
             try:
-                asked = [job.request for job in jobs]
-                found = judgments(self._judge.judge.judge(asked), len(asked), JudgeError)
+                requests = [job.request for job in jobs]
+                answered = judgments(self._judge.judge.judge(requests), len(requests), JudgeError)
             except Exception as error:  # a judge may be any code and any server: its failure must not end this thread
-                found = [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
-            for place, (job, judgment) in enumerate(zip(jobs, found, strict=True)):
+                answered = [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
+            for index, (job, judgment) in enumerate(zip(jobs, answered, strict=True)):
                 try:
                     self._record_or_ask_again(job, judgment)
                 except BaseException:
                     # votes that could not be written down are asked for again, once there may be room
                     with self._changed:
-                        for late in jobs[place:]:
+                        for late in jobs[index:]:
                             self._asking.discard(late.place)
                             late.due = self._clock() + AFTER_FAILURE
                             self._jobs.append(late)
@@ -295,8 +297,8 @@ class TurnJudging:
         """The next turns to ask about, oldest first; None once closed."""
         with self._changed:
             while not self._closed:
-                now = self._clock()
-                due = [job for job in self._jobs if job.due <= now][: self._judge.batch]
+                time_now = self._clock()
+                due = [job for job in self._jobs if job.due <= time_now][: self._judge.batch]
                 if due:
                     for job in due:
                         self._jobs.remove(job)
@@ -304,7 +306,7 @@ class TurnJudging:
                     return due
                 wait = min((job.due for job in self._jobs), default=None)
                 # ends: `put` and `close` say so. A clock that a test moves says nothing: look again after a moment
-                self._changed.wait(None if wait is None else min(max(wait - now, 0.0), 0.5))
+                self._changed.wait(None if wait is None else min(max(wait - time_now, 0.0), 0.5))
         return None
 
     def _record_or_ask_again(self, job: _Job, judgment: Judgment) -> None:
@@ -342,11 +344,13 @@ class TurnJudging:
         """Hand a session on if it has ended and all of its turns were judged."""
         with self._changed:
             session = self._sessions.get(key)
-            waits = any(place[0] == key for place in (*self._asking, *(job.place for job in self._jobs)))
+            waits = any(turn_place[0] == key for turn_place in (*self._asking, *(job.place for job in self._jobs)))
             if session is None or session.episode is None or waits:
                 return
             episode = session.episode
-            heard = {place[1]: self._heard.pop(place) for place in list(self._heard) if place[0] == key}
+            heard = {
+                turn_place[1]: self._heard.pop(turn_place) for turn_place in list(self._heard) if turn_place[0] == key
+            }
             self._forget(key)
         turns = []
         for turn in episode.turns:
@@ -378,24 +382,24 @@ class SessionHints:
 
     def enhance(self, episode: Episode) -> Episode:
         """`episode` with the prompts of its hints."""
-        given: list[Message] = [dict(message) for message in episode.meta["before"]]
+        conversation: list[Message] = [dict(message) for message in episode.meta["before"]]
         tools: Tools = ()
         turns = []
-        for turn, said in zip(episode.turns, episode.meta["chat"], strict=True):
-            tools = tuple(said.get("tools", tools))
-            added = [self.renderer.template_message(message) for message in messages_from_json(said["messages"])]
-            given = [*given[: said["kept"]], *added]
+        for turn, entry in zip(episode.turns, episode.meta["chat"], strict=True):
+            tools = tuple(entry.get("tools", tools))
+            added = [self.renderer.template_message(message) for message in messages_from_json(entry["messages"])]
+            conversation = [*conversation[: entry["kept"]], *added]
             plain = turn.hint is not None and is_plain(turn.hint, self.renderer.template.encoder)
             if turn.hint is not None and plain and turn.hint_prompt_ids is None:
-                messages = [dict(message) for message in given] or [{"role": "user", "content": ""}]
-                users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+                messages = [dict(message) for message in conversation] or [{"role": "user", "content": ""}]
+                users = [index for index, message in enumerate(messages) if message["role"] == "user"]
                 at = {"opening": 0, "last_user": -1}.get(self.position)
-                place = users[at] if users and at is not None else len(messages) - 1
-                messages[place]["content"] += HINT_HEAD + turn.hint
+                index = users[at] if users and at is not None else len(messages) - 1
+                messages[index]["content"] += HINT_HEAD + turn.hint
                 ids = self.renderer.ids(messages, tools)
                 if len(ids) + turn.response_length <= self.max_context:
                     turn = replace(turn, hint_prompt_ids=ids)
             turns.append(turn)
-            calls = tuple(map(ToolCall.from_json, said.get("calls", ())))
-            given.append(self.renderer.answer(episode.response_ids(turn).tolist(), turn.response, calls))
+            calls = tuple(map(ToolCall.from_json, entry.get("calls", ())))
+            conversation.append(self.renderer.answer(episode.response_ids(turn).tolist(), turn.response, calls))
         return replace(episode, turns=tuple(turns))

@@ -109,8 +109,8 @@ class LearningProxy(RecordingProxy, Learns, kw_only=True):
     @property
     def loop(self) -> RunConfig:
         """All that the loop reads."""
-        own = {"reference": self.part("reference"), "seed": self.seed, "eval_every": 0}
-        return RunConfig(**{**structs.asdict(self.run), **own})
+        overrides = {"reference": self.part("reference"), "seed": self.seed, "eval_every": 0}
+        return RunConfig(**{**structs.asdict(self.run), **overrides})
 
 
 AnyProxy = RecordingProxy | LearningProxy
@@ -134,15 +134,15 @@ def proxy_config(algorithm: str | None, layers: Sequence[tuple[str, Mapping[str,
     cls = proxy_class(algorithm)
     usual: dict[str, Any] = {"engine": {"when_busy": "retract"}}
     chosen = {"train": False} if algorithm is None else {"algorithm": algorithm}
-    asked = [Layer(name=where, table=expand(cls, table, where), asked=True) for where, table in layers]
+    asked_layers = [Layer(name=where, table=expand(cls, table, where), asked=True) for where, table in layers]
     if algorithm is not None:
-        given = merged([one.table for one in asked])
-        rate = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(given, "lora"), Mapping))
+        values = merged([layer.table for layer in asked_layers])
+        rate = usual_lr(find_algorithm(algorithm), adapters=isinstance(at(values, "lora"), Mapping))
         usual |= {"optimizer": {"lr": rate}, "method": {"judge": {"kind": "words"}}}
-    found: AnyProxy = resolve(
-        cls, [Layer(name="default", table=usual), *asked, Layer(name="command line", table=chosen, asked=True)]
+    config: AnyProxy = resolve(
+        cls, [Layer(name="default", table=usual), *asked_layers, Layer(name="command line", table=chosen, asked=True)]
     ).spec
-    return found
+    return config
 
 
 def named(settings: ProxySettings, student: Path, chat: ChatSettings) -> ProxySettings:

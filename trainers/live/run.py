@@ -87,12 +87,14 @@ class Training:
         self._thread: threading.Thread | None = None
         self.room = RoomToWrite()
 
-        def record(one: Mapping[str, Any]) -> None:
-            self.room(lambda: service.recorder.write(one))
+        def record(values: Mapping[str, Any]) -> None:
+            self.room(lambda: service.recorder.write(values))
 
         path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
-        episodes = (one for one in (iter_trace(path) if unused and path.exists() else ()) if isinstance(one, Episode))
-        before = {one.task.task_id: one for one in episodes if one.task.task_id in unused}
+        episodes = (
+            values for values in (iter_trace(path) if unused and path.exists() else ()) if isinstance(values, Episode)
+        )
+        before = {values.task.task_id: values for values in episodes if values.task.task_id in unused}
         self._trace = TraceWriter(path)
         self.source = SessionBuffer(
             engine=service.engine,
@@ -108,7 +110,7 @@ class Training:
         if judge is not None:
             self._judging = TurnJudging(
                 judge,
-                on_votes=lambda *said: record(votes_record(*said)),
+                on_votes=lambda *feedback: record(votes_record(*feedback)),
                 on_judged=self._judged,
                 votes=service.votes,
                 feedback=service.feedback_before,
@@ -117,10 +119,10 @@ class Training:
             if (judged := before.get(episode.task.task_id)) is None:
                 self.put(episode)
                 continue
-            for (key, turn), said in service.feedback_before.items():
+            for (key, turn), feedback in service.feedback_before.items():
                 # a user may have said so after the session was judged
                 if judge is not None and key == judged.task.task_id:
-                    judged = judge.amended(judged, turn, said)
+                    judged = judge.amended(judged, turn, feedback)
             self.source.put_judged([judged])
         for episode in service.open_episodes():
             self.put(episode)
@@ -144,7 +146,7 @@ class Training:
         if self._judging.hear(place, feedback, is_open):
             return "counted"
         key, turn = place
-        ready = feedback is not None and self.source.amend(key, lambda one: judge.amended(one, turn, feedback))
+        ready = feedback is not None and self.source.amend(key, lambda episode: judge.amended(episode, turn, feedback))
         return "counted" if ready else "late"
 
     def updated(self, step: int) -> None:
@@ -213,9 +215,10 @@ class LineProgress(Progress):
             "versions behind": row.get("staleness_mean"),
             "update s": row.get("time/update_s"),
         }
-        known = {name: value for name, value in numbers.items() if value is not None}
+        numbers_known = {name: value for name, value in numbers.items() if value is not None}
         texts = (
-            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in known.items()
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in numbers_known.items()
         )
         say(f"step {row['step']}: {', '.join(texts)}", sys.stdout)
 
@@ -227,7 +230,7 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    asked = config.student
+    student = config.student
     # the whole run goes by the folders of models that are named as on the hub; what clients ask for keeps the name
     config = changed(config, student=find_model(config.student))
     if isinstance(config, LearningProxy) and config.teacher is not None:
@@ -235,15 +238,15 @@ def build(config: AnyProxy, share: Callable[[int], int] = lambda limit: limit) -
         config = changed(config, method=changed(config.method, teacher=named_teacher))
     chat = ChatSettings.load(config.student)
     model, tokenizer = load_student(config.student, config.dtype, config.device)
-    settings = named(config.proxy, asked, chat)
+    settings = named(config.proxy, student, chat)
     # who scores comes first: no id is drawn and no session grows that they could not score
     algorithm = teacher = reference = vocab_size = longest = None
     if isinstance(config, LearningProxy):
         algorithm = _algorithm(config, tokenizer)
         scoring = scoring_of(config.loop, dtype=config.part("frozen").teacher_dtype, device=config.device)
-        both = (model, tokenizer)
+        student_parts = (model, tokenizer)
         teacher, reference, vocab_size = open_frozen(
-            config, config.student, config.dtype, algorithm, both, False, **scoring
+            config, config.student, config.dtype, algorithm, student_parts, False, **scoring
         )
         longest = teachers_length(algorithm, teacher, config.teacher)
     room = no_longer_than(longest, chat, model).max_context

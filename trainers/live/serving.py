@@ -59,16 +59,16 @@ class Serving:
         if self.copy is None:
             self.engine.weights_changed(version)
             return
-        new, own = dict(self.weights.named_weights()), dict(self.copy.named_parameters())
-        if new.keys() != own.keys():
-            odd = sorted(new.keys() ^ own.keys())
+        new, parameters = dict(self.weights.named_weights()), dict(self.copy.named_parameters())
+        if new.keys() != parameters.keys():
+            odd = sorted(new.keys() ^ parameters.keys())
             raise ProxyError(f"the model in training and its serving copy differ in parameters: {', '.join(odd[:3])}")
         began = self.clock()
         queue.pause(self.patience)
         try:
             with torch.no_grad():
                 for name, value in new.items():
-                    own[name].copy_(value)
+                    parameters[name].copy_(value)
             self.engine.weights_changed(version)
         finally:
             queue.resume()

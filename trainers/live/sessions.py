@@ -28,16 +28,16 @@ NOTHING_DRAWN = "nothing was drawn"
 
 def select_turns(episode: Episode, select: EpisodeFilter | None) -> tuple[tuple[int, ...], dict[int, str]]:
     """The turns of a judged session that the filter `select` keeps, and why others are left out: by index."""
-    kept = [episode] if select is None else select([episode])
-    if kept:
-        turns = kept[0].turns
+    chosen = [episode] if select is None else select([episode])
+    if chosen:
+        turns = chosen[0].turns
         trained = tuple(turn.index for turn in turns if is_trainable(turn))
         reasons = {turn.index: turn.excluded for turn in turns}
     else:
         # a filter that drops a session does not say why, turn by turn, unless it is asked
         trained = ()
-        given = select.reasons(episode) if isinstance(select, TurnFilter) else {}
-        reasons = {turn.index: turn.excluded or given.get(turn.index) for turn in episode.turns}
+        turn_reasons = select.reasons(episode) if isinstance(select, TurnFilter) else {}
+        reasons = {turn.index: turn.excluded or turn_reasons.get(turn.index) for turn in episode.turns}
     left_out = {turn.index: reasons[turn.index] or NOTHING_DRAWN for turn in episode.turns if turn.index not in trained}
     return trained, left_out
 
@@ -113,8 +113,8 @@ class SessionBuffer:
 
     def put_judged(self, episodes: Iterable[Episode]) -> None:
         """Add sessions whose turns carry a judge's votes already."""
-        for given in episodes:
-            episode = without_stale(given, self._version, self._staleness)
+        for judged in episodes:
+            episode = without_stale(judged, self._version, self._staleness)
             turns = len(select_turns(episode, self._select)[0])
             if not turns:
                 self._use("unused", 0, [episode])
@@ -132,11 +132,11 @@ class SessionBuffer:
     def amend(self, key: str, change: Callable[[Episode], Episode]) -> bool:
         """Change a session that waits for the trainer. Returns False if none with this key does."""
         with self._changed:
-            for place, (episode, turns) in enumerate(self._ready):
+            for index, (episode, turns) in enumerate(self._ready):
                 if episode.task.task_id == key:
                     changed = change(episode)
-                    self._ready[place] = changed, len(select_turns(changed, self._select)[0])
-                    self._ready_turns += self._ready[place][1] - turns
+                    self._ready[index] = changed, len(select_turns(changed, self._select)[0])
+                    self._ready_turns += self._ready[index][1] - turns
                     self._changed.notify_all()
                     return True
         return False
@@ -157,7 +157,7 @@ class SessionBuffer:
                 waiting, self._ready, self._ready_turns = list(self._ready), deque(), 0
         self.put_judged(episode for episode, _ in waiting)
         most, turns = request.episodes, 0
-        taken: list[Episode] = []
+        episodes: list[Episode] = []
         with self._changed:
             # ends: sessions come, or `close` says so
             self._changed.wait_for(
@@ -165,19 +165,19 @@ class SessionBuffer:
             )
             if self._closed:
                 raise KeyboardInterrupt
-            while self._ready and turns < self._batch_turns and len(taken) < most:
-                episode, more = self._ready.pop() if self._newest_first else self._ready.popleft()
-                taken.append(episode)
-                turns += more
+            while self._ready and turns < self._batch_turns and len(episodes) < most:
+                episode, new_turns = self._ready.pop() if self._newest_first else self._ready.popleft()
+                episodes.append(episode)
+                turns += new_turns
             self._ready_turns -= turns
-            self.counts["sessions_trained"] += len(taken)
+            self.counts["sessions_trained"] += len(episodes)
             self.counts["turns_trained"] += turns
         # before the update: a run resumed from an older checkpoint takes back what later steps used
-        self._use("trained", request.step, taken)
+        self._use("trained", request.step, episodes)
         if not self._live:
             self._engine.pause()
             self._paused = True
-        return taken
+        return episodes
 
     def updated(self, step: int) -> None:
         """The weights of `step` are in place: resume the engine."""
@@ -214,10 +214,10 @@ class SessionBuffer:
 
     def _use(self, kind: str, step: int, episodes: Sequence[Episode]) -> None:
         """Count and write down what becomes of the turns of sessions that are `trained` on or `unused`."""
-        found = [select_turns(episode, self._select) for episode in episodes]
+        selections = [select_turns(episode, self._select) for episode in episodes]
         behind: list[float] = []
         seconds: list[float] = []
-        for episode, (trained, _) in zip(episodes, found, strict=True):
+        for episode, (trained, _) in zip(episodes, selections, strict=True):
             behind += [step - 1 - episode.turns[turn].policy_version for turn in trained]
             at = episode.meta.get("at", ())
             seconds += [self._now() - at[turn] for turn in trained if turn < len(at) and at[turn]]
@@ -228,13 +228,13 @@ class SessionBuffer:
             for of_all, value in (("mean", sum(values) / len(values)), ("max", max(values)))
         }
         with self._changed:
-            self._left_out.update(reason_name(why) for _, left_out in found for why in left_out.values())
+            self._left_out.update(reason_name(why) for _, left_out in selections for why in left_out.values())
             self._ages = ages if kind == "trained" else self._ages
         turns = {
             episode.task.task_id: {
                 "trained": list(trained),
                 "left_out": {str(turn): why for turn, why in left_out.items()},
             }
-            for episode, (trained, left_out) in zip(episodes, found, strict=True)
+            for episode, (trained, left_out) in zip(episodes, selections, strict=True)
         }
         self._record({**usage_record(kind, step, episodes), "turns": turns, **ages})

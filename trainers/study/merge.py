@@ -35,33 +35,46 @@ def merge_records(files: Mapping[str, Records]) -> Records:
         if study.baseline != first.baseline:
             raise TurngymError(f"{file} compares with {study.baseline}, {next(iter(files))} with {first.baseline}")
         for record in study.records:
-            one, row = (file, record), (record.world, record.method)
-            _compare(worlds.setdefault((record.world, record.trained), one), one, shared_settings)
-            _compare(games.setdefault(record.world, one), one, game_settings)
+            record_in_file, row = (file, record), (record.world, record.method)
+            _compare(worlds.setdefault((record.world, record.trained), record_in_file), record_in_file, shared_settings)
+            _compare(games.setdefault(record.world, record_in_file), record_in_file, game_settings)
             # agents that follow a script have none
             if record.game.get("temperature") is not None:
-                _compare(heats.setdefault(record.world, one), one, lambda of: {"temperature": of.game["temperature"]})
-            _compare(rows.setdefault(row, one), one, row_settings)
-            place, other = cells.setdefault((*row, record.seed), one)
-            if other != record and not alike(asdict(other), asdict(record)):
-                raise TurngymError(f"{place} and {file} both have {name_of(record)}, with other numbers: leave one out")
-    made = {json.dumps(one, sort_keys=True): one for study in files.values() for one in study.made_by}
-    order = {name: place for place, name in enumerate(_names(files.values()))}
+                _compare(
+                    heats.setdefault(record.world, record_in_file),
+                    record_in_file,
+                    lambda of: {"temperature": of.game["temperature"]},
+                )
+            _compare(rows.setdefault(row, record_in_file), record_in_file, row_settings)
+            earlier_file, earlier = cells.setdefault((*row, record.seed), record_in_file)
+            if earlier != record and not alike(asdict(earlier), asdict(record)):
+                raise TurngymError(
+                    f"{earlier_file} and {file} both have {name_of(record)}, with other numbers: leave one out"
+                )
+    runs = {
+        json.dumps(record_in_file, sort_keys=True): record_in_file
+        for study in files.values()
+        for record_in_file in study.made_by
+    }
+    order = {name: earlier_file for earlier_file, name in enumerate(_names(files.values()))}
     return Records(
         title=first.title,
         about=first.about,
         baseline=first.baseline,
         against={name: whom for study in files.values() for name, whom in study.against.items()},
         tables=tuple(dict.fromkeys(name for study in files.values() for name in study.tables)),
-        records=sorted((one for _, one in cells.values()), key=lambda one: (one.world, order[one.method], one.seed)),
-        made_by=[made[text] for text in sorted(made, key=lambda text: (str(made[text].get("started")), text))],
+        records=sorted(
+            (record_in_file for _, record_in_file in cells.values()),
+            key=lambda record_in_file: (record_in_file.world, order[record_in_file.method], record_in_file.seed),
+        ),
+        made_by=[runs[text] for text in sorted(runs, key=lambda text: (str(runs[text].get("started")), text))],
     )
 
 
 def _names(studies: Iterable[Records]) -> list[str]:
     """Methods of all studies in one order, whatever that of the files: by group, then by name."""
-    found = {(record.group, record.method) for study in studies for record in study.records}
-    return [method for _, method in sorted(found)]
+    names = {(record.group, record.method) for study in studies for record in study.records}
+    return [method for _, method in sorted(names)]
 
 
 def shared_settings(record: Record) -> dict[str, Any]:
@@ -69,9 +82,9 @@ def shared_settings(record: Record) -> dict[str, Any]:
     kinds = ("game", "amount") if record.trained else ("game",)
     every = flat(record.settings).items()
     # at which temperature agents play is compared by itself
-    found = {path: value for path, value in every if meaning(path) in kinds and path != "agent.temperature"}
-    found["evaluations after steps"] = [point.step for point in record.evaluations]
-    return found | {
+    shared = {path: value for path, value in every if meaning(path) in kinds and path != "agent.temperature"}
+    shared["evaluations after steps"] = [point.step for point in record.evaluations]
+    return shared | {
         f"content of {path}": record.contents.get(path) for path in content_hashes.CODE if path != "algorithm"
     }
 
@@ -84,9 +97,9 @@ def game_settings(record: Record) -> dict[str, Any]:
 
 def row_settings(record: Record) -> dict[str, Any]:
     """What all seeds of a method share: every setting that changes a number."""
-    found = flat(with_paths(record.settings, last_names))
-    kept = {path: value for path, value in found.items() if counts(path) and meaning(path) != "seed"}
-    return kept | {f"content of {name}": content for name, content in record.contents.items()}
+    values = flat(with_paths(record.settings, last_names))
+    counted = {path: value for path, value in values.items() if counts(path) and meaning(path) != "seed"}
+    return counted | {f"content of {name}": content for name, content in record.contents.items()}
 
 
 def _compare(
@@ -94,8 +107,8 @@ def _compare(
 ) -> None:
     """Raises TurngymError for the first setting in which two cells differ."""
     for name, values in differing(settings(first[1]), settings(other[1])).items():
-        said = [
-            f"{name_of(one)} of {file} has {name} {brief(value, 60)}"
-            for (file, one), value in zip((first, other), values, strict=True)
+        shown = [
+            f"{name_of(record)} of {file} has {name} {brief(value, 60)}"
+            for (file, record), value in zip((first, other), values, strict=True)
         ]
-        raise TurngymError(f"not cells of one study: {said[0]}, {said[1]}")
+        raise TurngymError(f"not cells of one study: {shown[0]}, {shown[1]}")

@@ -18,14 +18,14 @@ PATHS = ("models.student", "method.teacher.teacher", "method.lm_loss.files", "ag
 def with_paths(settings: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
     """`settings` with the paths of models and of texts as `name_of` names them: they lie elsewhere on another
     machine."""
-    found = merged([settings])
+    renamed = merged([settings])
     for path in PATHS:
-        value = at(found, path)
+        value = at(renamed, path)
         if isinstance(value, str):
-            put(found, path, name_of(value))
+            put(renamed, path, name_of(value))
         elif isinstance(value, list | tuple):
-            put(found, path, [name_of(str(one)) for one in value])
-    return found
+            put(renamed, path, [name_of(str(item)) for item in value])
+    return renamed
 
 
 def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
     def name_of(text: str) -> str:
         path = Path(text).absolute()
         roots = (*model_folders(), cells.absolute(), cells.absolute().parent)
-        root = next((one for one in roots if path.is_relative_to(one)), None)
+        root = next((candidate for candidate in roots if path.is_relative_to(candidate)), None)
         return text if root is None else path.relative_to(root).as_posix()
 
     return with_paths(settings, name_of)
@@ -47,8 +47,8 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
 def last_names(path: object) -> str:
     """The last two names of a path, which are the same on another machine; of a checkpoint its run's as well."""
     parts = Path(str(path)).parts
-    made = parts[-3:-2] == ("checkpoints",) and parts[-1] == "model"
-    return "/".join(parts[-4 if made else -2 :])
+    is_checkpoint = parts[-3:-2] == ("checkpoints",) and parts[-1] == "model"
+    return "/".join(parts[-4 if is_checkpoint else -2 :])
 
 
 def counts(path: str) -> bool:

@@ -159,15 +159,15 @@ def record_of_run(
             evaluations += [] if mean is None else [Evaluation(step=step, cost=spent.costs[step], tasks={WHOLE: mean})]
             continue
         played = [EpisodeOutcome.of(episode) for episode in iter_episodes(path)]
-        counted = [one for one in played if not one.status.is_error]
+        counted = [shown for shown in played if not shown.status.is_error]
         if not counted:
             if strict:
                 raise TurngymError(f"{path}: no episode that counts")
             continue
         # of lost episodes, too: what was evaluated is what was asked for, as in the other cells of the study
-        samples = max(one.sample for one in played) + 1
-        categories |= {one.task.task_id: one.task.category for one in played}
-        clusters |= {one.task.task_id: one.task.cluster for one in played if one.task.cluster}
+        samples = max(shown.sample for shown in played) + 1
+        categories |= {shown.task.task_id: shown.task.category for shown in played}
+        clusters |= {shown.task.task_id: shown.task.cluster for shown in played if shown.task.cluster}
         evaluations.append(Evaluation(step=step, cost=spent.costs[step], tasks=task_means(counted)))
     averaged = folder / AVERAGE / "trace.jsonl"
     held: Mapping[str, str] = {}
@@ -207,13 +207,13 @@ class Spent:
 
 def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
     cost = Cost(seconds=0.0, cpu=0.0, turns=0.0, tokens=0.0, sampled=0.0)
-    found = Spent(costs={0: cost}, phases=dict.fromkeys(PHASES, (0.0, 0.0)))
-    kept = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
+    spent_so_far = Spent(costs={0: cost}, phases=dict.fromkeys(PHASES, (0.0, 0.0)))
+    columns = ("step", "success", "turns_mean", "critic_explained", *DEPTH, *SHARES)
     for row in rows:
         step = int(row["step"])
         if row["kind"] == "eval":
-            found.evaluated[step] = row.get("eval/avg")
-            found.costs.setdefault(step, replace(cost, seconds=row.get("time/train_s") or cost.seconds))
+            spent_so_far.evaluated[step] = row.get("eval/avg")
+            spent_so_far.costs.setdefault(step, replace(cost, seconds=row.get("time/train_s") or cost.seconds))
         if row["kind"] != "train":
             continue
         spent = {name: (row.get(f"time/{name}_s") or 0.0, row.get(f"time/{name}_cpu_s") or 0.0) for name in PHASES}
@@ -224,10 +224,12 @@ def _spent(rows: Iterable[Mapping[str, Any]]) -> Spent:
             tokens=cost.tokens + (row.get("tokens") or 0),
             sampled=(cost.sampled or 0) + (row.get("cost/sampled") or 0),
         )
-        found.costs[step] = cost
-        found.phases = {name: (found.phases[name][0] + w, found.phases[name][1] + c) for name, (w, c) in spent.items()}
-        found.steps.append({name: row.get(name) for name in kept if name in row})
-    return found
+        spent_so_far.costs[step] = cost
+        spent_so_far.phases = {
+            name: (spent_so_far.phases[name][0] + w, spent_so_far.phases[name][1] + c) for name, (w, c) in spent.items()
+        }
+        spent_so_far.steps.append({name: row.get(name) for name in columns if name in row})
+    return spent_so_far
 
 
 WINDOWS = ("early", "late", "all")
@@ -248,7 +250,7 @@ def regime_windows(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, lis
         return {}
     depth = int(full[0]["depth/cap"])
     sums = {name: turn_sums(chosen, depth) for name, chosen in thirds(full).items()}
-    return {name: {column: values.tolist() for column, values in asdict(one).items()} for name, one in sums.items()}
+    return {name: {column: values.tolist() for column, values in asdict(part).items()} for name, part in sums.items()}
 
 
 def cut_to(record: Record, tasks: set[str]) -> Record:
@@ -280,8 +282,8 @@ def pooled_sums(parts: Sequence[Mapping[str, Sequence[float]]]) -> TurnSums:
 def check_name(name: object, where: str) -> None:
     """Raises TurngymError for a name of a world or a method that could not be a part of a file's name."""
     if not isinstance(name, str) or not name.isprintable() or set(name) & set("/\\") or name[:1] in ("", "."):
-        said = brief(name, 60)
-        raise TurngymError(f"{where} {said} names a folder; valid: a name without /, \\, line ends and leading dots")
+        shown = brief(name, 60)
+        raise TurngymError(f"{where} {shown} names a folder; valid: a name without /, \\, line ends and leading dots")
 
 
 def _decoded(values: object, kind: type[T], where: str) -> T:
@@ -307,7 +309,7 @@ def _check(record: Record, where: str) -> None:
         ("steps", all(isinstance(row.get("step"), int) for row in record.steps), "a step in every row"),
         (
             "regime",
-            {*record.regime} in (set(), {*WINDOWS}) and all(len(one) == 1 for one in columns),
+            {*record.regime} in (set(), {*WINDOWS}) and all(len(value) == 1 for value in columns),
             "sums of as many turns for each of " + ", ".join(WINDOWS),
         ),
         ("text", len({frozenset(nats) for nats in record.text or ()}) < 2, "the same documents before and after"),
@@ -351,25 +353,25 @@ class Records:
         Raises TurngymError where there is no such task.
         """
         shared = self.shared_tasks
-        found: dict[str, dict[str, dict[int, Record]]] = {}
+        by_world: dict[str, dict[str, dict[int, Record]]] = {}
         for record in self.records:
-            one = cut_to(record, shared[record.world])
-            found.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = one
-        return found
+            cut = cut_to(record, shared[record.world])
+            by_world.setdefault(record.world, {}).setdefault(record.method, {})[record.seed] = cut
+        return by_world
 
     @property
     def shared_tasks(self) -> dict[str, set[str]]:
         """World -> the tasks of all evaluations; an episode that ended in an error counts nowhere."""
-        found: dict[str, set[str]] = {}
+        shared: dict[str, set[str]] = {}
         for record in self.records:
             played = [point.tasks for point in record.evaluations]
             for means in played if record.averaged is None else [*played, record.averaged]:
-                found[record.world] = found.get(record.world, {*means}) & means.keys()
-        for world, tasks in found.items():
+                shared[record.world] = shared.get(record.world, {*means}) & means.keys()
+        for world, tasks in shared.items():
             if not tasks:
                 names = dict.fromkeys(record.method for record in self.records if record.world == world)
                 raise TurngymError(f"{world}: no task is in every evaluation of {', '.join(names)}: nothing compares")
-        return found
+        return shared
 
 
 def made_by(command: str) -> dict[str, Any]:
@@ -387,28 +389,34 @@ def write_records(study: Records, path: Path) -> None:
 def read_records(path: Path) -> Records:
     """Reads a study.json, also compressed by gzip, or the one in the folder of a study. Raises TurngymError."""
     if path.is_dir():
-        path = next((place for place in (path / DATA, path / "tables" / DATA) if place.is_file()), path / DATA)
+        path = next((file for file in (path / DATA, path / "tables" / DATA) if file.is_file()), path / DATA)
     try:
         values = json_of(read_whole(path, TurngymError))
     except ValueError as error:
         raise TurngymError(f"{path} is not a study.json: {error}") from error
     stated = values.pop(SEAL, None) if isinstance(values, dict) else None
-    if isinstance(values, dict) and stated != (found := content_hash(values)):
+    if isinstance(values, dict) and stated != (digest := content_hash(values)):
         raise TurngymError(
-            f"{path}: its content has the SHA-256 {found[:12]}, and the file states {brief(stated, 80)}: it was "
+            f"{path}: its content has the SHA-256 {digest[:12]}, and the file states {brief(stated, 80)}: it was "
             "changed after it was written; take the file that `turngym study` has written"
         )
     study = _decoded(values, Records, str(path))
     runs: dict[str, Record] = {}
     cells = Counter(map(name_of, study.records))
-    for number, one in enumerate(study.records):
-        _check(one, f"{path}: records[{number}]")
-        if cells[name_of(one)] > 1:
-            raise TurngymError(f"{path} has {name_of(one)} {cells[name_of(one)]} times; valid: once")
+    for number, record in enumerate(study.records):
+        _check(record, f"{path}: records[{number}]")
+        if cells[name_of(record)] > 1:
+            raise TurngymError(f"{path} has {name_of(record)} {cells[name_of(record)]} times; valid: once")
         # what a run cost, to a millisecond, is no other run's
-        same = runs.setdefault(repr((one.world, one.method, one.evaluations, one.total)), one) if one.trained else one
-        if same is not one:
-            raise TurngymError(f"{path}: {name_of(same)} and {name_of(one)} are one run: their evaluations are equal")
+        same = (
+            runs.setdefault(repr((record.world, record.method, record.evaluations, record.total)), record)
+            if record.trained
+            else record
+        )
+        if same is not record:
+            raise TurngymError(
+                f"{path}: {name_of(same)} and {name_of(record)} are one run: their evaluations are equal"
+            )
     return study
 
 

@@ -40,8 +40,10 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, AccuracyEstimat
     does not count, unless there is no other.
     """
     step, maps = same_step_maps(rows)
-    known = {task: name for seeds in rows.values() for one in seeds.values() for task, name in one.clusters.items()}
-    return step, _estimates(maps, rows, baseline, known)
+    cluster_of = {
+        task: name for seeds in rows.values() for record in seeds.values() for task, name in record.clusters.items()
+    }
+    return step, _estimates(maps, rows, baseline, cluster_of)
 
 
 def common_steps(rows: Rows) -> set[int]:
@@ -80,33 +82,33 @@ class SeedApart:
 def seeds_apart(rows: Rows, baseline: str) -> dict[str, SeedApart]:
     """Method -> its seed that lies apart at Same-Step. The intervals hold for seeds that vary normally, and not where
     a run in five or so collapses: then both readings belong beside each other."""
-    maps, found = same_step_maps(rows)[1], dict[str, SeedApart]()
+    maps, apart = same_step_maps(rows)[1], dict[str, SeedApart]()
     base = maps.get(baseline, {})
     for name, seeds in maps.items():
         far = None if fixed(rows[name]) else seed_apart([*seeds.values()])
         if far is None:
             continue
         seed = [*seeds][far]
-        rest = {one: tasks for one, tasks in seeds.items() if one != seed}
+        without = {other_seed: tasks for other_seed, tasks in seeds.items() if other_seed != seed}
         ways: list[Difference | None] = []
         if base and name != baseline:
-            ways = [difference(base, of, fixed=(fixed(rows[baseline]), False)) for of in (seeds, rest)]
-        found[name] = SeedApart(
+            ways = [difference(base, of, fixed=(fixed(rows[baseline]), False)) for of in (seeds, without)]
+        apart[name] = SeedApart(
             seed=seed,
             mean=fmean(seeds[seed].values()),
-            value=(over_seeds([*seeds.values()]), over_seeds([*rest.values()])),
+            value=(over_seeds([*seeds.values()]), over_seeds([*without.values()])),
             minus_base=(ways[0], ways[1]) if ways and ways[0] is not None and ways[1] is not None else None,
         )
-    return found
+    return apart
 
 
 def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:
     """Seed -> the least that any main method needed for all of its steps. An agent that was not trained needed nothing,
     and sets no budget beside those that were."""
-    trained = {name: found for name, found in rows.items() if any(one.trained for one in found.values())} or rows
-    seeds = {seed for found in trained.values() for seed in found}
-    main = {name: found for name, found in trained.items() if any(r.group == "main" for r in found.values())} or trained
-    costs = {seed: [getattr(found[seed].total, measure) for found in main.values() if seed in found] for seed in seeds}
+    trained = {name: runs for name, runs in rows.items() if any(record.trained for record in runs.values())} or rows
+    seeds = {seed for runs in trained.values() for seed in runs}
+    main = {name: runs for name, runs in trained.items() if any(r.group == "main" for r in runs.values())} or trained
+    costs = {seed: [getattr(runs[seed].total, measure) for runs in main.values() if seed in runs] for seed in seeds}
     return {seed: min(values) for seed, values in costs.items() if values}
 
 
@@ -138,7 +140,7 @@ def maps_at(
         measure: in what costs are counted: wall clock, CPU time (both in seconds), turns or tokens.
         window: last part of the budget over which the mean is taken, 0 to 1; 0: the end alone.
     """
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    maps: dict[str, dict[int, dict[str, float]]] = {}
     for name, seeds in rows.items():
         for seed, record in seeds.items():
             if seed not in limit:
@@ -152,8 +154,8 @@ def maps_at(
             tasks = {
                 task: math.fsum(w * point.tasks[task] for point, w in pairs) for task in record.evaluations[-1].tasks
             }
-            found.setdefault(name, {})[seed] = tasks
-    return found
+            maps.setdefault(name, {})[seed] = tasks
+    return maps
 
 
 def averaged_evaluations(rows: Rows) -> int:
@@ -180,15 +182,15 @@ def reached(rows: Rows, target: float) -> dict[str, Cost | None]:
     This is the first evaluation of at least `target` from which on the mean of all later ones is at least `target` too,
     so that a single lucky evaluation does not count.
     """
-    found: dict[str, Cost | None] = {}
+    costs: dict[str, Cost | None] = {}
     for name, seeds in rows.items():
         steps = [point.step for point in next(iter(seeds.values())).evaluations if point.step > 0]
         curve = [at_step(seeds, step) for step in steps]
         values = [value for value, _ in curve]
         arrived = (n for n, value in enumerate(values) if value >= target and fmean(values[n:]) >= target)
-        place = next(arrived, None)
-        found[name] = None if place is None else curve[place][1]
-    return found
+        index = next(arrived, None)
+        costs[name] = None if index is None else curve[index][1]
+    return costs
 
 
 def at_step(seeds: Mapping[int, Record], step: int) -> tuple[float, Cost]:
@@ -199,12 +201,12 @@ def at_step(seeds: Mapping[int, Record], step: int) -> tuple[float, Cost]:
 
 
 def mean_cost(costs: Sequence[Cost]) -> Cost:
-    known: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in MEASURES:
         column = [getattr(cost, name) for cost in costs]
         if None not in column:
-            known[name] = fmean(column)
-    return Cost(**known)
+            means[name] = fmean(column)
+    return Cost(**means)
 
 
 def total_cost(seeds: Mapping[int, Record]) -> Cost:
@@ -219,10 +221,10 @@ def times_less(base: Mapping[int, Record], seeds: Mapping[int, Record], measure:
         return ()
     pairs = [(base[seed].total, seeds[seed].total) for seed in base if seed in seeds]
     every = [(total_cost(base), total_cost(seeds)), *(pairs if len(pairs) > 1 else [])]
-    costs = [(getattr(one, measure), getattr(other, measure)) for one, other in every]
-    if not all(one is not None and other for one, other in costs):
+    costs = [(getattr(first, measure), getattr(second, measure)) for first, second in every]
+    if not all(first is not None and second for first, second in costs):
         return ()
-    mean, *single = [one / other for one, other in costs]
+    mean, *single = [first / second for first, second in costs]
     return (mean, min(single), max(single)) if single else (mean,)
 
 
@@ -239,13 +241,13 @@ class MethodPoint:
 def curve(seeds: Mapping[int, Record]) -> list[MethodPoint]:
     """The evaluations that all seeds have."""
     columns = [{point.step: point for point in record.evaluations} for record in seeds.values()]
-    found = []
+    curve_points = []
     for step in sorted(set.intersection(*map(set, columns))):
         points = [column[step] for column in columns]
         cost = mean_cost([point.cost for point in points])
         value = over_seeds([point.tasks for point in points])
-        found.append(MethodPoint(step=step, seconds=cost.seconds, cpu=cost.cpu, value=value))
-    return found
+        curve_points.append(MethodPoint(step=step, seconds=cost.seconds, cpu=cost.cpu, value=value))
+    return curve_points
 
 
 def _estimates(
@@ -263,13 +265,13 @@ def _estimates(
             return None
         return difference(base, maps[name], fixed=(fixed(rows[baseline]), fixed(rows[name])), clusters=clusters)
 
-    found = {name: one for name in maps if (one := minus(name)) is not None}
-    family = in_family(found)
+    differences = {name: gap for name in maps if (gap := minus(name)) is not None}
+    family = in_family(differences)
     return {
         name: AccuracyEstimate(
             value=over_seeds(list(seeds.values())),
             minus_base=family.get(name),
-            in_new_clusters=minus(name, clusters) if shared and name in found else None,
+            in_new_clusters=minus(name, clusters) if shared and name in differences else None,
         )
         for name, seeds in maps.items()
     }
@@ -294,18 +296,18 @@ def difference(
         fixed: whether each has no training seeds; such a player is set against all runs of the other.
         clusters: task -> cluster, for an interval for new ones; None: tasks are independent.
     """
-    both = [seed for seed in base if seed in other]
-    ways = [list(side.values()) if any(fixed) else [side[seed] for seed in both] for side in (base, other)]
+    shared = [seed for seed in base if seed in other]
+    ways = [list(side.values()) if any(fixed) else [side[seed] for seed in shared] for side in (base, other)]
     if not all(ways):
         return None
     # a single training run says nothing of other seeds, whomever it is compared with
-    known = all(player or len(way) > 1 for player, way in zip(fixed, ways, strict=True))
+    varies = all(player or len(way) > 1 for player, way in zip(fixed, ways, strict=True))
     pair = not any(fixed)
     if clusters is None:
-        return rise(*ways, fixed=not pair and known, pair=pair, p=True)
+        return rise(*ways, fixed=not pair and varies, pair=pair, p=True)
     # the same comparison once more: no further claim that it is clear of zero
     groups = {task: clusters.get(task, task) for task in ways[0][0]}
-    return replace(rise(*ways, fixed=not pair and known, pair=pair, clusters=groups), adjusted=1.0)
+    return replace(rise(*ways, fixed=not pair and varies, pair=pair, clusters=groups), adjusted=1.0)
 
 
 def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:
@@ -316,4 +318,4 @@ def ends_of(records: Sequence[Record]) -> dict[str, list[TaskMeans]]:
         "mean of the last ones": [task_map(record.evaluations) for record in records],
         "averaged weights": [record.averaged for record in records],
     }
-    return {name: [tasks for tasks in found if tasks is not None] for name, found in ways.items() if None not in found}
+    return {name: [tasks for tasks in maps if tasks is not None] for name, maps in ways.items() if None not in maps}

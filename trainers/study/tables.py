@@ -92,25 +92,25 @@ def sizes(rows: Rows) -> str:
     records = [record for seeds in rows.values() for record in seeds.values()]
     counts = {
         "seed": [len(seeds) for seeds in rows.values()],
-        "task": [len(one.evaluations[-1].tasks) for one in records if WHOLE not in one.evaluations[-1].tasks],
-        "sample": [one.samples for one in records if one.samples],
+        "task": [len(of.evaluations[-1].tasks) for of in records if WHOLE not in of.evaluations[-1].tasks],
+        "sample": [of.samples for of in records if of.samples],
     }
-    said = []
-    for what, values in counts.items():
+    parts = []
+    for unit, values in counts.items():
         if values:
             ends = dict.fromkeys((min(values), max(values)))
-            said.append(f"{' to '.join(map(str, ends))} {what}{'' if [*ends] == [1] else 's'}")
-    return f"n: {', '.join(said)}."
+            parts.append(f"{' to '.join(map(str, ends))} {unit}{'' if [*ends] == [1] else 's'}")
+    return f"n: {', '.join(parts)}."
 
 
 def tables_of(study: Records) -> dict[str, Table]:
     """Title (`WORLD: TABLE`) -> table, for the tables that `study` asks for; those without a row are left out."""
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for world, rows in study.worlds.items():
         base = study.baseline if study.baseline in rows else None
         view = StudyWorld(rows=rows, baseline=base or "", against=study.against)
-        found |= {f"{world}: {name}": table for name in study.tables if (table := TABLES[name](view))[1]}
-    return found
+        tables |= {f"{world}: {name}": table for name in study.tables if (table := TABLES[name](view))[1]}
+    return tables
 
 
 def notes_of(study: Records) -> list[str]:
@@ -124,32 +124,38 @@ def notes_of(study: Records) -> list[str]:
             notes.append(f"{world}: {left_out} tasks left out that not every evaluation has an episode of")
     for world, rows in study.worlds.items():
         baseline = study.baseline or ""
-        said = [*_no_step_in_common(rows), *_no_curve(rows), *_seeds_apart(rows, baseline)]
+        lines = [*_no_step_in_common(rows), *_no_curve(rows), *_seeds_apart(rows, baseline)]
         for name, seeds in rows.items():
             for control in dict.fromkeys((baseline, study.against.get(name, ""))):
-                other = rows.get(control, {})
-                if control == name or not other or other.keys() == seeds.keys() or fixed(other) or fixed(seeds):
+                control_seeds = rows.get(control, {})
+                if (
+                    control == name
+                    or not control_seeds
+                    or control_seeds.keys() == seeds.keys()
+                    or fixed(control_seeds)
+                    or fixed(seeds)
+                ):
                     continue
-                both = _numbers(other.keys() & seeds.keys())
-                said.append(
-                    f"{name} has seeds {_numbers(seeds)}, {control} {_numbers(other)}: "
-                    + (f"differences are of {both}" if both else "none in common, and no difference")
+                shared = _numbers(control_seeds.keys() & seeds.keys())
+                lines.append(
+                    f"{name} has seeds {_numbers(seeds)}, {control} {_numbers(control_seeds)}: "
+                    + (f"differences are of {shared}" if shared else "none in common, and no difference")
                 )
-        notes += [f"{world}: {text}" for text in said]
+        notes += [f"{world}: {text}" for text in lines]
     return notes
 
 
 def _no_step_in_common(rows: Rows) -> Iterable[str]:
     """The note that runs share no evaluation after training has begun, where it is so."""
-    trained = {name: [one for one in seeds.values() if one.trained] for name, seeds in rows.items()}
+    trained = {name: [record for record in seeds.values() if record.trained] for name, seeds in rows.items()}
     steps = {
-        name: set.intersection(*({point.step for point in one.evaluations} for one in runs)) - {0}
+        name: set.intersection(*({point.step for point in record.evaluations} for record in runs)) - {0}
         for name, runs in trained.items()
         if runs
     }
     if any(steps.values()) and not set.intersection(*steps.values()):
-        said = "; ".join(f"{name} {_numbers(those) or 'none'}" for name, those in steps.items())
-        yield f"no evaluation after the same steps, and no Same-Step: {said}"
+        steps_text = "; ".join(f"{name} {_numbers(those) or 'none'}" for name, those in steps.items())
+        yield f"no evaluation after the same steps, and no Same-Step: {steps_text}"
 
 
 def _no_curve(rows: Rows) -> Iterable[str]:
@@ -157,7 +163,7 @@ def _no_curve(rows: Rows) -> Iterable[str]:
     few = [
         name
         for name, seeds in rows.items()
-        if any(one.trained and len(one.evaluations) < EVALUATED for one in seeds.values())
+        if any(record.trained and len(record.evaluations) < EVALUATED for record in seeds.values())
     ]
     if few:
         yield f"evaluated once after the start, and not known at a cost before the end: {', '.join(few)}"
@@ -165,13 +171,15 @@ def _no_curve(rows: Rows) -> Iterable[str]:
 
 def _seeds_apart(rows: Rows, baseline: str) -> Iterable[str]:
     """A line for each method of which a seed lies apart: both readings."""
-    for name, one in seeds_apart(rows, baseline).items():
-        said = f"{name} has seed {one.seed} apart, at {100 * one.mean:.1f}; {one.value[0]}, {one.value[1]} without"
-        if one.minus_base is not None:
+    for name, apart in seeds_apart(rows, baseline).items():
+        line = (
+            f"{name} has seed {apart.seed} apart, at {100 * apart.mean:.1f}; {apart.value[0]}, {apart.value[1]} without"
+        )
+        if apart.minus_base is not None:
             # a comparison made once more is no further claim that it is clear of zero
-            with_it, without = (signed(found).removesuffix(" *") for found in one.minus_base)
-            said += f"; minus {baseline} {with_it}, {without} without"
-        yield f"{said}: intervals of seeds that vary normally"
+            with_it, without = (signed(gap).removesuffix(" *") for gap in apart.minus_base)
+            line += f"; minus {baseline} {with_it}, {without} without"
+        yield f"{line}: intervals of seeds that vary normally"
 
 
 def _numbers(seeds: Iterable[int]) -> str:
@@ -183,25 +191,27 @@ def starts(rows: Rows) -> dict[str, TaskMeans]:
     have one row; those that began otherwise than most have their own, `start of NAME`."""
     groups: list[dict[str, dict[int, TaskMeans]]] = []
     for name, seeds in rows.items():
-        first = {seed: one.evaluations[0] for seed, one in seeds.items() if one.trained}
-        own = {seed: point.tasks for seed, point in first.items() if point.step == 0}
-        if not own:
+        first = {seed: record.evaluations[0] for seed, record in seeds.items() if record.trained}
+        start_of = {seed: point.tasks for seed, point in first.items() if point.step == 0}
+        if not start_of:
             continue
         for group in groups:
-            other = next(iter(group.values()))
-            if (both := own.keys() & other.keys()) and all(own[seed] == other[seed] for seed in both):
-                group[name] = own
+            reference = next(iter(group.values()))
+            if (shared_seeds := start_of.keys() & reference.keys()) and all(
+                start_of[seed] == reference[seed] for seed in shared_seeds
+            ):
+                group[name] = start_of
                 break
         else:
-            groups.append({name: own})
-    found: dict[str, Mapping[str, float]] = {}
-    for place, group in enumerate(sorted(groups, key=len, reverse=True)):
+            groups.append({name: start_of})
+    by_label: dict[str, Mapping[str, float]] = {}
+    for index, group in enumerate(sorted(groups, key=len, reverse=True)):
         every = {seed: tasks for seeds in group.values() for seed, tasks in seeds.items()}
-        label = f"start of {', '.join(group)}" if place else "start"
+        label = f"start of {', '.join(group)}" if index else "start"
         # a task whose episodes all ended in an error has no mean
         if shared := [task for task in next(iter(every.values())) if all(task in tasks for tasks in every.values())]:
-            found[label] = {task: fmean(tasks[task] for tasks in every.values()) for task in shared}
-    return found
+            by_label[label] = {task: fmean(tasks[task] for tasks in every.values()) for task in shared}
+    return by_label
 
 
 # The tables, from the question that is asked first.
@@ -221,28 +231,30 @@ def overview(view: StudyWorld) -> Table:
     ]
     for name, seeds in view.rows.items():
         success = f"{100 * steps[name].value.mean:.1f}" if name in steps else "-"
-        minus = {way: signed(_minus(found, name)).replace(", one run each", " †") for way, found in ways.items()}
+        minus = {
+            way: signed(_minus(estimates, name)).replace(", one run each", " †") for way, estimates in ways.items()
+        }
         turns = f"{total_cost(seeds).turns:.0f}"
         rows.append({"method": name, "seeds": str(len(seeds)), "success": success, **minus, "turns": turns})
     return table_of(rows)
 
 
-def _minus(found: Mapping[str, AccuracyEstimate], name: str) -> Difference | None:
-    return found[name].minus_base if name in found else None
+def _minus(estimates: Mapping[str, AccuracyEstimate], name: str) -> Difference | None:
+    return estimates[name].minus_base if name in estimates else None
 
 
 def rises(view: StudyWorld) -> Table:
     """Success in percent before and after training. The rise is end minus start, paired by seed and task; training:
     wall clock of a run, median over seeds."""
     first, last = (
-        {name: {n: one.evaluations[place].tasks for n, one in seeds.items()} for name, seeds in view.rows.items()}
-        for place in (0, -1)
+        {name: {n: of.evaluations[which].tasks for n, of in seeds.items()} for name, seeds in view.rows.items()}
+        for which in (0, -1)
     )
     beyond = dict[str, Difference]()
     for name, seeds in view.rows.items():
-        if others := view.rows.get(control := view.control(name)):
-            found = difference(last[control], last[name], fixed=(fixed(others), fixed(seeds)))
-            beyond |= {} if found is None else {name: found}
+        if control_seeds := view.rows.get(control := view.control(name)):
+            gap = difference(last[control], last[name], fixed=(fixed(control_seeds), fixed(seeds)))
+            beyond |= {} if gap is None else {name: gap}
     # each row's own rise is a claim for itself; that some row is better than its control is one of many
     family = in_family(beyond)
     return table_of(
@@ -277,16 +289,19 @@ def accuracy(view: StudyWorld) -> Table:
         "Least-CPU": least_time(rows, base, "cpu"),
     }
     header = ["method", "seeds"]
-    for name, found in ways.items():
-        family = max((one.minus_base.family for one in found.values() if one.minus_base is not None), default=0)
+    for name, estimates in ways.items():
+        family = max(
+            (estimate.minus_base.family for estimate in estimates.values() if estimate.minus_base is not None),
+            default=0,
+        )
         header += [f"{name} [95 %]", *([f"minus {base} (family of {family})"] if base else [])]
     before = starts(rows).items()
     lines = [[name, "-", str(over_seeds([tasks])), *["-"] * (len(header) - 3)] for name, tasks in before]
     for name, seeds in rows.items():
         cells = [name, str(len(seeds))]
-        for found in ways.values():
-            cells.append(str(found[name].value) if name in found else "-")
-            cells += [signed(_minus(found, name))] if base else []
+        for estimates in ways.values():
+            cells.append(str(estimates[name].value) if name in estimates else "-")
+            cells += [signed(_minus(estimates, name))] if base else []
         lines.append(cells)
     return header, lines
 
@@ -296,20 +311,20 @@ def parts(view: StudyWorld) -> Table:
     tasks (with the chance of samples), and the probability of improvement: how often a run of the method does better
     than one of the baseline in the same task, equal counting half."""
     steps = same_step(view.rows, view.baseline)[1]
-    shared = any(one.in_new_clusters is not None for one in steps.values())
+    shared = any(estimate.in_new_clusters is not None for estimate in steps.values())
     return table_of(
         {
             "method": name,
-            f"minus {view.baseline} [95 %]": signed(found),
-            **({NEW_CLUSTERS: signed(one.in_new_clusters)} if shared else {}),
-            "seeds": "{} and {}".format(*found.seeds),
-            "tasks": str(found.tasks),
-            "s.e. by seeds": points(found.seed_error),
-            "s.e. by tasks": points(found.task_error),
-            "better in a task %": f"{100 * found.better:.0f}",
+            f"minus {view.baseline} [95 %]": signed(gap),
+            **({NEW_CLUSTERS: signed(estimate.in_new_clusters)} if shared else {}),
+            "seeds": "{} and {}".format(*gap.seeds),
+            "tasks": str(gap.tasks),
+            "s.e. by seeds": points(gap.seed_error),
+            "s.e. by tasks": points(gap.task_error),
+            "better in a task %": f"{100 * gap.better:.0f}",
         }
-        for name, one in steps.items()
-        if (found := one.minus_base) is not None
+        for name, estimate in steps.items()
+        if (gap := estimate.minus_base) is not None
     )
 
 
@@ -324,8 +339,8 @@ def p_values(view: StudyWorld) -> Table:
     lines = []
     for name in rows:
         cells = {"method": name}
-        for way, found in ways.items():
-            minus = _minus(found, name)
+        for way, estimates in ways.items():
+            minus = _minus(estimates, name)
             cells[f"{way}: p"] = _p(None if minus is None else minus.p)
             cells[f"{way}: p (Holm)"] = _p(None if minus is None else minus.adjusted)
         lines.append(cells)
@@ -365,7 +380,7 @@ def cost(view: StudyWorld) -> Table:
         for measure in MEASURES:
             unit, digits = (" s", 1) if measure in ("seconds", "cpu") else ("", 0)
             cells[NAMES[measure] + unit] = _average([getattr(total, measure)], digits)
-        cells |= {f"speed-up, {NAMES[one]}": _times(times_less(base, seeds, one)) for one in MEASURES}
+        cells |= {f"speed-up, {NAMES[kind]}": _times(times_less(base, seeds, kind)) for kind in MEASURES}
         lines.append(cells)
     return table_of(lines)
 
@@ -379,7 +394,10 @@ def to_target(view: StudyWorld) -> Table:
         return table_of([])
     base = total_cost(rows[name_of_base])
     return table_of(
-        {"method": name, **{f"{NAMES[one]}, % of {name_of_base}'s": _share(at, base, one) for one in MEASURES}}
+        {
+            "method": name,
+            **{f"{NAMES[measure]}, % of {name_of_base}'s": _share(at, base, measure) for measure in MEASURES},
+        }
         for name, at in reached(rows, target.value.mean).items()
     )
 
@@ -390,11 +408,11 @@ def categories(view: StudyWorld) -> Table:
     names = sorted(
         {kind for seeds in rows.values() for record in seeds.values() for kind in record.categories.values()}
     )
-    found = maps_at(rows, budgets(rows), "seconds") if names else {}
+    maps = maps_at(rows, budgets(rows), "seconds") if names else {}
     return table_of(
-        {"method": name, **{kind: str(at_category(found[name], seeds, kind)) for kind in names}}
+        {"method": name, **{kind: str(at_category(maps[name], seeds, kind)) for kind in names}}
         for name, seeds in rows.items()
-        if name in found
+        if name in maps
     )
 
 
@@ -404,9 +422,9 @@ def phases(view: StudyWorld) -> Table:
         {
             "method": name,
             **{
-                f"{phase}, {clock}": f"{fmean(record.phases[phase][place] for record in seeds.values()):.1f}"
+                f"{phase}, {clock}": f"{fmean(record.phases[phase][which] for record in seeds.values()):.1f}"
                 for phase in PHASES
-                for place, clock in enumerate(("wall s", "CPU s"))
+                for which, clock in enumerate(("wall s", "CPU s"))
             },
         }
         for name, seeds in view.rows.items()
@@ -445,11 +463,11 @@ def critic(view: StudyWorld) -> Table:
         for record in seeds.values():
             half = record.evaluations[-1].step / 2
             late = [step.get("critic_explained") for step in record.steps if (step["step"] or 0) > half]
-            known = [value for value in late if value is not None]
-            values += [fmean(known)] if known else []
+            explained_values = [value for value in late if value is not None]
+            values += [fmean(explained_values)] if explained_values else []
         if values:
-            each = ", ".join(f"{value:z.2f}" for value in values)
-            explained = {"variance explained": f"{fmean(values):z.2f}", "seed by seed": each}
+            by_seed = ", ".join(f"{value:z.2f}" for value in values)
+            explained = {"variance explained": f"{fmean(values):z.2f}", "seed by seed": by_seed}
             lines.append({"method": name, "seeds": str(len(values)), **explained})
     return table_of(lines)
 
@@ -457,19 +475,19 @@ def critic(view: StudyWorld) -> Table:
 def heldout(view: StudyWorld) -> Table:
     """Negative log-likelihood of held-out passages, nats per token, intervals over seeds and documents; differences are
     paired by seed and document."""
-    found = {
+    nats = {
         name: {seed: record.text for seed, record in seeds.items() if record.text is not None}
         for name, seeds in view.rows.items()
     }
     lines = []
-    for name, seeds in found.items():
+    for name, seeds in nats.items():
         if not seeds:
             continue
-        before, after = ([text[place] for text in seeds.values()] for place in (0, 1))
-        others = found.get(control := view.control(name), {})
-        both = [seed for seed in seeds if seed in others]
-        against = [others[seed][1] for seed in both], [seeds[seed][1] for seed in both]
-        beyond = crossed_difference(*against) if len(both) > 1 else None
+        before, after = ([text[which] for text in seeds.values()] for which in (0, 1))
+        control_seeds = nats.get(control := view.control(name), {})
+        shared = [seed for seed in seeds if seed in control_seeds]
+        against = [control_seeds[seed][1] for seed in shared], [seeds[seed][1] for seed in shared]
+        beyond = crossed_difference(*against) if len(shared) > 1 else None
         lines.append(
             {
                 "method": name,
@@ -477,8 +495,8 @@ def heldout(view: StudyWorld) -> Table:
                 "start": f"{fmean(map(_mean, before)):.3f}",
                 "end [95 %]": _nats(after),
                 "more [95 %]": _nats(differences(before, after), "+"),
-                "against": control if both else "-",
-                "end minus its end [95 %]": _nats(differences(*against), "+", beyond) if both else "-",
+                "against": control if shared else "-",
+                "end minus its end [95 %]": _nats(differences(*against), "+", beyond) if shared else "-",
             }
         )
     return table_of(lines)
@@ -496,8 +514,8 @@ def _nats(runs: Sequence[Mapping[str, float]], sign: str = "", half: float | Non
     alone = len(values) == 1
     if half is None:
         half = t_quantile(0.975, count - 1) * stdev(values[0]) / count**0.5 if alone else crossed_error(values)
-    said = f"{mean:{sign}.3f} [{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"
-    return said + (", one run each" if alone else "")
+    text = f"{mean:{sign}.3f} [{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"
+    return text + (", one run each" if alone else "")
 
 
 def regime(view: StudyWorld) -> Table:
@@ -506,13 +524,15 @@ def regime(view: StudyWorld) -> Table:
     from turngym.trainers.diagnostics.depth_regime import measure_regime
     from turngym.trainers.study.regime_table import MeasuredRegime, regime_table
 
-    found: dict[str, dict[str, MeasuredRegime]] = {}
+    by_method: dict[str, dict[str, MeasuredRegime]] = {}
     for name, seeds in view.rows.items():
         parts = [record.regime for record in seeds.values() if record.regime]
         if parts and (name == view.baseline or view.baseline not in view.rows):
             sums = {window: pooled_sums([part[window] for part in parts]) for window in WINDOWS}
-            found[name] = {window: MeasuredRegime(regime=measure_regime(one)) for window, one in sums.items()}
-    return regime_table(found)
+            by_method[name] = {
+                window: MeasuredRegime(regime=measure_regime(window_sums)) for window, window_sums in sums.items()
+            }
+    return regime_table(by_method)
 
 
 def _plus_minus(spread: float | None) -> str:
@@ -520,21 +540,21 @@ def _plus_minus(spread: float | None) -> str:
     return "" if spread is None or 100 * spread < 0.05 else f" ± {100 * spread:.1f}"
 
 
-def _times(found: Sequence[float]) -> str:
+def _times(ratios: Sequence[float]) -> str:
     """A ratio, and its range over seeds."""
-    if not found:
+    if not ratios:
         return "-"
-    return f"{found[0]:.2f}x" + (f" ({found[1]:.2f} to {found[2]:.2f})" if len(found) > 1 else "")
+    return f"{ratios[0]:.2f}x" + (f" ({ratios[1]:.2f} to {ratios[2]:.2f})" if len(ratios) > 1 else "")
 
 
 def _share(at: Cost | None, base: Cost, measure: str) -> str:
-    one, all_of_base = getattr(at, measure, None), getattr(base, measure)
-    return f"{100 * one / all_of_base:.0f} %" if one is not None and all_of_base else "-"
+    cost_value, all_of_base = getattr(at, measure, None), getattr(base, measure)
+    return f"{100 * cost_value / all_of_base:.0f} %" if cost_value is not None and all_of_base else "-"
 
 
 def _average(values: Sequence[float | None], digits: int = 1, unit: str = "") -> str:
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.{digits}f}{unit}" if known else "-"
+    present = [value for value in values if value is not None]
+    return f"{fmean(present):.{digits}f}{unit}" if present else "-"
 
 
 TABLES: Mapping[str, Callable[[StudyWorld], Table]] = {
