@@ -312,7 +312,7 @@ def _gap(student: Any, episodes: Sequence[Episode], bench: GpuBench) -> float:
     places = [np.concatenate([np.arange(*turn.response_span) for turn in episode.turns]) for episode in episodes]
     ours = LocalScorer(model=student, max_tokens=bench.micro_tokens, chunk=bench.head_chunk).logprobs(ids, places)
     noted = [np.concatenate([turn.logprobs for turn in episode.turns]) for episode in episodes]
-    return max(float(np.abs(one - other).max()) for one, other in zip(ours, noted, strict=True))
+    return max(float(np.abs(scored - recorded).max()) for scored, recorded in zip(ours, noted, strict=True))
 
 
 # --- The command
@@ -398,20 +398,22 @@ def main(argv: Sequence[str]) -> int:
     if not bench.on_cpu and not torch.cuda.is_available():
         raise TurngymError(f"--device {bench.device}: torch sees no GPU here; valid: cpu")
     torch.set_num_threads(bench.threads)
-    found = measure(bench)
+    measured = measure(bench)
     plan = None if bench.on_cpu else planned(bench)
     name = bench.device if bench.on_cpu else torch.cuda.get_device_name()
-    size = f"{bench.episodes} episodes of {bench.turns} turns, {found.tokens:,} tokens, {found.fed:,} read to play"
+    size = (
+        f"{bench.episodes} episodes of {bench.turns} turns, {measured.tokens:,} tokens, {measured.fed:,} read to play"
+    )
     title = f"{bench.student} student, {bench.teacher} teacher on {name}: {size}"
-    print_table((HEADER, table_rows(found, plan, chip_named(bench.chip))), title)
-    listed = checks(found, bench, plan)
+    print_table((HEADER, table_rows(measured, plan, chip_named(bench.chip))), title)
+    listed = checks(measured, bench, plan)
     for check in listed:
         print(f"{'ok' if check.holds else 'FAILED':>6}  {check.what}: {check.found}", flush=True)
     if bench.json is not None:
         figures = {
             "device": name,
             "cpus": os.cpu_count(),
-            "step": asdict(found),
+            "step": asdict(measured),
             "plan": None if plan is None else asdict(plan),
             "checks": [asdict(check) for check in listed],
         }

@@ -229,10 +229,12 @@ def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) 
     together, rng = np.ones(batch, bool), np.random.default_rng(lengths.seed)
     system = random_ids(rng, lengths.system, vocab)
     tally.kept.timed(partial(peer.begin, system), 0)
-    asked = made_up_turns(rng, turns, [system] * batch, vocab, lengths.observation, lengths.response)
-    for number, turn in enumerate(asked):
+    turns_asked = made_up_turns(rng, turns, [system] * batch, vocab, lengths.observation, lengths.response)
+    for number, turn in enumerate(turns_asked):
         tokens = sum(turn.limits)
-        drawn = [one.ids for one in tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)]
+        drawn = [
+            response.ids for response in tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)
+        ]
         turn.answers.extend(drawn)
         theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), tokens)
         # the histories of rows that differ once differ from then on
@@ -319,7 +321,9 @@ def run_play(bench: PlayBench, threads: int) -> Table:
         base, expected = base or speed, expected or played
         rows.append(row)
         pairs = zip(played, expected, strict=True)
-        equal = sum([a.tolist() for a in one.segments] == [b.tolist() for b in other.segments] for one, other in pairs)
+        equal = sum(
+            [a.tolist() for a in first.segments] == [b.tolist() for b in second.segments] for first, second in pairs
+        )
         same = f"{equal} of {len(expected)} episodes have the ids of this process's"
         print(f"  {name}: {seconds:.2f} s; {same}", flush=True)
     return table_of(rows)
@@ -327,10 +331,10 @@ def run_play(bench: PlayBench, threads: int) -> Table:
 
 def _opened(bench: PlayBench) -> OpenPlay:
     """The household and the model that plays it, as `turngym rollout` opens them."""
-    asked: dict[str, Any] = {"env": HOUSEHOLD.env_id, "split": HOUSEHOLD.split, "env_kwargs": dict(HOUSEHOLD.make)}
-    asked |= {"max_turns": HOUSEHOLD.max_turns, "agent": f"model:{bench.model}", "temperature": 1.0}
-    found = resolve_play([("turngym bench rollout", {**asked, "slots": bench.slots})], usual=ROLLOUT_DEFAULTS)
-    return open_play(found.spec)
+    settings: dict[str, Any] = {"env": HOUSEHOLD.env_id, "split": HOUSEHOLD.split, "env_kwargs": dict(HOUSEHOLD.make)}
+    settings |= {"max_turns": HOUSEHOLD.max_turns, "agent": f"model:{bench.model}", "temperature": 1.0}
+    resolved = resolve_play([("turngym bench rollout", {**settings, "slots": bench.slots})], usual=ROLLOUT_DEFAULTS)
+    return open_play(resolved.spec)
 
 
 # --- The command
@@ -358,7 +362,7 @@ class RolloutBench(Spec):
             yield from needing("--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
             named = (item.name for item in fields_of(PlayBench) if item.name != "episodes")
-            yield from needing("--episodes of 1 or more", *(f"play.{one}" for one in named))
+            yield from needing("--episodes of 1 or more", *(f"play.{name}" for name in named))
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]

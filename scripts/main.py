@@ -90,8 +90,8 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
         return 0 if argv else 2
     if argv[0] not in verbs:
         hint = did_you_mean(argv[0], verbs)
-        more = f"{hint} `{command} --help` lists the verbs." if hint else f"\n\n{usage(command, verbs)}"
-        print(f"{command}: unknown verb {argv[0]!r}.{more}", file=sys.stderr)
+        advice = f"{hint} `{command} --help` lists the verbs." if hint else f"\n\n{usage(command, verbs)}"
+        print(f"{command}: unknown verb {argv[0]!r}.{advice}", file=sys.stderr)
         return 2
     module = verbs[argv[0]]
     if isinstance(module, Group):
@@ -110,10 +110,10 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
             print(f"{command} {argv[0]}: stopped{resume_hint(argv[0], argv[1:])}", file=sys.stderr)
         return exit_status(error)
     except Exception as error:
-        said = system_failure(error)
-        if said is None:
+        reason = system_failure(error)
+        if reason is None:
             raise
-        print(f"{command} {argv[0]}: {said}", file=sys.stderr)
+        print(f"{command} {argv[0]}: {reason}", file=sys.stderr)
         return 2
 
 
@@ -216,18 +216,18 @@ class Terminal:
             self.write(line)
 
     def _plain(self, text: str) -> str:
-        kept, end = "", 0
-        for found in _OURS.finditer(text) if self._stream.isatty() else ():
-            kept += _CODES.sub(_escape, text[end : found.start()]) + found[0]
-            end = found.end()
-        return kept + _CODES.sub(_escape, text[end:])
+        shown, end = "", 0
+        for match in _OURS.finditer(text) if self._stream.isatty() else ():
+            shown += _CODES.sub(_escape, text[end : match.start()]) + match[0]
+            end = match.end()
+        return shown + _CODES.sub(_escape, text[end:])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1]
+def _escape(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
 
 
 FORCING = ("FORCE_COLOR", "TTY_COMPATIBLE")
@@ -264,9 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGPIPE
         # the last lines cannot be written, or a bug of ours: all else that is meant to be said is one line above
         except Exception as error:
-            said = system_failure(error)
-            sys.stderr.write(redacted_traceback(error) if said is None else f"turngym: {said}\n")
-            return 1 if said is None else 2
+            reason = system_failure(error)
+            sys.stderr.write(redacted_traceback(error) if reason is None else f"turngym: {reason}\n")
+            return 1 if reason is None else 2
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any, show: Any, **named: Any) -> None:
@@ -287,7 +287,7 @@ def _interrupt(number: int) -> NoReturn:
 
 def exit_status(error: KeyboardInterrupt) -> int:
     """The exit status that shells use: 128 plus the number of the signal, which the error holds (Python's: none)."""
-    return 128 + next((one for one in error.args if isinstance(one, int)), signal.SIGINT)
+    return 128 + next((argument for argument in error.args if isinstance(argument, int)), signal.SIGINT)
 
 
 def resume_hint(verb: str, argv: Sequence[str]) -> str:
@@ -306,8 +306,8 @@ def resume_hint(verb: str, argv: Sequence[str]) -> str:
         if out is None:
             return "; without --out nothing is kept"
         trace = out / "trace.jsonl" if verb == "eval" else out
-        more = "the same command plays the others" if verb == "eval" else "--append plays the others"
-        return f"; episodes that had ended are in {trace}: {more}" if trace.is_file() else "; no episode had ended"
+        advice = "the same command plays the others" if verb == "eval" else "--append plays the others"
+        return f"; episodes that had ended are in {trace}: {advice}" if trace.is_file() else "; no episode had ended"
     return ""
 
 

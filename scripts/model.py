@@ -139,20 +139,20 @@ def average(run: Path, *, last: int = 4) -> Path:
 
     from turngym.trainers.checkpoint import MODEL, list_checkpoints
 
-    found, out = list_checkpoints(run), run / AVERAGE / MODEL
-    if last < 2 or len(found) < last:
-        kept = f"{run} has {len(found)} checkpoints; train with --keep-checkpoints {last} to average {last}"
-        raise TurngymError(kept if last > 1 else f"--last is {last}; valid: at least 2")
+    checkpoints, out = list_checkpoints(run), run / AVERAGE / MODEL
+    if last < 2 or len(checkpoints) < last:
+        problem = f"{run} has {len(checkpoints)} checkpoints; train with --keep-checkpoints {last} to average {last}"
+        raise TurngymError(problem if last > 1 else f"--last is {last}; valid: at least 2")
     if out.exists():
         raise ModelError(f"{out} is there already; remove it to average anew")
-    folders = [checkpoint / MODEL for checkpoint in found[-last:]]
+    folders = [checkpoint / MODEL for checkpoint in checkpoints[-last:]]
     model = load_model(folders[-1])
     with torch.no_grad():
         for count, folder in enumerate(folders[:-1], start=2):
-            other = dict(load_model(folder).named_parameters())
+            weights = dict(load_model(folder).named_parameters())
             # a running mean, which needs two models in memory; tied weights are named once
             for name, weight in model.named_parameters():
-                weight.lerp_(other[name], 1 / count)
+                weight.lerp_(weights[name], 1 / count)
     _write(model, out, *lineage(folders[-1]))
     return out
 
@@ -182,10 +182,10 @@ def _verify(folder: Path) -> int:
             "of older versions have none"
         )
     files, problems = 0, list[str]()
-    for place in sealed:
+    for sealed_folder in sealed:
         try:
-            files += len(read_sums(place))
-            problems += [f"{place}: {problem}" for problem in changed_sums(place)]
+            files += len(read_sums(sealed_folder))
+            problems += [f"{sealed_folder}: {problem}" for problem in changed_sums(sealed_folder)]
         except ChangedFileError as error:
             problems.append(str(error))
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")

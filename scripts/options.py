@@ -304,13 +304,13 @@ def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
 
     Raises TurngymError if the option is given without a value, or twice: no value would be read but the last.
     """
-    rest: list[str] = []
+    others: list[str] = []
     values: list[str] = []
     remaining = iter(argv)
     for word in remaining:
         option, equals, value = word.partition("=")
         if option != name:
-            rest.append(word)
+            others.append(word)
             continue
         value = value if equals else next(remaining, "")
         if not value or (not equals and is_option(value)):
@@ -318,20 +318,20 @@ def pop_option(argv: Sequence[str], name: str) -> tuple[list[str], str | None]:
         values.append(value)
     if len(values) > 1:
         raise TurngymError(f"{name} is given {len(values)} times ({', '.join(values)}); valid: once")
-    return rest, values[0] if values else None
+    return others, values[0] if values else None
 
 
-def _keep_inputs(own: Any, config: str | None, others: Sequence[Mapping[str, Any]]) -> None:
+def _keep_inputs(options: Any, config: str | None, tables: Sequence[Mapping[str, Any]]) -> None:
     """Raises TurngymError where `--out` is a file that a setting names: a path, or a text behind a `=` or `:` of it."""
-    out = getattr(own, "out", None)
+    out = getattr(options, "out", None)
     # every verb writes into a folder beside what is there, or one file
     if out is None or not goal_of(out := user_path(out)).is_file():
         return
-    values = [value for path, value in flat(to_table(own)).items() if path != "out"]
-    values += [config, *(value for table in others for value in flat(table).values())]
-    texts = [one for value in values for one in (value if isinstance(value, list | tuple) else [value])]
+    values = [value for path, value in flat(to_table(options)).items() if path != "out"]
+    values += [config, *(value for table in tables for value in flat(table).values())]
+    texts = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     named = [text for text in texts if isinstance(text, str)]
-    named += [text[place + 1 :] for text in named for place, letter in enumerate(text) if letter in "=:"]
+    named += [text[index + 1 :] for text in named for index, letter in enumerate(text) if letter in "=:"]
     keep_inputs(out, named, TurngymError)
 
 
@@ -339,9 +339,9 @@ def list_presets(argv: Sequence[str]) -> bool:
     """Prints the table of presets if `argv` asks for `--preset list`, and returns whether it did."""
     from turngym.agents.presets import preset_table
 
-    asked = "--preset=list" in argv or ("--preset", "list") in pairwise(argv)
+    wanted = "--preset=list" in argv or ("--preset", "list") in pairwise(argv)
     # one of two would not be read
-    asked = asked and sum(word.partition("=")[0] == "--preset" for word in argv) == 1
-    if asked:
+    wanted = wanted and sum(word.partition("=")[0] == "--preset" for word in argv) == 1
+    if wanted:
         print(table_text(preset_table(), "presets (docs/presets.md says where they come from)"), end="")
-    return asked
+    return wanted

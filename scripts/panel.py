@@ -97,8 +97,8 @@ def _export_prompts(command: ExportPrompts) -> int:
         if form == "tasks":
             count = write_prompt_rows(_rows(env, task_ids, hashes, command.seed), command.out)
         elif questions:
-            asked = [env.unwrapped.source.questions[name] for name in task_ids]
-            count = write_prompts(asked, command.out, command.prompt)
+            played = [env.unwrapped.source.questions[name] for name in task_ids]
+            count = write_prompts(played, command.out, command.prompt)
         else:
             raise TurngymError("--form search-r1: only questions of turngym/Search-v0 have it; use --form tasks")
     finally:
@@ -109,37 +109,37 @@ def _export_prompts(command: ExportPrompts) -> int:
 
 def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]:
     """Opens the environment; returns it with its task ids and the expected hash of each task."""
-    more = _data(command.data)
+    given = _data(command.data)
     if command.panel is not None:
         if command.env is not None:
             raise TurngymError("export-prompts takes a panel or --env, not both")
         panel = load_panel(command.panel)
-        env: Any = panel.make_env(**more, channel=command.channel)
+        env: Any = panel.make_env(**given, channel=command.channel)
         return env, panel.task_ids, {task.task_id: task.sha256 for task in panel.tasks}
     if command.env is None:
         raise TurngymError("export-prompts needs a panel, or --env with the environment whose tasks are written")
-    arguments = _arguments(command.env_kwargs, more)
+    arguments = _arguments(command.env_kwargs, given)
     env = env_maker(command.env, **arguments, channel=command.channel)()
     return env, tasks_of(env.unwrapped), {}
 
 
-def _arguments(env_kwargs: str, more: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(env_kwargs: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `gym.make` in JSON, and `more` that have options of their own. Raises TurngymError for one that is
     in both, and for a channel: it is the agent's, who is told how to write."""
-    given = json_object("--env-kwargs", env_kwargs)
-    if "channel" in given:
-        raise TurngymError(f"--env-kwargs: channel is {brief(given['channel'], 80)}; valid: --channel")
-    for name in more.keys() & given.keys():
+    kwargs = json_object("--env-kwargs", env_kwargs)
+    if "channel" in kwargs:
+        raise TurngymError(f"--env-kwargs: channel is {brief(kwargs['channel'], 80)}; valid: --channel")
+    for name in options.keys() & kwargs.keys():
         raise TurngymError(f"{name} is given by itself and among --env-kwargs; valid: once")
-    return {**given, **more}
+    return {**kwargs, **options}
 
 
 def _rows(env: Any, task_ids: Sequence[str], hashes: dict[str, str], seed: int) -> Iterator[dict[str, Any]]:
     """Yields, for each task, the messages that a policy reads on its first turn."""
     for index, task_id in enumerate(task_ids):
         job = Job(task_id=task_id, seed=seed, sha256=hashes.get(task_id, ""))
-        said = begin(env, job, number=index, system=None, renderer=None).conversation
-        yield prompt_row(said.task, said.system, said.observation, index=index, seed=seed)
+        conversation = begin(env, job, number=index, system=None, renderer=None).conversation
+        yield prompt_row(conversation.task, conversation.system, conversation.observation, index=index, seed=seed)
 
 
 class SearchTests(Spec):
@@ -303,11 +303,13 @@ def _write(command: Write) -> int:
 
 def _export_games(command: ExportGames) -> int:
     panel = None if command.panel is None else load_panel(command.panel)
-    given = json_object("--env-kwargs", command.env_kwargs)
+    kwargs = json_object("--env-kwargs", command.env_kwargs)
     if panel is not None and plain_id(panel.env_id) != ALFWorldEnv.env_id:
-        what = f"its tasks are of {panel.env_id}"
-        raise TurngymError(f"panel export-games {panel.full_name}: {what}; games are exported of {ALFWorldEnv.env_id}")
-    env = make(ALFWorldEnv.env_id, given) if panel is None else panel.make_env()
+        problem = f"its tasks are of {panel.env_id}"
+        raise TurngymError(
+            f"panel export-games {panel.full_name}: {problem}; games are exported of {ALFWorldEnv.env_id}"
+        )
+    env = make(ALFWorldEnv.env_id, kwargs) if panel is None else panel.make_env()
     try:
         base: Any = env.unwrapped
         ids = tasks_of(base) if panel is None else panel.task_ids

@@ -68,12 +68,15 @@ def plan_table(options: PlanOptions) -> Table:
     return table_of(
         {
             "GPUs": str(gpus),
-            **{f"{'teacher' if one == 'scoring' else one} GB": f"{getattr(found, one) / 1e9:.1f}" for one in memory},
-            "fits": "yes" if found.fits else "no",
-            "at once": str(found.at_once),
-            **{f"{one} s": f"{getattr(found, f'{one}_s'):.1f}" if found.fits else "-" for one in seconds},
+            **{
+                f"{'teacher' if part == 'scoring' else part} GB": f"{getattr(planned, part) / 1e9:.1f}"
+                for part in memory
+            },
+            "fits": "yes" if planned.fits else "no",
+            "at once": str(planned.at_once),
+            **{f"{part} s": f"{getattr(planned, f'{part}_s'):.1f}" if planned.fits else "-" for part in seconds},
         }
-        for gpus, found in _estimates(options).items()
+        for gpus, planned in _estimates(options).items()
     )
 
 
@@ -91,10 +94,10 @@ def traffic_table(options: PlanOptions) -> Table:
     """What each GPU receives in a step, one line per number of GPUs."""
     names = {"to_play": "to play", "update": "update", "teacher": "teacher", "top_k": "top K", "episodes": "episodes"}
     names |= {"all": "together", "to_server": "to a server"}
-    found = {gpus: traffic(*_models(options), gpus, options.work) for gpus in options.gpus}
+    by_gpus = {gpus: traffic(*_models(options), gpus, options.work) for gpus in options.gpus}
     return table_of(
-        {"GPUs": str(gpus), **{f"{name} GB": f"{getattr(one, key) / 1e9:.2f}" for key, name in names.items()}}
-        for gpus, one in found.items()
+        {"GPUs": str(gpus), **{f"{name} GB": f"{getattr(moved, key) / 1e9:.2f}" for key, name in names.items()}}
+        for gpus, moved in by_gpus.items()
     )
 
 
@@ -102,15 +105,15 @@ def notes(options: PlanOptions) -> list[str]:
     """Says in sentences which assumptions the figures rest on."""
     chip, work = chip_named(options.chip), options.work
     tokens, rows = work.episodes * work.tokens, len(work.row_lengths)
-    whole = "sharded, too" if work.shard_teacher else "whole on every GPU"
-    more = "" if options.teacher is None else f"; the {work.teacher_dtype} teacher, {whole}"
-    more += f"; the initial policy, in {work.teacher_dtype}, {whole}" if work.reference == "own" else ""
-    more += "; the critic's own three" if work.critic == "model" else ""
+    spread = "sharded, too" if work.shard_teacher else "whole on every GPU"
+    others = "" if options.teacher is None else f"; the {work.teacher_dtype} teacher, {spread}"
+    others += f"; the initial policy, in {work.teacher_dtype}, {spread}" if work.reference == "own" else ""
+    others += "; the critic's own three" if work.critic == "model" else ""
     copied = work.played_dtype != work.dtype
     served = work.engine != "local"
-    more += "; the student that plays ahead, whole" if work.ahead else ""
-    more += "; the copy of the student that plays, whole" if copied and not served else ""
-    more += "; the merged weights that play, whole" if work.lora_rank and not copied and not served else ""
+    others += "; the student that plays ahead, whole" if work.ahead else ""
+    others += "; the copy of the student that plays, whole" if copied and not served else ""
+    others += "; the merged weights that play, whole" if work.lora_rank and not copied and not served else ""
     trained = "gradients and AdamW's moments"
     held = f"{work.dtype} weights, {trained} of the student"
     if work.lora_rank:
@@ -121,7 +124,7 @@ def notes(options: PlanOptions) -> list[str]:
         f"{work.turns * work.response / work.tokens:.0%} sampled); {chip.name}: {chip.memory / 1e9:.0f} GB, "
         f"{chip.flops / 1e12:.3g} TFLOP/s in bfloat16, {chip.flops32 / 1e12:.3g} in float32, "
         f"{chip.bandwidth / 1e12:.2f} TB/s.",
-        f"states: {held}, sharded over all GPUs{more}. update, teacher and rollout come on top, one after the other; "
+        f"states: {held}, sharded over all GPUs{others}. update, teacher and rollout come on top, one after the other; "
         "peak is the largest sum.",
         f"at once: episodes that one GPU plays side by side; the {work.played_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.played_dtype) / 1e9:.2f} GB.",
@@ -144,17 +147,17 @@ def notes(options: PlanOptions) -> list[str]:
 
 def _whole(options: PlanOptions) -> list[str]:
     """Hours of the whole run, and what to change where it does not fit."""
-    found, said = _estimates(options), []
+    estimates, lines = _estimates(options), []
     if options.steps is not None:
         evaluations = 1 + -(-options.steps // options.eval_every) if options.eval_every else 0
         hours = [
-            f"{gpus}: {(options.steps * one.step_s + evaluations * one.eval_s) / 3600:.1f}"
-            for gpus, one in found.items()
-            if one.fits
+            f"{gpus}: {(options.steps * planned.step_s + evaluations * planned.eval_s) / 3600:.1f}"
+            for gpus, planned in estimates.items()
+            if planned.fits
         ]
-        what = f"{options.steps} steps and {evaluations} evaluations"
-        said.append(f"the run: {what} take, in hours by GPUs, {', '.join(hours) or 'nothing, as nothing fits'}.")
-    if not all(one.fits for one in found.values()):
+        work_text = f"{options.steps} steps and {evaluations} evaluations"
+        lines.append(f"the run: {work_text} take, in hours by GPUs, {', '.join(hours) or 'nothing, as nothing fits'}.")
+    if not all(planned.fits for planned in estimates.values()):
         work, frozen = options.work, options.teacher is not None or options.work.reference == "own"
         changes = {
             "--lora-rank 16": not work.lora_rank,
@@ -165,44 +168,44 @@ def _whole(options: PlanOptions) -> list[str]:
             "a smaller --micro-tokens": True,
             "a smaller model or a larger chip": True,
         }
-        said.append(f"where it does not fit: {', '.join(name for name, helps in changes.items() if helps)}.")
-    return said
+        lines.append(f"where it does not fit: {', '.join(name for name, helps in changes.items() if helps)}.")
+    return lines
 
 
 def _ahead(options: PlanOptions) -> list[str]:
     """Seconds of a step in which servers play while the trainer learns."""
     # servers record a token's operations once and start them together (CUDA graphs)
     served = _estimates(changed(options, work=changed(options.work, start_us=0.0)))
-    said = []
-    for gpus, here in _estimates(options).items():
+    seconds = []
+    for gpus, in_turn in _estimates(options).items():
         ahead = max(served[gpus].rollout_s, served[gpus].teacher_s + served[gpus].update_s)
-        said += [f"{gpus}: {ahead:.1f} instead of {here.step_s:.1f}"] if here.fits else []
+        seconds += [f"{gpus}: {ahead:.1f} instead of {in_turn.step_s:.1f}"] if in_turn.fits else []
     return [
         "step s: in turn, nothing overlaps. With --staleness 1 and engines of their own (--policy-server) on as many "
-        f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(said)}."
-    ] * bool(said)
+        f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(seconds)}."
+    ] * bool(seconds)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym plan`; the exit status is 1 if nothing fits."""
     words, file = pop_option(argv, CONFIG)
-    asked = None if file is None else read_toml(file, provenance=True)
-    run = {} if asked is None else plain(of_run(asked, str(file)))
+    run_table = None if file is None else read_toml(file, provenance=True)
+    run = {} if run_table is None else plain(of_run(run_table, str(file)))
     options = read_options(PlanOptions, words, prog="turngym plan", about=__doc__, below=run)
     if (options.chip.upper() == "CPU" or options.work.engine != "local") and "--gpus" not in words:
         options = changed(options, gpus=(1,))
     table = plan_table(options)
     print_table(table, f"{options.student} taught by {options.teacher or 'nobody'} on {chip_named(options.chip).name}")
     print_table(traffic_table(options), "what each GPU receives in a step")
-    print("\n".join([*notes(options), *([] if asked is None else notes_of_run(asked, str(file)))]))
+    print("\n".join([*notes(options), *([] if run_table is None else notes_of_run(run_table, str(file)))]))
     return 0 if any(row[6] == "yes" for row in table[1]) else 1
 
 
 def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
     """What the settings of a training run, read as `turngym train` does, ask for: what it plays, the models that it
     holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
-    found = _run_config(table, where)
-    config, asked = found.spec, flat(found.asked or {})
+    resolved = _run_config(table, where)
+    config, given = resolved.spec, flat(resolved.asked or {})
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
     chat = chat_settings(config.chat, ChatSettings.load(config.models.student), play.env.id)
     work: dict[str, Any] = {
@@ -228,7 +231,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "shard_teacher": config.part("frozen").shard_teacher,
     }
     # a limit is no length, but the longest that a response may be
-    if "chat.max_new_tokens" in asked or play.preset or (config.models.student / CHAT_FILE).is_file():
+    if "chat.max_new_tokens" in given or play.preset or (config.models.student / CHAT_FILE).is_file():
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
@@ -243,41 +246,43 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         teacher=str(config.teacher) if held else None,
         work=StepWorkload(**work),
         eval_every=run.eval_every,
-        steps=run.steps if "run.steps" in asked else None,
+        steps=run.steps if "run.steps" in given else None,
     )
 
 
 def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
     """What a run does that is in no column: its learning rate and updates, and what is not counted."""
-    found = _run_config(table, where)
-    config = found.spec
+    resolved = _run_config(table, where)
+    config = resolved.spec
     algorithm, adapters = build_algorithm(config), config.lora is not None
     updates = min(config.optimizer.minibatches, config.run.episodes) * config.optimizer.ppo_epochs
-    given = at(found.asked, "optimizer.lr") is not None
-    said = "as given" if given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
-    others = ", ".join(
+    is_given = at(resolved.asked, "optimizer.lr") is not None
+    source = "as given" if is_given else f"the usual one of {config.algorithm}{' with adapters' if adapters else ''}"
+    uncounted = ", ".join(
         name
-        for name, there in (
+        for name, present in (
             ("teachers of --also", any(further_env(text).teacher for text in config.play.also)),
             ("fewer adapters than on every linear layer (--lora.targets)", config.lora and config.lora.targets),
             (f"up to {algorithm.refill} further rounds of episodes a step (refill)", algorithm.refill),
             ("a teacher that plays, too", algorithm.teacher_mix or algorithm.guide),
             ("a judge that is a model", "model" in (kind_of(type(config.part("judge"))) or "")),
         )
-        if there
+        if present
     )
     return [
-        f"learning rate: {config.optimizer.lr:g}, {said} (--optimizer.lr). Updates: {updates} a step "
+        f"learning rate: {config.optimizer.lr:g}, {source} (--optimizer.lr). Updates: {updates} a step "
         "(--optimizer.minibatches, --optimizer.ppo-epochs).",
-        *([f"not counted: {others}."] if others else []),
+        *([f"not counted: {uncounted}."] if uncounted else []),
     ]
 
 
 def _run_config(table: Mapping[str, Any], where: str) -> Resolved[TrainConfig]:
     # a file that names no algorithm is meant for the one whose settings it has
-    own = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
+    algorithm = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
     needed = Layer(name="plan", table={"student": "1.7B", "out": "."}, asked=True)
-    return resolve_training(str(table.get("algorithm", own)), [needed, Layer(name=where, table=table, asked=True)])
+    return resolve_training(
+        str(table.get("algorithm", algorithm)), [needed, Layer(name=where, table=table, asked=True)]
+    )
 
 
 def _reference(config: TrainConfig, algorithm: Algorithm) -> str:

@@ -54,10 +54,10 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    asked = VERB.asked(argv)
-    options, found = asked.own, resolve_game(asked.layers)
-    if asked.show:
-        print(whole_toml(found), end="")
+    line = VERB.asked(argv)
+    options, resolved = line.own, resolve_game(line.layers)
+    if line.show:
+        print(whole_toml(resolved), end="")
         return 0
     console = Console(highlight=False)
     styles = {"observation": "bold", "note": "dim italic", "list": "cyan"}
@@ -65,7 +65,7 @@ def main(argv: Sequence[str], ask: Callable[[], str] | None = None) -> int:
     def say(text: str, kind: str) -> None:
         console.print(Text(text, style=styles[kind]))
 
-    make = env_maker(found.spec.play.env.id, **found.spec.made)
+    make = env_maker(resolved.spec.play.env.id, **resolved.spec.made)
     task_id = options.task or _draw(make, options.seed)
     say(f"Task {task_id}", "note")
     agent = HumanAgent(ask or (lambda: console.input("[green]> [/green]")), say)
@@ -92,5 +92,5 @@ def _draw(make: Callable[..., object], seed: int) -> str:
 def _summary(episode: Episode) -> str:
     invalid = sum(not turn.verdict.valid for turn in episode.turns)
     end = "solved" if episode.success else "not solved"
-    how = "" if episode.status is Status.COMPLETED else f" ({episode.meta.get('error', episode.status.value)})"
-    return f"{end}{how} in {episode.depth} turns, {invalid} of them invalid"
+    ending = "" if episode.status is Status.COMPLETED else f" ({episode.meta.get('error', episode.status.value)})"
+    return f"{end}{ending} in {episode.depth} turns, {invalid} of them invalid"

@@ -73,27 +73,27 @@ class AnyOptions(Spec):
         kwargs = {**asked.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
         base = probe(asked.env_id, kwargs)
         agents = {name: f"model:{folder}" for name, folder in models.items()} | {"expert": self.expert}
-        found = {name: self._played(asked, agent, kwargs, len(tasks_of(base))) for name, agent in agents.items()}
-        numbers = {name: scores.overall for name, scores in found.items()}
+        scores_of = {name: self._played(asked, agent, kwargs, len(tasks_of(base))) for name, agent in agents.items()}
+        numbers = {name: scores.overall for name, scores in scores_of.items()}
         table = {
             name: {"avg": row.avg.mean, "low": row.avg.low, "high": row.avg.high, "episodes": row.episodes}
             for name, row in numbers.items()
         }
         (out / SUCCESS_FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        text = table_text(columns(success_table(found)))
+        text = table_text(columns(success_table(scores_of)))
         # rewards tell a group's attempts apart only where some win
         if "student" in table and not table["student"]["avg"]:
             text += f"the student won nothing, and rewards compare: --student-steps above {self.student_steps}\n"
         return text
 
-    def _played(self, asked: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:
+    def _played(self, world: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:
         many = min(tasks, self.eval_episodes)
         samples = max(self.eval_episodes // many, 1)
-        more: dict[str, Any] = {"tasks": many, "samples": samples, "seed": asked.seed, "env_kwargs": kwargs}
+        settings: dict[str, Any] = {"tasks": many, "samples": samples, "seed": world.seed, "env_kwargs": kwargs}
         # where every task is played, drawing would only change their order
-        more |= {"draw": many < tasks, "progress": False}
-        more |= {"threads": 1} if agent.startswith("model:") else {}
-        return score(play_episodes(asked.env_id, agent, **more).episodes)
+        settings |= {"draw": many < tasks, "progress": False}
+        settings |= {"threads": 1} if agent.startswith("model:") else {}
+        return score(play_episodes(world.env_id, agent, **settings).episodes)
 
 
 class Pretrain(Spec):
@@ -120,7 +120,7 @@ class Pretrain(Spec):
         if "/" not in self.world:
             names = (item.name for item in fields_of(AnyOptions))
             yield from needing(
-                "an environment by its id as --world (an embedded one has its own)", *(f"any.{one}" for one in names)
+                "an environment by its id as --world (an embedded one has its own)", *(f"any.{name}" for name in names)
             )
 
 
@@ -139,15 +139,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _any(options: Pretrain) -> int:
     """The tiny models of an environment by its id, and how often each of them succeeds."""
-    asked = options.any.world(options.world, steps=options.steps, seed=options.seed)
+    any_world = options.any.world(options.world, steps=options.steps, seed=options.seed)
     with locked_folder(options.out):
-        world = _seeded(asked.world(), changed(options, steps=None))
+        world = _seeded(any_world.world(), changed(options, steps=None))
         roles = [options.role] if options.role else [*world.recipes]
         _check_role(world, roles[0])
         models = {role: pretrain(world, world.recipes[role], options.out / role, options.resume) for role in roles}
         if options.any.eval_episodes:
             untrained = {"untrained": options.out / roles[0] / "untrained"}
-            print(options.any.measured(asked, {**untrained, **models}, options.out), end="")
+            print(options.any.measured(any_world, {**untrained, **models}, options.out), end="")
         for role, folder in models.items():
             print(f"{role} in {folder}")
     return 0
@@ -194,15 +194,15 @@ def pretrain(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool =
 
 def sft_settings(world: EmbeddedWorld, recipe: TinyRecipe) -> dict[str, Any]:
     """Settings of `turngym.trainers.train` that make a tiny model of `world` by supervised fine-tuning."""
-    own = {"noise": recipe.noise, "mistakes": recipe.mistakes, "weight": recipe.weight}
+    sft = {"noise": recipe.noise, "mistakes": recipe.mistakes, "weight": recipe.weight}
     if recipe.players:
-        own |= {"players": recipe.players, "loop_after": recipe.loop_after, "loop_slips": recipe.loop_slips}
-        own |= {"train_on": "both"}
+        sft |= {"players": recipe.players, "loop_after": recipe.loop_after, "loop_slips": recipe.loop_slips}
+        sft |= {"train_on": "both"}
     warmup = min(20, recipe.steps // 5)
     return {
         **world.settings(),
         "expert": world.expert,
-        "sft": own,
+        "sft": sft,
         "steps": recipe.steps,
         "seed": recipe.seed,
         "episodes": recipe.episodes,

@@ -80,48 +80,48 @@ def sections(
 ) -> list[Section]:
     """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all. Methods
     without episodes are not in `scores`; without diagnostics (`found`) the report has none."""
-    made = []
+    built = []
     if (table := paired.table()) is not None:
-        made.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
+        built.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
     if scores:
         counted = [method for method in methods if method.name in scores]
         success = _by_panel(
-            counted, "success", lambda group: success_table({one.name: scores[one.name] for one in group})
+            counted, "success", lambda group: success_table({shown.name: scores[shown.name] for shown in group})
         )
         text = "The last evaluation. Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes "
         text += "that ended in errors are not counted."
         text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
-        told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
-        made.append(Section(title="Success (%)", parts=(*success, text, *told)))
-        made.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
+        departures_told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
+        built.append(Section(title="Success (%)", parts=(*success, text, *departures_told)))
+        built.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
     noted = {method.name: [run.used for run in method.runs if run.used is not None] for method in methods}
-    used = {name: sum(each, start=Usage()) for name, each in noted.items() if each}
+    used = {name: sum(usages, start=Usage()) for name, usages in noted.items() if usages}
     for table in usage_table(used):
-        made.append(Section(title="Tokens and cost", parts=(("usage", table),)))
+        built.append(Section(title="Tokens and cost", parts=(("usage", table),)))
     if differ := _by_panel(methods, "settings", settings_table):
-        made.append(Section(title="Settings that differ", parts=tuple(differ)))
+        built.append(Section(title="Settings that differ", parts=tuple(differ)))
     if any(method.records for method in methods):
-        made.append(Section(title="Training", parts=tuple(_training(methods))))
-    made += _diagnostics(found)
+        built.append(Section(title="Training", parts=tuple(_training(methods))))
+    built += _diagnostics(found)
     traces = {method.name: item for method in methods if (item := trace_curves_of(method)) is not None and item.turns}
     if traces:
         places = {method.name: method.place for method in methods}
-        made.append(Section(title="Episodes", parts=tuple(episode_figures(traces, places))))
+        built.append(Section(title="Episodes", parts=tuple(episode_figures(traces, places))))
     skipped = [line for method in methods for run in method.runs for line in run.skipped]
     if skipped:
-        made.append(Section(title="Skipped", parts=("\n".join(f"- {line}" for line in skipped),)))
-    return made
+        built.append(Section(title="Skipped", parts=("\n".join(f"- {line}" for line in skipped),)))
+    return built
 
 
 def _by_panel(methods: Sequence[Method], name: str, make: Callable[[Sequence[Method]], Table | None]) -> list[Part]:
     """The table of each panel's methods, under the panel's name where there are several; what was not evaluated has one
     of its own."""
     groups = panels_of(methods)
-    others = [method for method in methods if not any(method in group for group in groups)]
+    apart = [method for method in methods if not any(method in group for group in groups)]
     if len(groups) < 2:
-        groups, others = [list(methods)], []
+        groups, apart = [list(methods)], []
     parts: list[Part] = []
-    for number, group in enumerate([*groups, *([others] if others else [])], 1):
+    for number, group in enumerate([*groups, *([apart] if apart else [])], 1):
         if (table := make(group)) is None:
             continue
         run = group[0].first
@@ -154,30 +154,32 @@ def _training(methods: Sequence[Method]) -> list[Part]:
     return [*parts, *(accuracy_figure(world, rows, places) for world, rows in worlds.items())]
 
 
-def _diagnostics(found: Sequence[Diagnosed]) -> list[Section]:
-    if not found:
+def _diagnostics(diagnosed_runs: Sequence[Diagnosed]) -> list[Section]:
+    if not diagnosed_runs:
         return []
     # brings torch, which a report of evaluations does without
     from turngym.scripts.report_turns import turn_figures
     from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
-    notes = tuple(f"{run.name}: settings not known ({run.note})" for run in found if run.note)
+    notes = tuple(f"{run.name}: settings not known ({run.note})" for run in diagnosed_runs if run.note)
     regimes = {
         run.name: {
-            f"{phase} ({run.diagnosis.by_turn.curves[phase].steps})": MeasuredRegime(regime=one)
-            for phase, one in run.diagnosis.regimes.items()
+            f"{phase} ({run.diagnosis.by_turn.curves[phase].steps})": MeasuredRegime(regime=signs)
+            for phase, signs in run.diagnosis.regimes.items()
         }
-        for run in found
+        for run in diagnosed_runs
     }
     measured: tuple[Part, ...] = (("regime", regime_table(regimes)), ABOUT) if any(regimes.values()) else ()
-    controller, counterfactual, budget, horizon = depth_figures(found)
-    depth: list[Part] = [*notes, ("budget", budget_table(found)), budget]
+    controller, counterfactual, budget, horizon = depth_figures(diagnosed_runs)
+    depth: list[Part] = [*notes, ("budget", budget_table(diagnosed_runs)), budget]
     depth += [*([controller] if controller.panels else []), counterfactual]
-    depth += [("variants", variant_table(found))] if any(run.diagnosis.variants for run in found) else []
+    depth += (
+        [("variants", variant_table(diagnosed_runs))] if any(run.diagnosis.variants for run in diagnosed_runs) else []
+    )
     return [
-        Section(title="Along an episode", parts=(*measured, *turn_figures(found))),
+        Section(title="Along an episode", parts=(*measured, *turn_figures(diagnosed_runs))),
         Section(title="Depth and weights", parts=(*depth, horizon)),
-        Section(title="Time and numerics", parts=tuple(cost_figures(found))),
+        Section(title="Time and numerics", parts=tuple(cost_figures(diagnosed_runs))),
     ]
 
 
@@ -200,12 +202,12 @@ def head(
 ) -> Head:
     """The head of a report: title, summary and facts."""
     runs = [run for method in methods for run in method.runs]
-    envs = dict.fromkeys(one.task.env_id for run in runs for one in run.episodes)
+    envs = dict.fromkeys(shown.task.env_id for run in runs for shown in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
     panels = dict.fromkeys(run.panel for run in runs if run.panel)
-    names = [one.label for one in methods if one.records] or [one.label for one in methods]
+    names = [shown.label for shown in methods if shown.records] or [shown.label for shown in methods]
     where = ", ".join(panels or envs) + (", scores approximate" if approximate(scores) else "")
-    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(one) for one in methods]
+    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(shown) for shown in methods]
     return Head(
         title=title or ", ".join(names) + (f": {where}" if where else ""),
         summary=" ".join([*_outcome(paired), *_levels(scores, paired), *_costs(methods)]),
@@ -215,11 +217,11 @@ def head(
 
 def _origin(method: Method) -> str:
     """`opd: opd, student A, teacher B, seeds 0, 1, 2026-11-25`; empty if nothing is known."""
-    own = method.first.config
-    parts = [str(own["algorithm"])] if "algorithm" in own else []
+    config = method.first.config
+    parts = [str(config["algorithm"])] if "algorithm" in config else []
     for role in ("student", "teacher", "agent"):
-        found = dict.fromkeys(short(run.config[role]) for run in method.runs if run.config.get(role))
-        parts += [f"{role} {', '.join(found)}"] if found else []
+        names = dict.fromkeys(short(run.config[role]) for run in method.runs if run.config.get(role))
+        parts += [f"{role} {', '.join(names)}"] if names else []
     seeds = [str(run.seed) for run in method.runs if run.seed is not None]
     parts += [f"seeds {', '.join(seeds)}"] if len(seeds) > 1 else []
     started = [str(run.config["provenance"]["started"])[:10] for run in method.runs if "provenance" in run.config]
@@ -231,12 +233,13 @@ def _outcome(paired: Paired) -> list[str]:
     """The clearest comparison in a sentence."""
     if paired.clearest is None:
         return [f"{row.name}: {row.refused}." for row in paired.rows[:1]]
-    row, one = paired.clearest
-    seeds = "{} and {} seeds".format(*reversed(one.seeds))
-    said = {"yes": f"{seeds}, clear of zero", "no": f"{seeds}, not told from zero"}
+    row, difference = paired.clearest
+    seeds = "{} and {} seeds".format(*reversed(difference.seeds))
+    verdicts = {"yes": f"{seeds}, clear of zero", "no": f"{seeds}, not told from zero"}
     alone = "one run each, which says nothing about other seeds"
     name = row.name.removesuffix(", score")
-    return [f"{name}: {one} points of {row.what} on {one.tasks} shared tasks, {said.get(one.told, alone)}."]
+    verdict = verdicts.get(difference.told, alone)
+    return [f"{name}: {difference} points of {row.what} on {difference.tasks} shared tasks, {verdict}."]
 
 
 def approximate(scores: Mapping[str, Scores]) -> list[str]:
@@ -247,20 +250,20 @@ def approximate(scores: Mapping[str, Scores]) -> list[str]:
 def _levels(scores: Mapping[str, Scores], paired: Paired) -> list[str]:
     """Success as it is compared."""
     levels = {name: percent(paired.levels.get(name, item.overall.avg.mean)) for name, item in scores.items()}
-    found = ", ".join(f"{name} {scores[name].mark}{level} %" for name, level in levels.items())
-    return [f"Success: {found}."] if found else []
+    listed = ", ".join(f"{name} {scores[name].mark}{level} %" for name, level in levels.items())
+    return [f"Success: {listed}."] if listed else []
 
 
 def _costs(methods: Sequence[Method]) -> list[str]:
     table = training_table(methods)[1]
-    found = ", ".join(f"{name} {seconds} s for {steps} steps" for name, _, steps, seconds, *_ in table)
-    return [f"Training took {found}."] if found else []
+    listed = ", ".join(f"{name} {seconds} s for {steps} steps" for name, _, steps, seconds, *_ in table)
+    return [f"Training took {listed}."] if listed else []
 
 
 def as_markdown(top: Head, made: Sequence[Section], drawn: bool) -> str:
     """The report as Markdown; with `drawn` figures appear as images of `figures/`."""
-    said = [top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
-    parts = [f"# {markup(top.title, 'markdown')}", *(lines_of(part) for part in said if part)]
+    head_parts = [top.summary, "\n".join(f"- {fact}" for fact in top.facts)]
+    parts = [f"# {markup(top.title, 'markdown')}", *(lines_of(part) for part in head_parts if part)]
     for section in made:
         texts = [text for part in section.parts if (text := _markdown(part, drawn))]
         parts += [f"## {markup(section.title, 'markdown')}", *texts] if texts else []
@@ -321,11 +324,11 @@ def _text(text: str) -> str:
 
 
 def _figure(figure: Figure, panels: Sequence[str]) -> str:
-    shown = "".join(f'<div class="panel">{svg}</div>' for svg in panels)
+    drawn = "".join(f'<div class="panel">{svg}</div>' for svg in panels)
     missing = "".join(f"<li>{_text(line)}</li>" for line in figure.missing)
     return (
         f'<figure id="{figure.name}"><h3>{escape(figure.title)}</h3>'
-        + (f'<div class="panels">{shown}</div>' if shown else "")
+        + (f'<div class="panels">{drawn}</div>' if drawn else "")
         + f"<figcaption>{_text(figure.caption)}{_numbers(figure)}</figcaption>"
         + (f'<ul class="missing">{missing}</ul>' if missing else "")
         + "</figure>"
@@ -383,19 +386,19 @@ def main(argv: Sequence[str]) -> int:
     options = read_options(Options, argv, prog="turngym report", about=__doc__)
     methods = methods_of(options.runs)
     scores = {
-        one.name: score_seeds(
-            [run.episodes for run in one.runs], None if one.first.spec is None else one.first.spec.play
+        method.name: score_seeds(
+            [run.episodes for run in method.runs], None if method.first.spec is None else method.first.spec.play
         )
-        for one in methods
-        if one.first.episodes
+        for method in methods
+        if method.first.episodes
     }
-    found = diagnosed([run for one in methods for run in one.runs]) if options.diagnostics else []
+    diagnosed_runs = diagnosed([run for method in methods for run in method.runs]) if options.diagnostics else []
     paired = paired_of(methods, different_settings=options.different_settings)
-    made = sections(methods, scores, found, paired)
+    built = sections(methods, scores, diagnosed_runs, paired)
     # where the report is written to says nothing of it
     command = recorded_command(["turngym", "report", *pop_option(argv, "--out")[0]])
     top = head(methods, scores, paired, options.title, command)
-    print(as_markdown(top, made, drawn=False))
+    print(as_markdown(top, built, drawn=False))
     if options.out is None:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
@@ -407,7 +410,7 @@ def main(argv: Sequence[str]) -> int:
         except TurngymError as error:
             summary = False
             failed.append(str(error))
-    failed += _write(options, top, made, summary=summary)
+    failed += _write(options, top, built, summary=summary)
     for line in dict.fromkeys(failed):
         print(f"turngym report: {line}", file=sys.stderr)
     print(f"written to {options.out}; open {options.out / 'report.html'} in a browser")

@@ -71,8 +71,8 @@ class Run:
     @property
     def departs(self) -> str:
         """What differs between the last evaluation and the original, in a line; empty if it is not known."""
-        found = None if self.spec is None else departures(self.spec)
-        return "" if found is None else found.line
+        departing = None if self.spec is None else departures(self.spec)
+        return "" if departing is None else departing.line
 
     @property
     def panel(self) -> str | None:
@@ -104,14 +104,16 @@ class Method:
     def depth(self) -> float | None:
         """The turns that were last allowed where nothing was probed, mean over seeds; None where none was
         controlled."""
-        found = []
+        last_caps = []
         for run, record in zip([run for run in self.runs if run.training], self.records, strict=True):
-            known = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
-            caps = [cap for _, cap in known]
+            recorded = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
+            caps = [cap for _, cap in recorded]
             if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
                 # a probe plays all turns, whatever the depth
-                found.append(next((cap for step, cap in reversed(known) if not step.get("depth/probe")), caps[-1]))
-        return fmean(found) if found else None
+                last_caps.append(
+                    next((cap for step, cap in reversed(recorded) if not step.get("depth/probe")), caps[-1])
+                )
+        return fmean(last_caps) if last_caps else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +142,10 @@ def expanded(spec: str) -> list[tuple[str, Path]]:
     name, path = named_path(spec)
     if path.exists() or not glob.has_magic(str(path)):
         return [(name, path)]
-    found = [Path(one) for one in sorted(glob.glob(str(path)))]
-    if not found:
+    matches = [Path(match) for match in sorted(glob.glob(str(path)))]
+    if not matches:
         raise TurngymError(f"no run matches the pattern {path} ({spec})")
-    return [(name, one) for one in [one for one in found if one.is_dir()] or found]
+    return [(name, match) for match in [match for match in matches if match.is_dir()] or matches]
 
 
 def load_run(name: str, path: Path) -> Run:
@@ -153,15 +155,15 @@ def load_run(name: str, path: Path) -> Run:
     name = (name or name_of_run(path)).encode("utf-8", "backslashreplace").decode("utf-8")
     folder = path.parent if path.is_file() else path
     config = _named(read_toml(folder / CONFIG_FILE, provenance=True)) if (folder / CONFIG_FILE).is_file() else {}
-    found = [path] if path.is_file() else [hit for one in TRACES for hit in sorted(path.glob(one))[-1:]]
+    traces = [path] if path.is_file() else [hit for pattern in TRACES for hit in sorted(path.glob(pattern))[-1:]]
     trained = not path.is_file() and (path / "metrics.jsonl").is_file()
-    if not found and not trained:
+    if not traces and not trained:
         raise TurngymError(f"{path}: no trace.jsonl (an evaluation) and no metrics.jsonl (a training run) to report")
-    values = _evaluation(found[0]) if found else {}
+    values = _evaluation(traces[0]) if traces else {}
     if not trained and not values["episodes"]:
         lines = values["skipped"]
         why = f"none of its {len(lines)} lines is an episode ({lines[0]})" if lines else "it is empty"
-        raise TurngymError(f"{found[0]}: no episode to report: {why}")
+        raise TurngymError(f"{traces[0]}: no episode to report: {why}")
     spec = values.get("spec")
     seed = config.get("seed", None if trained or spec is None else spec.play.seed)
     return Run(
@@ -182,32 +184,32 @@ def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a config.toml that change a number, by the names of their options (`steps`, `optimizer.lr`), and
     its provenance."""
     about = {PROVENANCE: config[PROVENANCE]} if PROVENANCE in config else {}
-    found: dict[str, Any] = dict(about)
+    settings: dict[str, Any] = dict(about)
     for path, value in flat({name: table for name, table in config.items() if name not in about}).items():
         # an environment is called by its id
         parts = path.removesuffix(".id").split(".")
         while len(parts) > 1 and (parts[0] in HOMES or parts[0] == parts[1]):
             del parts[0]
         if value != NONE and meaning(path) != "cost":
-            found[".".join(parts)] = value
-    return found
+            settings[".".join(parts)] = value
+    return settings
 
 
 def name_of_run(path: Path) -> str:
     """What a run in a folder, or a trace, is called where nobody named it."""
-    place = path.absolute()
-    if place.name in ("trace.jsonl", "eval"):
-        return place.parent.name or str(place)
-    return place.name.removesuffix(".jsonl") or str(place)
+    folder = path.absolute()
+    if folder.name in ("trace.jsonl", "eval"):
+        return folder.parent.name or str(folder)
+    return folder.name.removesuffix(".jsonl") or str(folder)
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
-    found = RecordedEpisodes.of(path)
+    recorded = RecordedEpisodes.of(path)
     return {
-        "episodes": found.outcomes(),
-        "used": found.used,
+        "episodes": recorded.outcomes(),
+        "used": recorded.used,
         "spec": spec_of(path) if read_specs(path) else None,
-        "skipped": tuple(f"{path}: {problem}" for problem in found.problems),
+        "skipped": tuple(f"{path}: {problem}" for problem in recorded.problems),
         "trace": path,
     }
 
@@ -223,51 +225,51 @@ def settings_of(run: Run) -> dict[str, Any]:
     """Every setting of a run that changes a number, but for its seed, flat (`optimizer.lr`): its config.toml, and how
     its evaluation was played; a name that both have is, of training, `NAME (training)`."""
     played = {} if run.spec is None else flat(to_table(run.spec))
-    kept = {path: value for path, value in played.items() if meaning(path) not in ("seed", "cost")}
+    counted = {path: value for path, value in played.items() if meaning(path) not in ("seed", "cost")}
     if run.training is not None:
         # who was trained is who plays
-        kept.pop("agent.weights", None)
-    named = {short_name(EvalSpec, path) if path in paths(EvalSpec) else path: value for path, value in kept.items()}
-    asked = {name: value for name, value in run.config.items() if name not in ("seed", PROVENANCE)}
-    found = {f"{name} (training)" if name in named else name: value for name, value in asked.items()} | named
-    return {name: short(value) if name in MODELS and value else value for name, value in found.items()}
+        counted.pop("agent.weights", None)
+    named = {short_name(EvalSpec, path) if path in paths(EvalSpec) else path: value for path, value in counted.items()}
+    trained = {name: value for name, value in run.config.items() if name not in ("seed", PROVENANCE)}
+    settings = {f"{name} (training)" if name in named else name: value for name, value in trained.items()} | named
+    return {name: short(value) if name in MODELS and value else value for name, value in settings.items()}
 
 
 def short(path: object) -> str:
     """The last two names of a path: where a machine keeps its models says nothing to others."""
-    kind, colon, rest = str(path).partition(":")
-    return f"{kind}:{short(rest)}" if colon else "/".join(Path(kind).parts[-2:])
+    kind, colon, below = str(path).partition(":")
+    return f"{kind}:{short(below)}" if colon else "/".join(Path(kind).parts[-2:])
 
 
 def unlike(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Name -> its value in each run, of the settings that differ, first those that matter most."""
     every = [settings_of(run) for run in runs]
     # the settings of an algorithm are a table of its name
-    own = tuple(str(settings.get("algorithm", "")) for settings in every)
+    own_names = tuple(str(settings.get("algorithm", "")) for settings in every)
 
     def rank(name: str) -> int:
         head = name.partition(".")[0].removesuffix(" (training)")
-        order = (MATTER[:1], own, MATTER[1:])
+        order = (MATTER[:1], own_names, MATTER[1:])
         return next((n for n, names in enumerate(order) if head in names), 3)
 
     names = dict.fromkeys(name for settings in every for name in settings)
     differ = [name for name in names if _differs(name, runs, every)]
-    return {name: [one.get(name) for one in every] for name in sorted(differ, key=rank)}
+    return {name: [of_run.get(name) for of_run in every] for name in sorted(differ, key=rank)}
 
 
 def _differs(name: str, runs: Sequence[Run], every: Sequence[Mapping[str, Any]]) -> bool:
     """Whether runs differ in a setting. One of training is none of evaluations, which cannot differ in it."""
-    kinds = {run.training is None for run, one in zip(runs, every, strict=True) if name in one}
-    values = [one.get(name) for run, one in zip(runs, every, strict=True) if (run.training is None) in kinds]
+    kinds = {run.training is None for run, settings in zip(runs, every, strict=True) if name in settings}
+    values = [settings.get(name) for run, settings in zip(runs, every, strict=True) if (run.training is None) in kinds]
     return any(value != values[0] for value in values)
 
 
 def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
     """The first setting in which two runs differ that are no seeds of one method, with both values."""
-    for name, (one, other) in unlike([first, run]).items():
+    for name, (first_value, second_value) in unlike([first, run]).items():
         # the model that a seed was trained to is its own
         if name != "weights" or first.training is not None:
-            return name, one, other
+            return name, first_value, second_value
     return None
 
 
@@ -279,39 +281,39 @@ def methods_of(specs: Sequence[str]) -> list[Method]:
     Raises TurngymError for runs under one name that differ in more, or have the same seed, and for two of one name that
     nobody gave them.
     """
-    named = [one for spec in specs for one in expanded(spec)]
+    named = [pair for spec in specs for pair in expanded(spec)]
     runs = [load_run(name, path) for name, path in named]
-    given = [run.name for run, (name, _) in zip(runs, named, strict=True) if name]
+    names_given = [run.name for run, (name, _) in zip(runs, named, strict=True) if name]
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     for name, group in groups.items():
-        if len(group) > given.count(name) and len(group) > 1:
+        if len(group) > names_given.count(name) and len(group) > 1:
             raise TurngymError(f"two runs are called {name!r}; tell them apart with NAME=PATH")
         for run in group[1:]:
-            if found := _other_method(group[0], run):
+            if difference := _other_method(group[0], run):
                 raise TurngymError(
-                    f"runs called {name!r} differ in more than their seed: {found[0]} is {found[1]!r} in "
-                    f"{group[0].path} and {found[2]!r} in {run.path}; give them different names"
+                    f"runs called {name!r} differ in more than their seed: {difference[0]} is {difference[1]!r} in "
+                    f"{group[0].path} and {difference[2]!r} in {run.path}; give them different names"
                 )
         # evaluations of two models may have been sampled with one seed
-        known = Counter((run.seed, None if run.training else _weights(run)) for run in group)
-        if ((seed := known.most_common(1)[0])[1] > 1 and seed[0][0] is not None) or len(
+        seed_counts = Counter((run.seed, None if run.training else _weights(run)) for run in group)
+        if ((seed := seed_counts.most_common(1)[0])[1] > 1 and seed[0][0] is not None) or len(
             {run.path for run in group}
         ) < len(group):
-            said = f"the seed {seed[0][0]}" if seed[0][0] is not None else "one path"
-            raise TurngymError(f"two runs are called {name!r} and have {said}; tell them apart with NAME=PATH")
-    return [_method(name, place, group) for place, (name, group) in enumerate(_alike(groups))]
+            shared = f"the seed {seed[0][0]}" if seed[0][0] is not None else "one path"
+            raise TurngymError(f"two runs are called {name!r} and have {shared}; tell them apart with NAME=PATH")
+    return [_method(name, index, group) for index, (name, group) in enumerate(_alike(groups))]
 
 
 def _alike(groups: Mapping[str, list[Run]]) -> list[tuple[str, list[Run]]]:
     """The groups with their names; those of one training run each, which differ in their seed alone, are one."""
-    found: list[list[Run]] = []
+    merged_groups: list[list[Run]] = []
     for group in groups.values():
         run = group[0]
-        same = [others for others in found if len(group) == 1 and _only_seeds_differ([*others, run])]
-        same[0].append(run) if same else found.append(list(group))
-    return [(_common_name([run.name for run in group], groups), group) for group in found]
+        same = [merged for merged in merged_groups if len(group) == 1 and _only_seeds_differ([*merged, run])]
+        same[0].append(run) if same else merged_groups.append(list(group))
+    return [(_common_name([run.name for run in group], groups), group) for group in merged_groups]
 
 
 def _only_seeds_differ(runs: Sequence[Run]) -> bool:
@@ -319,31 +321,31 @@ def _only_seeds_differ(runs: Sequence[Run]) -> bool:
     return len(seeds) == len(runs) and _other_method(runs[0], runs[-1]) is None
 
 
-def _common_name(names: Sequence[str], taken: Mapping[str, object]) -> str:
+def _common_name(names: Sequence[str], used: Mapping[str, object]) -> str:
     """`opd` for opd-seed0 and opd-seed1."""
     if len(set(names)) == 1:
         return names[0]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     common = "".join(letters[0] for letters in same).rstrip("0123456789-_. ").removesuffix("seed").rstrip("-_. ")
-    return common if common and common not in taken else f"{names[0]} ... {names[-1]}"
+    return common if common and common not in used else f"{names[0]} ... {names[-1]}"
 
 
-def _method(name: str, place: int, group: Sequence[Run]) -> Method:
+def _method(name: str, index: int, group: Sequence[Run]) -> Method:
     runs = sorted(group, key=lambda run: (run.seed is None, run.seed or 0))
-    tasks = [{one.task.task_id for one in run.episodes if not one.status.is_error} for run in runs]
+    tasks = [{episode.task.task_id for episode in run.episodes if not episode.status.is_error} for run in runs]
     every = set[str].intersection(*tasks)
     if every and (missing := set[str].union(*tasks) - every):
         # a mean over seeds is over tasks that all of them played
         note = f"{name}: {len(missing)} tasks left out that not every seed has an episode of, as {min(missing)}"
-        kept = [[one for one in run.episodes if one.task.task_id in every] for run in runs]
-        runs = [replace(run, episodes=episodes) for run, episodes in zip(runs, kept, strict=True)]
+        shared_episodes = [[episode for episode in run.episodes if episode.task.task_id in every] for run in runs]
+        runs = [replace(run, episodes=episodes) for run, episodes in zip(runs, shared_episodes, strict=True)]
         runs[0] = replace(runs[0], skipped=(*runs[0].skipped, note))
-    one = len(runs) == 1
+    episode = len(runs) == 1
     labels = [
-        name if one else f"{name} seed {place if run.seed is None else run.seed}" for place, run in enumerate(runs)
+        name if episode else f"{name} seed {index if run.seed is None else run.seed}" for index, run in enumerate(runs)
     ]
-    runs = [replace(run, name=label, place=place) for run, label in zip(runs, labels, strict=True)]
-    return Method(name=name, place=place, runs=tuple(runs), records=tuple(_records(name, runs)))
+    runs = [replace(run, name=label, place=index) for run, label in zip(runs, labels, strict=True)]
+    return Method(name=name, place=index, runs=tuple(runs), records=tuple(_records(name, runs)))
 
 
 def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
@@ -369,10 +371,10 @@ def records_of(methods: Sequence[Method]) -> tuple[list[Records], list[str]]:
 
     Tasks count that all evaluations of a world have episodes of. The first method of a world is its baseline.
     """
-    known = [method for method in methods if method.records and all(one.evaluations for one in method.records)]
+    measured = [method for method in methods if method.records and all(cell.evaluations for cell in method.records)]
     worlds: list[tuple[set[str], list[Method]]] = []
     notes = []
-    for method in known:
+    for method in measured:
         points = [point for record in method.records for point in record.evaluations]
         tasks = set[str].intersection(*(set(point.tasks) for point in points))
         if not tasks or WHOLE in tasks:
@@ -382,22 +384,22 @@ def records_of(methods: Sequence[Method]) -> tuple[list[Records], list[str]]:
             )
         elif left_out := len(set[str].union(*(set(point.tasks) for point in points)) - tasks):
             notes.append(f"{method.name}: {left_out} tasks left out that not every evaluation has an episode of")
-        for place, (others, group) in enumerate(worlds):
-            if 2 * len(tasks & others) > max(len(tasks), len(others)):
-                worlds[place] = tasks & others, [*group, method]
+        for index, (shared_tasks, group) in enumerate(worlds):
+            if 2 * len(tasks & shared_tasks) > max(len(tasks), len(shared_tasks)):
+                worlds[index] = tasks & shared_tasks, [*group, method]
                 break
         else:
             worlds.append((tasks, [method]))
     studies = []
     for number, (tasks, group) in enumerate(worlds, 1):
         world = TRAINING if len(worlds) == 1 else f"tasks {number}: {', '.join(method.name for method in group)}"
-        found = [cut_to(replace(record, world=world), tasks) for method in group for record in method.records]
+        cut = [cut_to(replace(record, world=world), tasks) for method in group for record in method.records]
         several = any(len(method.records) > 1 or method.records[0].averaged for method in group)
         tables = ["overview", "accuracy", *(["averages"] if several else []), "cost"]
-        tables += ["categories"] if any(record.categories for record in found) else []
+        tables += ["categories"] if any(record.categories for record in cut) else []
         # a single method is compared with nobody
         base = group[0].name if len(group) > 1 else None
-        studies.append(Records(title="", records=found, baseline=base, tables=tuple(tables)))
+        studies.append(Records(title="", records=cut, baseline=base, tables=tuple(tables)))
     return studies, notes
 
 
@@ -417,20 +419,24 @@ def same_step_of(methods: Sequence[Method]) -> tuple[SameStep, dict[str, str]]:
     Left out are runs that were evaluated once more afterwards, which is then what is compared, and those of which not
     every evaluation has a trace.
     """
-    found: dict[str, Mapping[int, TaskMeans]] = {}
-    said: dict[str, str] = {}
+    maps: dict[str, Mapping[int, TaskMeans]] = {}
+    labels: dict[str, str] = {}
     if not any(method.records for method in methods):
-        return found, said
+        return maps, labels
     # brings what only training needs
     from turngym.trainers.study.results import same_step_maps
     from turngym.trainers.study.tables import last_evaluations
 
-    during = {one.name for one in methods if all(run.trace and run.trace.match("step_*.jsonl") for run in one.runs)}
+    during = {
+        compared.name
+        for compared in methods
+        if all(run.trace and run.trace.match("step_*.jsonl") for run in compared.runs)
+    }
     for rows in worlds_of(records_of(methods)[0]).values():
         for name, seeds in same_step_maps(rows)[1].items():
             if name in during and not any(WHOLE in tasks for tasks in seeds.values()):
-                found[name], said[name] = seeds, last_evaluations(rows)
-    return found, said
+                maps[name], labels[name] = seeds, last_evaluations(rows)
+    return maps, labels
 
 
 # --- What is read once more, where it is asked for
@@ -446,23 +452,23 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
     from turngym.trainers.diagnostics.diagnose import diagnose
     from turngym.trainers.metrics import iter_metrics
 
-    found = []
+    all_diagnosed = []
     for run in runs:
         folder = run.training
         if folder is None or not any(row.get("depth/cap") is not None for row in iter_metrics(folder)):
             continue
-        known = run_controls(folder)
-        controlled = known.depth is not None
+        controls = run_controls(folder)
+        controlled = controls.depth is not None
         diagnosis = diagnose(
             lambda folder=folder: iter_metrics(folder),  # type: ignore[misc]
-            depth=known.depth,
+            depth=controls.depth,
             controlled=controlled,
-            alpha=known.alpha,
+            alpha=controls.alpha,
         )
         if diagnosis.shape.turns:
-            about = {"name": run.name, "place": run.place, "note": known.note}
-            found.append(Diagnosed(diagnosis=diagnosis, controlled=controlled, **about))  # type: ignore[arg-type]
-    return found
+            about = {"name": run.name, "place": run.place, "note": controls.note}
+            all_diagnosed.append(Diagnosed(diagnosis=diagnosis, controlled=controlled, **about))  # type: ignore[arg-type]
+    return all_diagnosed
 
 
 def trace_curves_of(method: Method) -> TraceCurves | None:

@@ -182,7 +182,7 @@ def write_figure(figure: Figure, folder: Path, *, draw: bool = True) -> list[str
     ends = save_panels(figure.panels, *(folder / "figures" / f"{figure.name}.{kind}" for kind in ("png", "svg", "pdf")))
     with plotting(figure.title):
         parts = zip(figure.panels, ends, strict=True)
-        return [_inline(panel, end, f"{figure.name}-{place}") for place, (panel, end) in enumerate(parts)]
+        return [_inline(panel, end, f"{figure.name}-{number}") for number, (panel, end) in enumerate(parts)]
 
 
 def save_panels(panels: Sequence[Plot], *paths: Path, columns: int = 2) -> list[Ends]:
@@ -207,19 +207,19 @@ Ends = Mapping[str, tuple[float, float]]
 
 def _share(axes: Any) -> list[Ends]:
     """Gives axes of one label one range."""
-    found: list[dict[str, tuple[float, float]]] = [{} for _ in axes]
+    all_ends: list[dict[str, tuple[float, float]]] = [{} for _ in axes]
     for name in "xy":
         labels = [getattr(axis, f"get_{name}label")() for axis in axes]
-        for place, axis in enumerate(axes):
-            alike = [axes[n] for n in range(len(axes)) if n == place or (labels[n] and labels[n] == labels[place])]
-            ranges = [getattr(one, f"get_{name}lim")() for one in alike]
+        for index, axis in enumerate(axes):
+            alike = [axes[n] for n in range(len(axes)) if n == index or (labels[n] and labels[n] == labels[index])]
+            ranges = [getattr(shared, f"get_{name}lim")() for shared in alike]
             # an axis that points down stays so
             low, high = min(map(min, ranges)), max(map(max, ranges))
-            own = getattr(axis, f"get_{name}lim")()
-            found[place][name] = (low, high) if own[0] <= own[1] else (high, low)
-    for axis, ends in zip(axes, found, strict=True):
+            limits = getattr(axis, f"get_{name}lim")()
+            all_ends[index][name] = (low, high) if limits[0] <= limits[1] else (high, low)
+    for axis, ends in zip(axes, all_ends, strict=True):
         axis.set(xlim=ends["x"], ylim=ends["y"])
-    return [*found]
+    return [*all_ends]
 
 
 def _draw(panels: Sequence[Plot], columns: int, ends: Ends | None = None) -> tuple[Any, list[Ends]]:
@@ -253,12 +253,12 @@ def _draw(panels: Sequence[Plot], columns: int, ends: Ends | None = None) -> tup
 
 def _one_legend(figure: Any, axes: Any) -> None:
     """A legend that is the same in several panels stands once, beside them."""
-    own = [legend for axis in axes if (legend := axis.get_legend()) is not None]
-    labels = {tuple(text.get_text() for text in legend.get_texts()) for legend in own}
-    if len(own) < 2 or len(labels) > 1:
+    legends = [legend for axis in axes if (legend := axis.get_legend()) is not None]
+    labels = {tuple(text.get_text() for text in legend.get_texts()) for legend in legends}
+    if len(legends) < 2 or len(labels) > 1:
         return
     handles, names = next(axis for axis in axes if axis.get_legend() is not None).get_legend_handles_labels()
-    for legend in own:
+    for legend in legends:
         legend.remove()
     figure.legend(handles, names, loc="outside right upper")
 
@@ -302,7 +302,7 @@ def curve_panels(
     rows: Rows, across: Sequence[Literal["step", "seconds", "cpu"]], places: Mapping[str, int] | None = None
 ) -> tuple[Plot, ...]:
     """A panel for each of `across`: success of every method against it; `places` fix their colors."""
-    where = places or {name: place for place, name in enumerate(rows)}
+    where = places or {name: index for index, name in enumerate(rows)}
     return tuple(Plot(f"success by {AXES[by]}", partial(_curves, rows=rows, by=by, places=where)) for by in across)
 
 
@@ -314,10 +314,10 @@ def _curves(axis: Any, rows: Rows, by: str, places: Mapping[str, int]) -> None:
             name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
         )
         values = [point.value for point in points]
-        axis.plot(where, [100 * one.mean for one in values], marker="o", markersize=3, label=label, **look)
+        axis.plot(where, [100 * value.mean for value in values], marker="o", markersize=3, label=label, **look)
         # of a single task nothing is known
         if points and values[0].tasks > 1:
-            low, high = ([100 * getattr(one, end) for one in values] for end in ("low", "high"))
+            low, high = ([100 * getattr(value, end) for value in values] for end in ("low", "high"))
             axis.fill_between(where, low, high, color=look["color"], alpha=0.12, linewidth=0)
     axis.set(xlabel=AXES[by], ylabel="success (%)", ylim=(0, None))
     # a legend of many methods would hide their lines

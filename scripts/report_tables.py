@@ -29,30 +29,30 @@ from turngym.scripts.report_data import (
 
 def panels_of(methods: Sequence[Method]) -> list[list[Method]]:
     """The methods that were evaluated, those that share tasks together."""
-    found: list[list[Method]] = []
+    panels: list[list[Method]] = []
     for method in methods:
         tasks = _tasks(method)
-        same = [group for group in found if tasks & _tasks(group[0])]
+        same = [group for group in panels if tasks & _tasks(group[0])]
         if same:
             same[0].append(method)
         elif tasks:
-            found.append([method])
-    return found
+            panels.append([method])
+    return panels
 
 
 def _tasks(method: Method) -> set[tuple[str, str]]:
-    return {(one.task.env_id, one.task.task_id) for one in method.first.episodes}
+    return {(episode.task.env_id, episode.task.task_id) for episode in method.first.episodes}
 
 
 def pairs(methods: Sequence[Method]) -> list[tuple[Method, Method]]:
     """(base, other) of all comparisons, panel by panel: first what was trained side by side, then everything against
     the panel's first method, what was trained before the rest."""
-    found = []
+    compared = []
     for played in panels_of(methods):
-        trained = [one for one in played if one.first.training]
-        rest = sorted(played[1:], key=lambda one: not one.first.training)
-        found += [(trained[0], one) for one in trained[1:]] + [(played[0], one) for one in rest]
-    return list({(base.name, one.name): (base, one) for base, one in found}.values())
+        trained = [method for method in played if method.first.training]
+        untrained = sorted(played[1:], key=lambda method: not method.first.training)
+        compared += [(trained[0], method) for method in trained[1:]] + [(played[0], method) for method in untrained]
+    return list({(base.name, method.name): (base, method) for base, method in compared}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +84,16 @@ class Paired:
         cells = [
             {
                 "comparison": row.name,
-                "points [95 %]": str(one or "-"),
+                "points [95 %]": str(difference or "-"),
                 **({NEW_CLUSTERS: str(row.wider or "-")} if wider else {}),
-                "tasks": str(one.tasks) if one else "-",
-                "seeds": "{} and {}".format(*reversed(one.seeds)) if one else "-",
-                "better %": f"{100 * one.better:.0f}" if one else "-",
-                "clear of zero": one.told if one else row.refused,
+                "tasks": str(difference.tasks) if difference else "-",
+                "seeds": "{} and {}".format(*reversed(difference.seeds)) if difference else "-",
+                "better %": f"{100 * difference.better:.0f}" if difference else "-",
+                "clear of zero": difference.told if difference else row.refused,
                 "of": row.what,
             }
             for row in self.rows
-            for one in [row.found]
+            for difference in [row.found]
         ]
         return table_of(cells) if cells else None
 
@@ -103,9 +103,9 @@ class Paired:
         chance; the first where none is off zero."""
 
         def doubt(item: tuple[Compared, Difference]) -> tuple[int, bool, float]:
-            row, one = item
-            off = one.low > 0 or one.high < 0
-            return -row.trained, not one.clear, one.p if off and one.p is not None else 1.0
+            row, difference = item
+            off = difference.low > 0 or difference.high < 0
+            return -row.trained, not difference.clear, difference.p if off and difference.p is not None else 1.0
 
         return min(((row, row.found) for row in self.rows if row.found is not None), key=doubt, default=None)
 
@@ -123,12 +123,12 @@ def paired_of(methods: Sequence[Method], *, different_settings: bool = False) ->
             name=f"{method.name} minus {base.name}",
             trained=sum(side.first.training is not None for side in (base, method)),
         )
-        other = _otherwise(base.first, method.first)
-        if other and not different_settings:
-            why = f"not compared, played otherwise: {describe(other)}; --different-settings compares all the same"
+        differing = _otherwise(base.first, method.first)
+        if differing and not different_settings:
+            why = f"not compared, played otherwise: {describe(differing)}; --different-settings compares all the same"
             rows.append(replace(about, refused=why))
             continue
-        over = next((said[one.name] for one in (method, base) if one.name in said), None)
+        over = next((said[compared.name] for compared in (method, base) if compared.name in said), None)
         about = replace(about, what="success" if over is None else f"success ({over})")
         try:
             rows += _compared(about, base, method, means)
@@ -149,7 +149,10 @@ def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
 def _compared(about: Compared, base: Method, method: Method, means: SameStep) -> list[Compared]:
     """The difference of success, at Same-Step where `means` has it, and of the graded score where it says more. Raises
     ScoreError if tasks differ."""
-    sides = [[[one for one in run.episodes if not one.status.is_error] for run in side.runs] for side in (base, method)]
+    sides = [
+        [[episode for episode in run.episodes if not episode.status.is_error] for run in side.runs]
+        for side in (base, method)
+    ]
     for played in sides[1]:
         check_hashes(sides[0][0], played)
     players = [side.first for side in (base, method) if len(side.runs) == 1 and not side.first.training]
@@ -161,9 +164,12 @@ def _compared(about: Compared, base: Method, method: Method, means: SameStep) ->
     graded = [[score_means(played) for played in side] for side in sides]
     if any(means for side in graded for means in side):
         # a run whose every score is success is still on the same scale
-        ways = [[m or task_means(p) for m, p in zip(*both, strict=True)] for both in zip(graded, sides, strict=True)]
+        ways = [
+            [m or task_means(p) for m, p in zip(*paired_runs, strict=True)]
+            for paired_runs in zip(graded, sides, strict=True)
+        ]
         wanted.append((replace(about, name=f"{about.name}, score", what="score"), ways, pair))
-    clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in sides[0][0]}
+    clusters = {episode.task.task_id: episode.task.cluster or episode.task.task_id for episode in sides[0][0]}
     rows = []
     for row, (first, second), pair in wanted:
         wider = None
@@ -182,29 +188,31 @@ def _at_same_step(
     Of two trainings the seeds that both have count, as in the tables of training. Of the other's tasks those are left
     out that not every evaluation of a training has an episode of.
     """
-    known = [means.get(side.name) for side in sides]
-    first, second = known
-    if first is not None and second is not None and (both := [seed for seed in first if seed in second]):
-        return [[side[seed] for seed in both] for side in (first, second)], True
+    same_steps = [means.get(side.name) for side in sides]
+    first, second = same_steps
+    if first is not None and second is not None and (shared := [seed for seed in first if seed in second]):
+        return [[side[seed] for seed in shared] for side in (first, second)], True
     out = {
         task
-        for side, runs in zip(known, ends, strict=True)
+        for side, runs in zip(same_steps, ends, strict=True)
         if side
         for task in runs[0].keys() - next(iter(side.values())).keys()
     }
-    found: list[Sequence[TaskMeans]] = [
+    runs_of: list[Sequence[TaskMeans]] = [
         [{task: value for task, value in run.items() if task not in out} for run in runs]
         if side is None
         else [*side.values()]
-        for side, runs in zip(known, ends, strict=True)
+        for side, runs in zip(same_steps, ends, strict=True)
     ]
-    return found, pair
+    return runs_of, pair
 
 
 def settings_table(methods: Sequence[Method]) -> Table | None:
     """A row for every setting in which methods differ, first those that matter; None if they all agree."""
     differ = unlike([method.first for method in methods])
-    rows = [[name, *("-" if value in (None, "") else str(value) for value in each)] for name, each in differ.items()]
+    rows = [
+        [name, *("-" if value in (None, "") else str(value) for value in values)] for name, values in differ.items()
+    ]
     return (["setting", *(method.name for method in methods)], rows) if rows else None
 
 
@@ -216,8 +224,14 @@ def training_table(methods: Sequence[Method]) -> Table:
     rows = []
     for method in trained:
         last = {
-            max([0, *(point.step for point in one.evaluations), *(int(step["step"] or 0) for step in one.steps[-1:])])
-            for one in method.records
+            max(
+                [
+                    0,
+                    *(point.step for point in record.evaluations),
+                    *(int(step["step"] or 0) for step in record.steps[-1:]),
+                ]
+            )
+            for record in method.records
         }
         values, depth = mean_curve(method), depths[method.name]
         rows.append(
@@ -225,7 +239,7 @@ def training_table(methods: Sequence[Method]) -> Table:
                 "method": method.name,
                 "seeds": str(len(method.records)),
                 "steps": "-".join(map(str, sorted(last))),
-                "seconds": f"{fmean(one.total.seconds for one in method.records):.0f}",
+                "seconds": f"{fmean(record.total.seconds for record in method.records):.0f}",
                 "start": percent(values[0]) if values else "-",
                 "last": percent(values[-1]) if values else "-",
                 **({"depth": f"{depth:.1f}" if depth else "full"} if any(depths.values()) else {}),

@@ -50,9 +50,9 @@ def recorded(run: Diagnosed, name: str) -> bool:
 def step_table(runs: Sequence[Diagnosed], columns: Mapping[str, str]) -> Table:
     """One row per run and bin of steps; name of a statistic -> its column."""
     rows = [
-        [run.name, str(step), *(number(over(run, name)[place]) for name in columns)]
+        [run.name, str(step), *(number(over(run, name)[index]) for name in columns)]
         for run in runs
-        for place, step in enumerate(run.diagnosis.over_steps.last_step_B.tolist())
+        for index, step in enumerate(run.diagnosis.over_steps.last_step_B.tolist())
     ]
     return ["run", "step", *columns.values()], rows
 
@@ -75,31 +75,31 @@ def finish(axis: Any, across: str, up: str, columns: int = 1) -> None:
 
 
 def _controller(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if run.controlled and recorded(run, "depth/hbar")]
-    said = []
-    for run in known:
-        found = run.diagnosis.replay
-        if found is None or not run.diagnosis.variants:
-            said.append(f"{run.name}: probes not recorded, so nothing is replayed")
-        elif found.differing:
-            of = f"{found.differing} of {found.compared} steps"
-            said.append(f"{run.name}: replay differs in {of}, first {found.first}")
+    controlled = [run for run in runs if run.controlled and recorded(run, "depth/hbar")]
+    lines = []
+    for run in controlled:
+        replay = run.diagnosis.replay
+        if replay is None or not run.diagnosis.variants:
+            lines.append(f"{run.name}: probes not recorded, so nothing is replayed")
+        elif replay.differing:
+            of = f"{replay.differing} of {replay.compared} steps"
+            lines.append(f"{run.name}: replay differs in {of}, first {replay.first}")
         else:
-            said.append(f"{run.name}: replay equals the run in all {found.compared} steps")
+            lines.append(f"{run.name}: replay equals the run in all {replay.compared} steps")
     caption = (
         "Depth controller over training: the step's cap, H_eff (center of the KL mass), H_cov (coverage of successes) "
         "and the smoothed horizon, as recorded; dots: the controller's own code led along the recorded probes. "
-        f"{'; '.join(said)}. {bins(known)}"
+        f"{'; '.join(lines)}. {bins(controlled)}"
     )
     return of_runs(
         runs,
-        known,
+        controlled,
         "no depth controller in this run",
-        [Plot(run.name, partial(_controls, run=run)) for run in known],
+        [Plot(run.name, partial(_controls, run=run)) for run in controlled],
         name="controller",
         title="Depth controller and its replay",
-        caption=caption if known else "No run has a depth controller.",
-        table=step_table(known, CONTROLS),
+        caption=caption if controlled else "No run has a depth controller.",
+        table=step_table(controlled, CONTROLS),
     )
 
 
@@ -116,16 +116,16 @@ def _controls(axis: Any, run: Diagnosed) -> None:
 
 
 def _variants(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if run.diagnosis.variants]
+    replayed = [run for run in runs if run.diagnosis.variants]
     rows = [
         [
             *(run.name, item.name),
             *map(number, (item.probes, item.state.hbar, item.state.h_eff, item.state.h_cov, item.turns_share)),
         ]
-        for run in known
+        for run in replayed
         for item in run.diagnosis.variants
     ]
-    n = "; ".join(f"{run.name} {run.diagnosis.variants[0].probes} probes" for run in known)
+    n = "; ".join(f"{run.name} {run.diagnosis.variants[0].probes} probes" for run in replayed)
     caption = (
         "Smoothed horizon under other settings, a pure function of the recorded probes: coverage p, smoothing rho, "
         "whose last turns H_cov covers. The student would have learned other things under other caps, so this says "
@@ -134,45 +134,45 @@ def _variants(runs: Sequence[Diagnosed]) -> Figure:
     header = ["run", "setting", "probes", "hbar_last", "h_eff_last", "h_cov_last", "turns_of_full_depth"]
     return of_runs(
         runs,
-        known,
+        replayed,
         "probes not recorded in this run",
-        [Plot(run.name, partial(_variant_panel, run=run)) for run in known],
+        [Plot(run.name, partial(_variant_panel, run=run)) for run in replayed],
         name="counterfactual_depth",
         title="Counterfactual depth",
-        caption=caption if known else "No run recorded its probes.",
+        caption=caption if replayed else "No run recorded its probes.",
         table=(header, rows),
     )
 
 
 def _variant_panel(axis: Any, run: Diagnosed) -> None:
-    for place, item in enumerate(run.diagnosis.variants):
-        look = color(place) if place else {"color": COLORS[0], "linestyle": "-"}
+    for index, item in enumerate(run.diagnosis.variants):
+        look = color(index) if index else {"color": COLORS[0], "linestyle": "-"}
         steps = run.diagnosis.over_steps.last_step_B
-        axis.plot(steps, item.hbar_B, label=item.name, linewidth=1.4 if place else 2.4, **look)
+        axis.plot(steps, item.hbar_B, label=item.name, linewidth=1.4 if index else 2.4, **look)
     finish(axis, "training step", "smoothed horizon (turns)", columns=2)
 
 
 def _budget(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if recorded(run, "deep_weight")]
+    weighted = [run for run in runs if recorded(run, "deep_weight")]
     caption = (
         "Token weights: alpha (share of turn weights, where the run or its settings say) and the deep budget that it "
         "realized, the share of a step's weight on the last third of full depth (turns beyond a cap get nothing). "
-        f"Thin: per step; thick: moving mean. {bins(known)}"
+        f"Thin: per step; thick: moving mean. {bins(weighted)}"
     )
     panels = [
-        Plot("deep budget", partial(_over_panel, runs=known, name="deep_weight", what="weight on deep turns (%)"))
+        Plot("deep budget", partial(_over_panel, runs=weighted, name="deep_weight", what="weight on deep turns (%)"))
     ]
-    if blended := [run for run in known if recorded(run, "alpha")]:
+    if blended := [run for run in weighted if recorded(run, "alpha")]:
         panels.append(Plot("alpha", partial(_over_panel, runs=blended, name="alpha", what="alpha (%)")))
     return of_runs(
         runs,
-        known,
+        weighted,
         "weights by turn not recorded in this run",
         panels,
         name="deep_budget",
         title="Alpha and realized deep budget",
         caption=caption,
-        table=step_table(known, {"alpha": "alpha", "deep_weight": "deep_weight"}),
+        table=step_table(weighted, {"alpha": "alpha", "deep_weight": "deep_weight"}),
     )
 
 
@@ -188,38 +188,38 @@ def _over_panel(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, scal
 
 
 def _horizon(runs: Sequence[Diagnosed]) -> Figure:
-    found = {run.name: (run, one) for run in runs if (one := run.diagnosis.horizon) is not None}
-    known = [run for run, _ in found.values()]
-    rows, said = [], []
-    for name, (_, one) in found.items():
-        columns = zip(one.covered_H, one.seconds_H, one.rho_H, strict=True)
+    horizons = {run.name: (run, horizon) for run in runs if (horizon := run.diagnosis.horizon) is not None}
+    fitted = [run for run, _ in horizons.values()]
+    rows, lines = [], []
+    for name, (_, horizon) in horizons.items():
+        columns = zip(horizon.covered_H, horizon.seconds_H, horizon.rho_H, strict=True)
         rows += [[name, str(at), *map(number, values)] for at, values in enumerate(columns, 1)]
-        line = one.time
+        line = horizon.time
         fit = (
             f"{line.intercept:.2g} s + {1000 * line.slope:.2g} ms per turn" if line.fitted else "proportional to turns"
         )
-        said.append(f"{name} H* = {one.best} (step time {fit}, n = {line.steps} steps)")
+        lines.append(f"{name} H* = {horizon.best} (step time {fit}, n = {line.steps} steps)")
     caption = (
         "rho(H): share of the KL mass in turns below H, over the seconds of a step that stops there, relative to full "
-        f"depth; H* maximizes it. Our reading of Appendix C. {'; '.join(said)}."
+        f"depth; H* maximizes it. Our reading of Appendix C. {'; '.join(lines)}."
     )
 
     def rho(axis: Any) -> None:
-        for run, one in found.values():
+        for run, horizon in horizons.values():
             look = color(run.place)
-            axis.plot(range(1, len(one.rho_H) + 1), one.rho_H, label=f"{run.name}: H* = {one.best}", **look)
-            axis.plot(one.best, one.rho_H[one.best - 1], marker="o", markersize=6, color=look["color"])
+            axis.plot(range(1, len(horizon.rho_H) + 1), horizon.rho_H, label=f"{run.name}: H* = {horizon.best}", **look)
+            axis.plot(horizon.best, horizon.rho_H[horizon.best - 1], marker="o", markersize=6, color=look["color"])
         axis.axhline(1, color="#8C8C8C", linewidth=0.9, label="full depth")
         finish(axis, "horizon H (turns)", "rho(H)")
 
     def covered(axis: Any) -> None:
-        for run, one in found.values():
-            axis.plot(range(1, len(one.rho_H) + 1), 100 * one.covered_H, label=run.name, **color(run.place))
+        for run, horizon in horizons.values():
+            axis.plot(range(1, len(horizon.rho_H) + 1), 100 * horizon.covered_H, label=run.name, **color(run.place))
         finish(axis, "horizon H (turns)", "KL mass below H (%)")
 
     return of_runs(
         runs,
-        known,
+        fitted,
         "KL by turn or step times not recorded in this run",
         [Plot("relative to full depth", rho), Plot("KL mass covered", covered)],
         name="horizon",
@@ -238,10 +238,15 @@ STEP_PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/up
 def accuracy_figure(world: str, rows: Rows, places: Mapping[str, int]) -> Figure:
     """Success over steps and over time; `world` names the methods that are in it where not all are."""
     table = [
-        [name, str(point.step), *(number(100 * x) for x in (one.mean, one.low, one.high)), number(point.seconds)]
+        [
+            name,
+            str(point.step),
+            *(number(100 * x) for x in (interval.mean, interval.low, interval.high)),
+            number(point.seconds),
+        ]
         for name, seeds in rows.items()
         for point in curve(seeds)
-        if (one := point.value)
+        if (interval := point.value)
     ]
     counts = "; ".join(f"{name} {len(curve(seeds))} evaluations, {len(seeds)} seeds" for name, seeds in rows.items())
     caption = (
@@ -265,16 +270,22 @@ def cost_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
 
 def _bars(axis: Any, scores: Mapping[str, Scores], places: Mapping[str, int]) -> None:
     """Bars of each method by category with intervals, `all` last."""
-    rows = {name: {row.name: row.avg for row in (*one.categories, one.overall)} for name, one in scores.items()}
-    names = sorted(dict.fromkeys(kind for found in rows.values() for kind in found), key=lambda kind: kind == "all")
+    rows = {
+        name: {row.name: row.avg for row in (*interval.categories, interval.overall)}
+        for name, interval in scores.items()
+    }
+    names = sorted(dict.fromkeys(kind for by_kind in rows.values() for kind in by_kind), key=lambda kind: kind == "all")
     width = 0.8 / len(rows)
-    for place, (name, found) in enumerate(rows.items()):
-        kinds, values = list(found), list(found.values())
+    for index, (name, by_kind) in enumerate(rows.items()):
+        kinds, values = list(by_kind), list(by_kind.values())
         axis.bar(
-            [names.index(kind) + width * (place + 0.5) - 0.4 for kind in kinds],
-            [100 * one.mean for one in values],
+            [names.index(kind) + width * (index + 0.5) - 0.4 for kind in kinds],
+            [100 * interval.mean for interval in values],
             width,
-            yerr=[[100 * (one.mean - one.low) for one in values], [100 * (one.high - one.mean) for one in values]],
+            yerr=[
+                [100 * (interval.mean - interval.low) for interval in values],
+                [100 * (interval.high - interval.mean) for interval in values],
+            ],
             label=name,
             color=COLORS[places[name] % 7],
             hatch=HATCHES[places[name] % 4],
@@ -290,20 +301,20 @@ def _bars(axis: Any, scores: Mapping[str, Scores], places: Mapping[str, int]) ->
 
 
 def _seconds(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if run.diagnosis.over_steps.total["time/step_s"]]
+    timed = [run for run in runs if run.diagnosis.over_steps.total["time/step_s"]]
     names = {**STEP_PARTS, "time/step_s": "steps_total", "time/eval_s": "evaluations"}
     names |= {name: name for name in ("tokens", "turns")}
-    rows = [[run.name, *(number(run.diagnosis.over_steps.total[name]) for name in names)] for run in known]
+    rows = [[run.name, *(number(run.diagnosis.over_steps.total[name]) for name in names)] for run in timed]
     caption = (
         "Seconds of training by phase, sums over all steps (rollout includes the environments; other: what the three "
-        f"do not cover; evaluations are not counted), and seconds per step. {bins(known)}"
+        f"do not cover; evaluations are not counted), and seconds per step. {bins(timed)}"
     )
-    per_step = partial(_over_panel, runs=known, name="time/step_s", what="seconds per step", scale=1)
+    per_step = partial(_over_panel, runs=timed, name="time/step_s", what="seconds per step", scale=1)
     return of_runs(
         runs,
-        known,
+        timed,
         "times not recorded in this run",
-        [Plot("whole run", partial(_stack, runs=known)), Plot("per step", per_step)],
+        [Plot("whole run", partial(_stack, runs=timed)), Plot("per step", per_step)],
         name="seconds",
         title="Seconds by phase",
         caption=caption,
@@ -316,8 +327,8 @@ def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
     totals = [run.diagnosis.over_steps.total for run in runs]
     parts = {label: np.array([total[name] for total in totals]) for name, label in STEP_PARTS.items()}
     parts["other"] = np.maximum(np.array([total["time/step_s"] for total in totals]) - sum(parts.values()), 0.0)
-    for place, (label, values) in enumerate(parts.items()):
-        look = {"color": COLORS[(0, 4, 2, 6)[place]], "hatch": HATCHES[place], "edgecolor": PAPER, "linewidth": 0.4}
+    for index, (label, values) in enumerate(parts.items()):
+        look = {"color": COLORS[(0, 4, 2, 6)[index]], "hatch": HATCHES[index], "edgecolor": PAPER, "linewidth": 0.4}
         axis.barh(range(len(runs)), values, left=left, label=label, **look)
         left += values
     axis.set_yticks(range(len(runs)), [run.name for run in runs])
@@ -327,20 +338,20 @@ def _stack(axis: Any, runs: Sequence[Diagnosed]) -> None:
 
 
 def _gap(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if recorded(run, "gap_mean")]
+    measured = [run for run in runs if recorded(run, "gap_mean")]
     caption = (
         "|training - rollout| log-probability of the sampled ids before the step's first update, mean (thick) and "
-        f"greatest (thin), nats, log scale: what the engine and the trainer disagree by. {bins(known)}"
+        f"greatest (thin), nats, log scale: what the engine and the trainer disagree by. {bins(measured)}"
     )
     return of_runs(
         runs,
-        known,
+        measured,
         "log-probability gap not recorded in this run",
-        [Plot("all runs", partial(_gap_panel, runs=known))],
+        [Plot("all runs", partial(_gap_panel, runs=measured))],
         name="train_rollout_gap",
         title="Train / rollout gap",
         caption=caption,
-        table=step_table(known, {"gap_mean": "gap_mean", "gap_max": "gap_max"}),
+        table=step_table(measured, {"gap_mean": "gap_mean", "gap_max": "gap_max"}),
     )
 
 
@@ -380,13 +391,13 @@ def draw_summary(
 def _depth(axis: Any, methods: Sequence[Method]) -> None:
     for method in methods:
         shade = color(method.place)
-        for place, record in enumerate(method.records):
-            known = [step for step in record.steps if step.get("depth/cap") is not None]
-            steps, caps = [step["step"] for step in known], [step["depth/cap"] for step in known]
-            label = None if place else method.label
-            smooth_steps = [step["depth/hbar"] for step in known if step.get("depth/hbar") is not None]
+        for index, record in enumerate(method.records):
+            capped = [step for step in record.steps if step.get("depth/cap") is not None]
+            steps, caps = [step["step"] for step in capped], [step["depth/cap"] for step in capped]
+            label = None if index else method.label
+            smooth_steps = [step["depth/hbar"] for step in capped if step.get("depth/hbar") is not None]
             # controllers without a horizon leave it where it began
-            moves = len(smooth_steps) == len(known) and len(set(smooth_steps)) > 1
+            moves = len(smooth_steps) == len(capped) and len(set(smooth_steps)) > 1
             axis.plot(steps, smooth_steps if moves else caps, label=label, **shade)
             axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=shade["color"])
     axis.set(xlabel="training step", ylabel="turns")

@@ -26,26 +26,26 @@ def has(run: Diagnosed, name: str) -> bool:
 def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
     """A statistic over turns and training, one panel per run, all on one color scale. `name` is a key of
     `run.diagnosis.by_turn.maps`, `stem` that of the files."""
-    known = [run for run in runs if has(run, name)]
+    mapped = [run for run in runs if has(run, name)]
     rows = [
         [run.name, str(turn), str(first), str(last), number(value)]
-        for run in known
+        for run in mapped
         for turn, line in enumerate(run.diagnosis.by_turn.maps[name].value_TB)
         for first, last, value in zip(*_edges(run.diagnosis.by_turn.maps[name]), line, strict=True)
         if np.isfinite(value)
     ]
-    top = _top([run.diagnosis.by_turn.maps[name] for run in known])
+    top = _top([run.diagnosis.by_turn.maps[name] for run in mapped])
     panels = [
-        Plot(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in known
+        Plot(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in mapped
     ]
-    n = "; ".join(f"{run.name} {run.diagnosis.shape.steps} steps" for run in known)
+    n = "; ".join(f"{run.name} {run.diagnosis.shape.steps} steps" for run in mapped)
     caption = (
         f"{title}: every training step, capped ones included (blank: no episode got there). One color scale for all "
         f"runs, which ends at the 99th percentile. n: {n}."
     )
     table = (["run", "turn", "first_step", "last_step", name], rows)
     about = {"name": stem, "title": title, "caption": caption, "table": table}
-    return of_runs(runs, known, f"{title} not recorded in this run", panels, **about)
+    return of_runs(runs, mapped, f"{title} not recorded in this run", panels, **about)
 
 
 def _edges(item: TurnMap) -> tuple[list[int], list[int]]:
@@ -55,8 +55,8 @@ def _edges(item: TurnMap) -> tuple[list[int], list[int]]:
 
 def _top(maps: Sequence[TurnMap]) -> float:
     values = [item.value_TB[np.isfinite(item.value_TB)] for item in maps]
-    found = np.concatenate(values) if values else np.zeros(0)
-    return max(float(np.percentile(found, 99)), 1e-9) if len(found) else 1.0
+    finite = np.concatenate(values) if values else np.zeros(0)
+    return max(float(np.percentile(finite, 99)), 1e-9) if len(finite) else 1.0
 
 
 def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
@@ -104,19 +104,24 @@ def turn_rows(runs: Sequence[Diagnosed], columns: Callable[[Diagnosed, TurnCurve
 
 
 def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
-    known, unit = [run for run in runs if has(run, name)], "nats per token"
-    rows = turn_rows(known, lambda run, curves: (curves[name], curves["survivors"], [curves.steps] * len(curves[name])))
-    panels = [Plot("all training, by run", partial(_overlay, runs=known, name=name, what=unit))] * (len(known) > 1)
+    measured, unit = [run for run in runs if has(run, name)], "nats per token"
+    rows = turn_rows(
+        measured, lambda run, curves: (curves[name], curves["survivors"], [curves.steps] * len(curves[name]))
+    )
+    panels = [Plot("all training, by run", partial(_overlay, runs=measured, name=name, what=unit))] * (
+        len(measured) > 1
+    )
     panels += [
-        Plot(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit)) for run in known
+        Plot(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit))
+        for run in measured
     ]
     caption = (
         f"{what} (nats), pooled over the tokens of a phase of training. {FULL_DEPTH} Thin: as measured; thick: moving "
-        f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(known)}"
+        f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(measured)}"
     )
     table = (["run", "phase", "turn", name, "survivors_mean", "steps"], rows)
     about = {"name": stem, "title": title, "caption": caption, "table": table}
-    return of_runs(runs, known, f"{what} not recorded in this run", panels, **about)
+    return of_runs(runs, measured, f"{what} not recorded in this run", panels, **about)
 
 
 def _overlay(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, smoothed: bool = True) -> None:
@@ -158,31 +163,33 @@ def _finish(axis: Any, what: str, **styles: str) -> None:
 
 
 def _survivors(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if has(run, "survivors")]
+    measured = [run for run in runs if has(run, "survivors")]
 
     def columns(run: Diagnosed, curves: TurnCurves) -> tuple[Any, ...]:
         left = curves["survivors"]
         reliable = np.arange(len(left)) < run.diagnosis.shape.reliable
         return (left, left / max(left[0], 1e-9), reliable) if curves.steps else ()
 
-    prefixes = "; ".join(f"{run.name} {run.diagnosis.shape.reliable} of {run.diagnosis.shape.turns}" for run in known)
+    prefixes = "; ".join(
+        f"{run.name} {run.diagnosis.shape.reliable} of {run.diagnosis.shape.turns}" for run in measured
+    )
     caption = (
         f"n_t: episodes that reach turn t, mean over steps. {FULL_DEPTH} Reliable prefix: turns with at least "
         f"{MIN_SURVIVORS} survivors and {100 * MIN_SHARE:.0f} % of turn 0 in at least {100 * MIN_STEPS:.0f} % of the "
-        f"steps; turns: {prefixes}. {counts(known)}"
+        f"steps; turns: {prefixes}. {counts(measured)}"
     )
-    together = partial(_overlay, runs=known, name="survivors", what="episodes", smoothed=False)
-    panels = [Plot("all training, by run", together)] * (len(known) > 1)
-    panels += [Plot(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in known]
+    together = partial(_overlay, runs=measured, name="survivors", what="episodes", smoothed=False)
+    panels = [Plot("all training, by run", together)] * (len(measured) > 1)
+    panels += [Plot(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in measured]
     return of_runs(
         runs,
-        known,
+        measured,
         "survivors not recorded in this run",
         panels,
         name="survivors",
         title="Survivors and reliable prefix",
         caption=caption,
-        table=(["run", "phase", "turn", "survivors", "share_of_turn_0", "reliable"], turn_rows(known, columns)),
+        table=(["run", "phase", "turn", "survivors", "share_of_turn_0", "reliable"], turn_rows(measured, columns)),
     )
 
 
@@ -192,19 +199,19 @@ def _survivor_phases(axis: Any, run: Diagnosed) -> None:
 
 
 def _separation(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if has(run, "kl_success") and has(run, "kl_failure")]
-    rows = turn_rows(known, lambda run, curves: (curves.separation_T, curves["kl_failure"], curves["kl_success"]))
-    forms = sorted({"raw" if "raw" in run.diagnosis.by_turn.sources["kl_success"] else "tail bin" for run in known})
+    measured = [run for run in runs if has(run, "kl_success") and has(run, "kl_failure")]
+    rows = turn_rows(measured, lambda run, curves: (curves.separation_T, curves["kl_failure"], curves["kl_success"]))
+    forms = sorted({"raw" if "raw" in run.diagnosis.by_turn.sources["kl_success"] else "tail bin" for run in measured})
     caption = (
         "G_t = K_t(failed) - K_t(successful) by phase of training, nats per token: above zero where failures diverge "
         f"more. {FULL_DEPTH} Form of the KL: {', '.join(forms) or '-'}. Episodes that a cap below full depth stopped "
-        f"are neither. {counts(known)}"
+        f"are neither. {counts(measured)}"
     )
     return of_runs(
         runs,
-        known,
+        measured,
         "KL by outcome not recorded in this run",
-        [Plot(run.name, partial(_gap, run=run)) for run in known],
+        [Plot(run.name, partial(_gap, run=run)) for run in measured],
         name="outcome_separation",
         title="Outcome separation G_t",
         caption=caption,
@@ -218,20 +225,20 @@ def _gap(axis: Any, run: Diagnosed) -> None:
 
 
 def _share(runs: Sequence[Diagnosed]) -> Figure:
-    known = [run for run in runs if has(run, "kl") and has(run, "tokens")]
+    measured = [run for run in runs if has(run, "kl") and has(run, "tokens")]
     caption = (
         "s_t: each turn's share of the KL of all tokens, whatever they weigh in the loss (eq. 11); shaded: the deep "
-        f"third of the turns. {FULL_DEPTH} {counts(known)}"
+        f"third of the turns. {FULL_DEPTH} {counts(measured)}"
     )
     return of_runs(
         runs,
-        known,
+        measured,
         "KL by turn not recorded in this run",
-        [Plot(run.name, partial(_share_panel, run=run)) for run in known],
+        [Plot(run.name, partial(_share_panel, run=run)) for run in measured],
         name="kl_share",
         title="KL share by turn",
         caption=caption,
-        table=(["run", "phase", "turn", "kl_share"], turn_rows(known, lambda run, curves: (kl_shares(curves),))),
+        table=(["run", "phase", "turn", "kl_share"], turn_rows(measured, lambda run, curves: (kl_shares(curves),))),
     )
 
 
@@ -273,9 +280,9 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
         for group in GROUPS
         for turn in range(item.turns)
     ]
-    known = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
+    rates = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
     panels = [Plot("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
-    panels += [Plot(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in known]
+    panels += [Plot(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in rates]
     counts = {run: item.episodes for run, item in traces.items()}
     n = "; ".join(f"{run} {count['all']} episodes, {count['won']} won" for run, count in counts.items())
     caption = (
@@ -283,7 +290,7 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
         "These are proxies: how much of the teacher's agreement the history forces cannot be told from two "
         f"distributions. Thick: all episodes; thin: lost ones. n: {n}."
     )
-    missing = tuple(f"{WORDS[name]} not recorded in these traces" for name in RATES if name not in known)
+    missing = tuple(f"{WORDS[name]} not recorded in these traces" for name in RATES if name not in rates)
     table = (["run", "outcome", "turn", "survivors", *RATES], rows)
     title = "Episodes by turn"
     return [Figure(name="episodes", title=title, caption=caption, table=table, panels=tuple(panels), missing=missing)]

@@ -120,42 +120,44 @@ def main(argv: Sequence[str]) -> int:
 def pack(options: Pack) -> int:
     if not options.out.name.endswith(SUFFIX):
         raise TurngymError(f"--out is {options.out}; the name of a packed result ends in {SUFFIX}")
-    given = json_object("--env-kwargs", options.env_kwargs)
-    result = pack_result(options.run, options.out, panel=options.panel, data=options.data, env_kwargs=given)
+    kwargs = json_object("--env-kwargs", options.env_kwargs)
+    result = pack_result(options.run, options.out, panel=options.panel, data=options.data, env_kwargs=kwargs)
     size = options.out.stat().st_size
     print(f"{options.out}: {len(result.episodes)} episodes in {size:,} bytes, checked{_otherwise(result)}")
     return 0
 
 
 def check(options: Check) -> int:
-    failed, given = 0, json_object("--env-kwargs", options.env_kwargs)
+    failed, kwargs = 0, json_object("--env-kwargs", options.env_kwargs)
     for path in options.files:
         start = time.monotonic()
         result = read_result(path)
-        found = check_result(result, panel=options.panel, data=options.data, env_kwargs=given)
+        differences = check_result(result, panel=options.panel, data=options.data, env_kwargs=kwargs)
         # who lacks episodes, or has others, has nothing to be compared with
         if options.agent is not None and not inconsistencies(result):
-            found += play_again(
-                result, options.agent.name, tasks=options.agent.tasks, panel=options.panel, env_kwargs=given
+            differences += play_again(
+                result, options.agent.name, tasks=options.agent.tasks, panel=options.panel, env_kwargs=kwargs
             )
         turns = sum(episode.depth for episode in result.episodes)
         seconds = time.monotonic() - start
-        said = f"{len(found)} differences" if found else f"as recorded, {result.seal[:12]}"
-        print(f"{path}: {said} ({len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s){_otherwise(result)}")
-        print("".join(f"  {visible(line)}\n" for line in found[:MOST_LINES]), end="")
-        if len(found) > MOST_LINES:
-            print(f"  and {len(found) - MOST_LINES} more")
-        failed += bool(found)
+        verdict = f"{len(differences)} differences" if differences else f"as recorded, {result.seal[:12]}"
+        print(
+            f"{path}: {verdict} ({len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s){_otherwise(result)}"
+        )
+        print("".join(f"  {visible(line)}\n" for line in differences[:MOST_LINES]), end="")
+        if len(differences) > MOST_LINES:
+            print(f"  and {len(differences) - MOST_LINES} more")
+        failed += bool(differences)
     return 1 if failed else 0
 
 
 def _otherwise(result: PackedResult) -> str:
     """What a table will say besides the numbers."""
-    apart, others = deviations(result.spec)
+    apart, deviating = deviations(result.spec)
     errors = sum(episode.status.is_error for episode in result.episodes)
-    said = [*(f"no result of its panel: {text}" for text in apart), *others]
-    said += [f"{errors} episodes ended in an error and count as lost in tables"] if errors else []
-    return "".join(f"\n  otherwise than the panel: {visible(text)}" for text in said)
+    lines = [*(f"no result of its panel: {text}" for text in apart), *deviating]
+    lines += [f"{errors} episodes ended in an error and count as lost in tables"] if errors else []
+    return "".join(f"\n  otherwise than the panel: {visible(text)}" for text in lines)
 
 
 def table(options: Table) -> int:

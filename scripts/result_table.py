@@ -74,7 +74,10 @@ class Group:
                     "result": name,
                     "success % [95 %]": f"{mark}{Interval(**overall['avg'])}",
                     "pass % [95 %]": f"{mark}{Interval(**best)}",
-                    **{title: str(Interval(**one)) if (one := scores.get(k)) else "-" for k, title in extras.items()},
+                    **{
+                        title: str(Interval(**numbers)) if (numbers := scores.get(k)) else "-"
+                        for k, title in extras.items()
+                    },
                     "samples": str(overall["samples"]),
                     "tasks": str(overall["avg"]["tasks"]),
                     "turns": f"{scores['turns']:.1f}",
@@ -93,12 +96,12 @@ class Group:
 
     def originals(self) -> list[str]:
         """A line for results that differ from the original in the same way: in what, and which results they are."""
-        found: dict[str, list[str]] = {}
+        by_line: dict[str, list[str]] = {}
         for name, result in self.results.items():
             if (departs := departures(result.spec)) is not None:
-                found.setdefault(departs.line, []).append(name)
-        every = len(found) == 1 and len(next(iter(found.values()))) == len(self.results)
-        return [line if every else f"{', '.join(names)}: {line}" for line, names in found.items()]
+                by_line.setdefault(departs.line, []).append(name)
+        every = len(by_line) == 1 and len(next(iter(by_line.values()))) == len(self.results)
+        return [line if every else f"{', '.join(names)}: {line}" for line, names in by_line.items()]
 
     def apart(self) -> dict[str, str]:
         """Method -> why its files are no training seeds of one method, so that each of them stands alone."""
@@ -108,16 +111,16 @@ class Group:
         return {method: why for method, names in families.items() if (why := self._no_method(names))}
 
     def _no_method(self, names: Sequence[str]) -> str:
-        found: dict[int | None, str] = {}
+        by_seed: dict[int | None, str] = {}
         for name in names:
             seed = _seeded(name)[1]
-            if seed in found:
-                return f"{found[seed]} and {name} are both of training seed {seed}"
-            found[seed] = name
-        if None in found and len(found) > 1:
-            other = next(name for name in names if name != found[None])
-            return f"{found[None]} has no training seed in its name, and {other} has one"
-        if not set.intersection(*({one.task.task_id for one in self.results[name].episodes} for name in names)):
+            if seed in by_seed:
+                return f"{by_seed[seed]} and {name} are both of training seed {seed}"
+            by_seed[seed] = name
+        if None in by_seed and len(by_seed) > 1:
+            seeded = next(name for name in names if name != by_seed[None])
+            return f"{by_seed[None]} has no training seed in its name, and {seeded} has one"
+        if not set.intersection(*({episode.task.task_id for episode in self.results[name].episodes} for name in names)):
             return f"{', '.join(names)} have no task in common"
         return no_seeds({name: (self.results[name].spec, responses_of(self.results[name].episodes)) for name in names})
 
@@ -130,14 +133,14 @@ class Group:
     def methods(self) -> dict[str, dict[int, PackedResult]]:
         """The results by method and training seed, the most successful method first. Files NAME-seed0, NAME-seed1, ...
         are runs of the method NAME; any other file, and one that stands `apart`, is a method with one run."""
-        found: dict[str, dict[int, PackedResult]] = {}
+        by_method: dict[str, dict[int, PackedResult]] = {}
         apart = self.apart()
         for name, result in self.results.items():
             method, seed = _seeded(name)
             if method in apart or seed is None:
                 method, seed = name, 0
-            found.setdefault(method, {})[seed] = result
-        return dict(sorted(found.items(), key=lambda row: -fmean(map(_success, row[1].values()))))
+            by_method.setdefault(method, {})[seed] = result
+        return dict(sorted(by_method.items(), key=lambda row: -fmean(map(_success, row[1].values()))))
 
     def by_method(self) -> Table | None:
         """One row per method, over its training seeds; None where no method has more than one."""
@@ -165,14 +168,14 @@ class Group:
     def compared(self) -> tuple[dict[tuple[str, str], Difference], list[str]]:
         """(one, other) -> one minus other of all pairs of methods that can be compared, the more successful one first,
         as one family; and notes on those that cannot."""
-        found, notes = dict[str, Difference](), list[str]()
-        names = {f"{one} {other}": (one, other) for one, other in combinations(self.methods, 2)}
-        for key, (one, other) in names.items():
+        differences, notes = dict[str, Difference](), list[str]()
+        names = {f"{first} {second}": (first, second) for first, second in combinations(self.methods, 2)}
+        for key, (first, second) in names.items():
             try:
-                found[key] = self._difference(other, one)
+                differences[key] = self._difference(second, first)
             except ScoreError as error:
-                notes.append(f"{min(one, other)} and {max(one, other)}: {error}")
-        return {names[key]: difference for key, difference in in_family(found).items()}, notes
+                notes.append(f"{min(first, second)} and {max(first, second)}: {error}")
+        return {names[key]: difference for key, difference in in_family(differences).items()}, notes
 
     def _difference(self, before: str, after: str, by_cluster: bool = False) -> Difference:
         """`after` minus `before` over the tasks that all of their runs played. Of two methods with several training
@@ -184,48 +187,54 @@ class Group:
         pair = False
         fixed = any(len(side) == 1 and scripted(next(iter(side.values())).spec) for side in (first, second))
         if 1 not in (len(first), len(second)):
-            both = sorted(first.keys() & second.keys())
-            if pair := len(both) > 1:
-                first, second = ({seed: side[seed] for seed in both} for side in (first, second))
+            shared = sorted(first.keys() & second.keys())
+            if pair := len(shared) > 1:
+                first, second = ({seed: side[seed] for seed in shared} for side in (first, second))
         runs = [*first.values(), *second.values()]
         for run in runs[1:]:
             if theirs := decisive(differences_of(runs[0].spec, run.spec)):
                 raise ScoreError(f"played otherwise: {describe(theirs)}")
             check_hashes(runs[0].episodes, run.episodes)
         cut = _shared([task_means(run.episodes) for run in runs])
-        clusters = {one.task.task_id: one.task.cluster or one.task.task_id for one in runs[0].episodes}
-        known = clusters if by_cluster else None
-        return rise(cut[: len(first)], cut[len(first) :], clusters=known, fixed=fixed, pair=pair, p=not by_cluster)
+        clusters = {episode.task.task_id: episode.task.cluster or episode.task.task_id for episode in runs[0].episodes}
+        used_clusters = clusters if by_cluster else None
+        return rise(
+            cut[: len(first)], cut[len(first) :], clusters=used_clusters, fixed=fixed, pair=pair, p=not by_cluster
+        )
 
     def paired(self) -> tuple[Table, list[str]] | None:
         """Row minus column in points of success, paired by task, and notes. None with fewer than two methods."""
         names = list(self.methods)
         if len(names) < 2:
             return None
-        found, notes = self.compared()
-        tasks = [one.tasks for one in found.values()]
+        differences, notes = self.compared()
+        tasks = [method.tasks for method in differences.values()]
         if tasks and min(tasks) < max(tasks):
             notes.append(f"Some pairs share fewer tasks, {min(tasks)} at least.")
-        if size := max((one.family for one in found.values()), default=0):
+        if size := max((method.family for method in differences.values()), default=0):
             notes.insert(0, f'"*": clear of zero in a family of {size} comparison{"s" if size > 1 else ""} (Holm).')
-        found |= {(other, one): difference.reversed() for (one, other), difference in found.items()}
-        rows = [[row, *("" if row == name else signed(found.get((row, name))) for name in names)] for row in names]
+        differences |= {
+            (opponent, method): difference.reversed() for (method, opponent), difference in differences.items()
+        }
+        rows = [
+            [row, *("" if row == name else signed(differences.get((row, name))) for name in names)] for row in names
+        ]
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
     def parts(self, p: bool = False) -> Table | None:
         """What each difference rests on: seeds and tasks of both, and the standard error by each, in points."""
-        clusters = any(one.task.cluster for result in self.results.values() for one in result.episodes)
+        clusters = any(difference.task.cluster for result in self.results.values() for difference in result.episodes)
         rows = []
-        for (first, second), one in self.compared()[0].items():
-            cells = {"comparison": f"{first} minus {second}", "points of success [95 %]": signed(one)}
+        for (first, second), difference in self.compared()[0].items():
+            cells = {"comparison": f"{first} minus {second}", "points of success [95 %]": signed(difference)}
             if clusters:
                 wider = replace(self._difference(second, first, by_cluster=True), adjusted=1.0)
                 cells[f"the same {NEW_CLUSTERS}"] = signed(wider)
-            cells |= {"seeds": "{1} and {0}".format(*one.seeds), "tasks": str(one.tasks)}
-            cells |= {"s.e. by seeds": points(one.seed_error), "s.e. by tasks": points(one.task_error)}
-            cells["better in a task %"] = f"{100 * one.better:.0f}"
+            cells |= {"seeds": "{1} and {0}".format(*difference.seeds), "tasks": str(difference.tasks)}
+            cells |= {"s.e. by seeds": points(difference.seed_error), "s.e. by tasks": points(difference.task_error)}
+            cells["better in a task %"] = f"{100 * difference.better:.0f}"
             if p:
-                values = {"p": one.p, "p (Holm)": one.adjusted}
+                values = {"p": difference.p, "p (Holm)": difference.adjusted}
                 cells |= {name: "-" if value is None else f"{value:.4f}" for name, value in values.items()}
             rows.append(cells)
         return table_of(rows) if rows else None
@@ -268,17 +277,17 @@ def read_folder(folder: Path, left_out: list[str] | None = None) -> dict[str, Pa
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:
         raise TurngymError(f"{folder} holds no packed results (*{SUFFIX}); make them with `turngym result pack`")
-    found: dict[str, PackedResult] = {}
+    results: dict[str, PackedResult] = {}
     for path in paths:
         try:
-            found[path.relative_to(folder).as_posix().removesuffix(SUFFIX)] = _read(path)
+            results[path.relative_to(folder).as_posix().removesuffix(SUFFIX)] = _read(path)
         except TurngymError as error:
             if left_out is None:
                 raise
             left_out.append(str(error))
-    if not found and left_out:
+    if not results and left_out:
         raise TurngymError(left_out[0])
-    return found
+    return results
 
 
 def _read(path: Path) -> PackedResult:
@@ -293,8 +302,10 @@ def _read(path: Path) -> PackedResult:
         return result
     # left out, a loss that is called an error would lift the mean
     episodes = tuple(
-        replace(one, success=False, score=0.0, status=Status.TRUNCATED_DEPTH) if one.status.is_error else one
-        for one in result.episodes
+        replace(episode, success=False, score=0.0, status=Status.TRUNCATED_DEPTH)
+        if episode.status.is_error
+        else episode
+        for episode in result.episodes
     )
     counted = replace(score(episodes, result.spec.play), errors=result.scores["errors"])
     return replace(result, episodes=episodes, scores=json.loads(json.dumps(counted.to_json())))
@@ -302,7 +313,7 @@ def _read(path: Path) -> PackedResult:
 
 def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
     """The results by panel, preset and what the scores depend on besides."""
-    found: dict[str, dict[str, PackedResult]] = {}
+    groups: dict[str, dict[str, PackedResult]] = {}
     for name, result in results.items():
         preset, scoring = result.spec.preset, result.spec.play.scoring
         title = panel_name(result.spec) + (f", preset {preset}" if preset else "")
@@ -312,10 +323,10 @@ def grouped(results: Mapping[str, PackedResult]) -> list[Group]:
             title += f", scored with {tagger}"
         # what scores otherwise is another game: its own table, never a row among the panel's
         title += "".join(f", {text}" for text in deviations(result.spec)[0])
-        found.setdefault(title, {})[name] = result
+        groups.setdefault(title, {})[name] = result
     return [
         Group(title=title, results=dict(sorted(rows.items(), key=lambda row: -_success(row[1]))))
-        for title, rows in sorted(found.items())
+        for title, rows in sorted(groups.items())
     ]
 
 
@@ -365,10 +376,10 @@ def _html(table: Table, folder: str | None = None) -> str:
     head = "".join(f"<th>{markup(cell, 'html')}</th>" for cell in header)
     lines = []
     for row in rows:
-        cells, place = [markup(cell, "html") for cell in row], quote(row[0])
+        cells, link = [markup(cell, "html") for cell in row], quote(row[0])
         if folder is not None:
             cells[0] = f'<a href="#{quote(row[0], safe="")}">{cells[0]}</a>'
-            cells[-1] = f'<a href="{quote(folder)}/{place}{SUFFIX}" download>{cells[-1]}</a>'
+            cells[-1] = f'<a href="{quote(folder)}/{link}{SUFFIX}" download>{cells[-1]}</a>'
         lines.append("".join(f"<td>{cell}</td>" for cell in cells))
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -383,14 +394,21 @@ def _episodes(result: PackedResult) -> str:
 
     rows = [
         [
-            *(one.task.task_id, one.sample, one.task.category, one.status.value, one.success, one.score),
+            *(
+                episode.task.task_id,
+                episode.sample,
+                episode.task.category,
+                episode.status.value,
+                episode.success,
+                episode.score,
+            ),
             [
                 [place(turn.observation), place(turn.response), place(turn.action), turn.verdict.value, turn.reward]
-                for turn in one.turns
+                for turn in episode.turns
             ],
-            place(one.final_observation),
+            place(episode.final_observation),
         ]
-        for one in result.episodes
+        for episode in result.episodes
     ]
     return json.dumps({"episodes": rows, "texts": list(texts)}, separators=(",", ":"))
 

@@ -47,16 +47,16 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym rollout` with `argv`; status 1 if episodes ended in errors."""
     if list_presets(argv):
         return 0
-    asked = VERB.asked(argv)
-    call = asked.own
+    line = VERB.asked(argv)
+    call = line.own
     if call.append and call.out is None:
         raise TurngymError("--append adds to a trace: name it with --out")
-    found = resolve_play(asked.layers, usual=ROLLOUT_DEFAULTS)
-    if asked.show:
-        print(whole_toml(found), end="")
+    resolved = resolve_play(line.layers, usual=ROLLOUT_DEFAULTS)
+    if line.show:
+        print(whole_toml(resolved), end="")
         return 0
-    say_channel(found)
-    played = play_rollout(found, out=call.out, append=call.append, command=("turngym", "rollout", *argv))
+    say_channel(resolved)
+    played = play_rollout(resolved, out=call.out, append=call.append, command=("turngym", "rollout", *argv))
     table = played.table()
     if table is not None:
         print_table(table)

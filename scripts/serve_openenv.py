@@ -49,9 +49,9 @@ VERB: Verb[ServeOpenEnv] = Verb(
 
 
 def main(argv: Sequence[str]) -> int:
-    asked = VERB.asked(argv)
-    config, game = asked.own, resolve_game(asked.layers)
-    if asked.show:
+    line = VERB.asked(argv)
+    config, game = line.own, resolve_game(line.layers)
+    if line.show:
         print(whole_toml(game), end="")
         return 0
     need("openenv", "turngym serve openenv", "openenv")

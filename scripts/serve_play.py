@@ -51,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
         games = Games(keep, models=config.models, games=config.games, idle=config.idle, seed=config.seed)
         server = DrainingServer(page_front(create_app(games), threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
-        kept = "nothing is recorded" if recorder is None else f"games are recorded in {recorder.path}"
-        print(f"ready: {server.url}, {', '.join(games.environments)}, {kept}", flush=True)
+        recording = "nothing is recorded" if recorder is None else f"games are recorded in {recorder.path}"
+        print(f"ready: {server.url}, {', '.join(games.environments)}, {recording}", flush=True)
         server.run()
         games.close()
     finally:

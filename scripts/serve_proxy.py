@@ -174,9 +174,9 @@ def every_minute(
     def run() -> None:
         before: Mapping[str, Any] = {}
         while not over.wait(seconds):
-            now = health()
-            say(status_line(now, before))
-            before = now
+            current = health()
+            say(status_line(current, before))
+            before = current
 
     thread = SupervisedThread(run, "proxy-minute")
     thread.start()

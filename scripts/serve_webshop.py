@@ -72,13 +72,17 @@ def main(argv: Sequence[str]) -> int:
         idle=config.idle,
     )
     recorder = None if config.out is None else EpisodeRecorder(config.out)
-    shop = open_shop(config.profile, config.data, progress=lambda what, count: print(f"{what}: {count:,}", flush=True))
+    shop = open_shop(
+        config.profile, config.data, progress=lambda stage, count: print(f"{stage}: {count:,}", flush=True)
+    )
     try:
         app = create_app(shop, settings, recorder)
         server = DrainingServer(page_front(app, threads=config.threads), **structs.asdict(config.listen))
         server.stop_on_signals()
-        kept = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
-        print(f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {kept}", flush=True)
+        recording = "nothing is recorded" if recorder is None else f"visits are recorded in {recorder.path}"
+        print(
+            f"ready: {server.url}, {len(shop.products):,} products, {len(shop.goals):,} goals, {recording}", flush=True
+        )
         server.run()
         app.extensions["webshop"].visits.close()
     finally:

@@ -58,7 +58,7 @@ class OvenEnv(TextEnv):
     def task_ids(self) -> Sequence[str]:
         """Every fourth task is kept for evaluation."""
         ids = [f"{dish}/{degrees}/{fan}" for dish in DISHES for degrees in DEGREES for fan in ("fan", "still")]
-        return [task for place, task in enumerate(ids) if (place % 4 == 3) == (self.split == "eval")]
+        return [task for index, task in enumerate(ids) if (index % 4 == 3) == (self.split == "eval")]
 
     @property
     def task(self) -> Task:
@@ -110,13 +110,13 @@ class OvenEnv(TextEnv):
             return Outcome(observation="The oven is hot.", reward=self.score - before)
         if name == "bake":
             self.right = arguments["dish"] == self.dish and self.oven == (self.degrees, self.fan)
-            said = "Delicious." if self.right else "That was wrong."
-            return Outcome(observation=said, reward=self.score - before, terminated=True)
+            text = "Delicious." if self.right else "That was wrong."
+            return Outcome(observation=text, reward=self.score - before, terminated=True)
         if arguments["dish"] != self.dish:
             return Outcome(observation="There is no such recipe.", verdict=Verdict.NO_EFFECT)
         self.known = True
-        said = f"{self.degrees} degrees, the fan {'on' if self.fan else 'off'}."
-        return Outcome(observation=said, reward=self.score - before)
+        text = f"{self.degrees} degrees, the fan {'on' if self.fan else 'off'}."
+        return Outcome(observation=text, reward=self.score - before)
 
     def _get_state(self) -> Any:
         return self.known, self.oven, self.heated, self.right

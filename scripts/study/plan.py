@@ -117,21 +117,21 @@ def main(argv: Sequence[str]) -> int:
     options = read_options(StudyPlanOptions, argv, prog="turngym study plan", about=__doc__)
     pilot = read_pilot(options)
     spread = spread_of(pilot.first, pilot.second, pilot.samples)
-    known = replace(spread, seed=spread.seed_high) if options.spread == "cautious" else spread
+    assumed = replace(spread, seed=spread.seed_high) if options.spread == "cautious" else spread
     print_table(spread_table(spread, pilot), "spread of the difference")
     print(said(pilot, spread))
     print_table(
-        design_table(options, pilot, known),
+        design_table(options, pilot, assumed),
         f"smallest difference in points that is told from zero with probability {options.power:g}",
     )
     print(
-        f"training seeds taken to vary by {100 * math.sqrt(known.seed):.1f} points (--spread {options.spread}; "
+        f"training seeds taken to vary by {100 * math.sqrt(assumed.seed):.1f} points (--spread {options.spread}; "
         f"seen {100 * math.sqrt(spread.seed):.1f}, one-sided 80 % limit {100 * math.sqrt(spread.seed_high):.1f}); "
         f"seeds {'pair up' if spread.paired else 'do not pair up'} between the methods"
     )
     if options.difference is None:
         return 0
-    table = cheapest_table(options, pilot, known)
+    table = cheapest_table(options, pilot, assumed)
     print_table(table, f"cheapest designs for {options.difference:g} points")
     return 0 if all(row[1] != "none" for row in table[1]) else 1
 
@@ -139,8 +139,8 @@ def main(argv: Sequence[str]) -> int:
 def read_pilot(options: StudyPlanOptions) -> Pilot:
     """The runs that the options name. Raises TurngymError where there are not two of each method that pair up."""
     pilot = _of_evaluations(options) if options.data is None else _of_study(options, options.data)
-    given: dict[str, Any] = {"train_hours": options.train_hours, "episode_seconds": options.episode_seconds}
-    return replace(pilot, **{name: value for name, value in given.items() if value is not None})
+    costs: dict[str, Any] = {"train_hours": options.train_hours, "episode_seconds": options.episode_seconds}
+    return replace(pilot, **{name: value for name, value in costs.items() if value is not None})
 
 
 def _of_evaluations(options: StudyPlanOptions) -> Pilot:
@@ -156,15 +156,15 @@ def _of_evaluations(options: StudyPlanOptions) -> Pilot:
     for path, run in runs.items():
         if not run.episodes:
             raise TurngymError(f"{path} holds no episodes; valid: a packed result, a trace, or a folder with one")
-    said = {path: responses_of(run.episodes) for path, run in runs.items()}
+    responses = {path: responses_of(run.episodes) for path, run in runs.items()}
     for option, side in (("--first", options.first), ("--second", options.second)):
-        if why := no_seeds({str(path): (runs[path].spec, said[path]) for path in side}):
+        if why := no_seeds({str(path): (runs[path].spec, responses[path]) for path in side}):
             raise TurngymError(f"{option} needs evaluations of several training seeds: {why}")
-    for one, other in product(options.first, options.second):
-        if alike := same_run(said[one], said[other]):
-            raise TurngymError(f"--first {one} and --second {other} are one run: {alike}")
-        if differ := decisive(differences_of(runs[one].spec, runs[other].spec)):
-            raise TurngymError(f"--first {one} and --second {other} were played otherwise: {describe(differ)}")
+    for first, second in product(options.first, options.second):
+        if alike := same_run(responses[first], responses[second]):
+            raise TurngymError(f"--first {first} and --second {second} are one run: {alike}")
+        if differ := decisive(differences_of(runs[first].spec, runs[second].spec)):
+            raise TurngymError(f"--first {first} and --second {second} were played otherwise: {describe(differ)}")
     return Pilot(
         first=[task_means(runs[path].outcomes) for path in options.first],
         second=[task_means(runs[path].outcomes) for path in options.second],
@@ -178,25 +178,25 @@ def _of_study(options: StudyPlanOptions, path: Path) -> Pilot:
     worlds = read_records(path).worlds
     if len(worlds) != 1:
         raise TurngymError(f"{path} holds {', '.join(sorted(worlds)) or 'no runs'}: a pilot is of one world")
-    (found,) = worlds.values()
+    (methods,) = worlds.values()
     for name in options.methods:
-        if name not in found:
-            raise TurngymError(f"--methods {name!r}: {path} has {', '.join(found)}.{did_you_mean(name, [*found])}")
+        if name not in methods:
+            raise TurngymError(f"--methods {name!r}: {path} has {', '.join(methods)}.{did_you_mean(name, [*methods])}")
     if len({*options.methods}) == 1:
         raise TurngymError(f"--methods names {options.methods[0]} twice; valid: two methods")
-    one, other = (found[name] for name in options.methods)
+    base, against = (methods[name] for name in options.methods)
     # what the study's own tables compare, at the steps that all of its methods have
-    maps = same_step_maps(found)[1]
+    maps = same_step_maps(methods)[1]
     first, second = (maps.get(name, {}) for name in options.methods)
     seeds = sorted(first.keys() & second.keys())
     runs = [[of[seed] for seed in seeds] for of in (first, second)]
-    samples = min(of[seed].samples for of in (one, other) for seed in seeds) if seeds else 1
-    hours = fmean(of[seed].total.seconds for of in (one, other) for seed in seeds) / 3600 if seeds else None
+    samples = min(of[seed].samples for of in (base, against) for seed in seeds) if seeds else 1
+    hours = fmean(of[seed].total.seconds for of in (base, against) for seed in seeds) / 3600 if seeds else None
     return Pilot(
         first=runs[0],
         second=runs[1],
         samples=samples,
-        evaluations=averaged_evaluations(found),
+        evaluations=averaged_evaluations(methods),
         train_hours=hours,
         episode_seconds=1.0,
     )
@@ -220,8 +220,8 @@ def spread_table(spread: Spread, pilot: Pilot) -> Table:
 
 
 def said(pilot: Pilot, spread: Spread) -> str:
-    found, size = rise(pilot.first, pilot.second), pilot.design
-    ends = f"{100 * found.mean:+z.1f} points [{100 * found.low:+z.1f}, {100 * found.high:+z.1f}]"
+    difference, size = rise(pilot.first, pilot.second), pilot.design
+    ends = f"{100 * difference.mean:+z.1f} points [{100 * difference.low:+z.1f}, {100 * difference.high:+z.1f}]"
     expected = f"expected to reach {100 * half_width(spread, size, spread.mean):.1f} to either side"
     drawn = f"{size.seeds} seeds x {size.tasks} tasks x {pilot.samples} samples"
     if pilot.evaluations > 1:
@@ -231,8 +231,8 @@ def said(pilot: Pilot, spread: Spread) -> str:
 
 def design_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> Table:
     """One row per number of seeds, one column per tasks x samples."""
-    own = pilot.design.tasks
-    tasks = options.tasks or tuple(dict.fromkeys((max(2, own // 2), own, 2 * own)))
+    pilot_tasks = pilot.design.tasks
+    tasks = options.tasks or tuple(dict.fromkeys((max(2, pilot_tasks // 2), pilot_tasks, 2 * pilot_tasks)))
     sizes = list(product(tasks, options.samples))
     header = ["seeds", *(f"{m} tasks x {k}" for m, k in sizes)]
     rows = []
@@ -265,11 +265,11 @@ def cheapest_table(options: StudyPlanOptions, pilot: Pilot, spread: Spread) -> T
     prices["fewest episodes"] = lambda design: design.episodes
     rows = []
     for name, price in prices.items():
-        found = cheapest(spread, wanted, price, designs, options.power)
-        if found is None:
+        best = cheapest(spread, wanted, price, designs, options.power)
+        if best is None:
             rows.append([name, "none", "-", "-", "-", "-", "-"])
             continue
-        cells = [str(found.seeds), str(found.tasks), str(found.samples), f"{pilot.evaluations * found.episodes:,}"]
-        time = "-" if pilot.train_hours is None else f"{hours(found):.1f}"
-        rows.append([name, *cells, time, f"{100 * power(spread, found, wanted):.0f}"])
+        cells = [str(best.seeds), str(best.tasks), str(best.samples), f"{pilot.evaluations * best.episodes:,}"]
+        time = "-" if pilot.train_hours is None else f"{hours(best):.1f}"
+        rows.append([name, *cells, time, f"{100 * power(spread, best, wanted):.0f}"])
     return ["", "seeds", "tasks", "samples", "episodes", "hours", "power %"], rows

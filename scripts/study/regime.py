@@ -75,14 +75,14 @@ class RegimeOptions(Spec):
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study regime`; the exit status is 0 where every world has the signs, else 1."""
     options = read_options(RegimeOptions, argv, prog="turngym study regime", about=__doc__)
-    found = regimes(options)
-    text = render(found)
+    measured = regimes(options)
+    text = render(measured)
     print(text)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "regime.md").write_text(text, encoding="utf-8")
-        (options.out / "regime.json").write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
-    return 0 if all(item.regime.passes for windows in found.values() for item in windows.values()) else 1
+        (options.out / "regime.json").write_text(json.dumps(as_json(measured), indent=1) + "\n", encoding="utf-8")
+    return 0 if all(item.regime.passes for windows in measured.values() for item in windows.values()) else 1
 
 
 def regimes(options: RegimeOptions) -> dict[str, dict[str, MeasuredRegime]]:
@@ -91,13 +91,13 @@ def regimes(options: RegimeOptions) -> dict[str, dict[str, MeasuredRegime]]:
         raise TurngymError("name what to measure: --world NAME, or --run PATH of a run of vanilla OPD")
     if (options.student or options.teacher) and len(options.world) != 1:
         raise TurngymError("--student and --teacher play one world: give --world once")
-    found = {}
+    measured = {}
     for spec in options.run:
         name, path = named_path(spec)
-        found[name or path.name] = regime_of_run(path)
+        measured[name or path.name] = regime_of_run(path)
     for name in options.world:
-        found[name] = {"before": regime_of_pair(name, options)}
-    return found
+        measured[name] = {"before": regime_of_pair(name, options)}
+    return measured
 
 
 def regime_of_run(folder: Path) -> dict[str, MeasuredRegime]:
@@ -117,17 +117,17 @@ def regime_of_pair(world: str, options: RegimeOptions) -> MeasuredRegime:
 
     from turngym.trainers import train
 
-    place = load_world(world)
+    embedded = load_world(world)
     steps = -(-options.episodes // TOGETHER)
-    settings = {"micro_tokens": 2048, **place.distill.settings, **place.settings()}
+    settings = {"micro_tokens": 2048, **embedded.distill.settings, **embedded.settings()}
     settings |= {"max_turns": options.max_turns} if options.max_turns else {}
     with tempfile.TemporaryDirectory(prefix="turngym-regime-") as folder:
         out = Path(folder) / "run"
         # vanilla OPD whose updates move nothing: what is measured is what training itself logs
         train(
             "opd",
-            student=options.student or place.checkpoint("student"),
-            teacher=options.teacher or place.checkpoint("teacher"),
+            student=options.student or embedded.checkpoint("student"),
+            teacher=options.teacher or embedded.checkpoint("teacher"),
             out=out,
             steps=steps,
             episodes=min(TOGETHER, options.episodes),
@@ -157,7 +157,7 @@ def render(found: Mapping[str, Mapping[str, MeasuredRegime]]) -> str:
 
 def as_json(found: Mapping[str, Mapping[str, MeasuredRegime]]) -> dict[str, Any]:
     def entry(item: MeasuredRegime) -> dict[str, Any]:
-        more = {"intervals": dict(item.intervals), "looping": item.looping, "missing": item.regime.failures}
-        return {**asdict(item.regime), **more}
+        beside = {"intervals": dict(item.intervals), "looping": item.looping, "missing": item.regime.failures}
+        return {**asdict(item.regime), **beside}
 
     return {name: {window: entry(item) for window, item in windows.items()} for name, windows in found.items()}

@@ -130,17 +130,17 @@ def _run(options: RunOptions, command: str) -> Records:
     study = read_study_file(options.file, options.set)
     out = options.out or _folder(options.file)
     cells = [replace(cell, processes=options.processes) for cell in cells_of(study, out)]
-    for place in study.places:
-        if place.world is not None:
-            place.world.checkpoint("student")  # whose base must be here
+    for world in study.places:
+        if world.world is not None:
+            world.world.checkpoint("student")  # whose base must be here
     packed = _packed_names(cells) if options.pack else {}
     claim(study, cells, out)
-    for place in study.places:
+    for world in study.places:
         for cell in cells:
-            if cell.world == place.name and cell.text is not None:
-                write_text(text_path(out, place.name, cell.text), cell.text, place.world)
+            if cell.world == world.name and cell.text is not None:
+                write_text(text_path(out, world.name, cell.text), cell.text, world.world)
     runs = any(not cell.finished for cell in cells) or not _made_before(out)
-    made = [made_by(command)] if runs else []
+    runs_made = [made_by(command)] if runs else []
 
     def keep_records() -> Records:
         """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
@@ -148,7 +148,11 @@ def _run(options: RunOptions, command: str) -> Records:
             title=study.title,
             about=study.file.about,
             baseline=study.file.baseline,
-            against={name: one.keys.against for name, one in study.methods.items() if one.keys.against},
+            against={
+                name: study_method.keys.against
+                for name, study_method in study.methods.items()
+                if study_method.keys.against
+            },
             tables=study.file.tables,
             # what the file says of a method now; what its runs were is in their records
             records=[
@@ -157,7 +161,10 @@ def _run(options: RunOptions, command: str) -> Records:
                 if cell.finished and not cell.is_start
             ],
             # what others have noted up to now, and what this process adds
-            made_by=[*(before := _made_before(out)), *(one for one in made if one not in before)],
+            made_by=[
+                *(before := _made_before(out)),
+                *(study_method for study_method in runs_made if study_method not in before),
+            ],
         )
         if records.records:
             (out / "tables").mkdir(parents=True, exist_ok=True)
@@ -183,14 +190,14 @@ def _run(options: RunOptions, command: str) -> Records:
 
 def _packed_names(cells: Sequence[Cell]) -> dict[str, str]:
     """Cell -> the file of its packed evaluation. Raises TurngymError where two cells would have the same."""
-    found: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     owners: dict[str, str] = {}
     for cell in (cell for cell in cells if not cell.is_start):
         name = f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
-        if (other := owners.setdefault(name, cell.name)) != cell.name:
-            raise TurngymError(f"--pack: {other} and {cell.name} would both be {name}; valid: another name for one")
-        found[cell.name] = name
-    return found
+        if (owner := owners.setdefault(name, cell.name)) != cell.name:
+            raise TurngymError(f"--pack: {owner} and {cell.name} would both be {name}; valid: another name for one")
+        file_of[cell.name] = name
+    return file_of
 
 
 def _folder(file: str | Path) -> Path:
@@ -215,9 +222,9 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
     for cell in cells:
         if not cell.settings_file.is_file() or not cell.folder.exists():
             continue
-        asked = {name: table for name, table in toml_of(cell.toml).items() if name != PROVENANCE}
-        was, now = (with_paths(table, last_names) for table in (read_toml(cell.settings_file), asked))
-        for name, (old, new) in differing(was, now).items():
+        settings = {name: table for name, table in toml_of(cell.toml).items() if name != PROVENANCE}
+        was, current = (with_paths(table, last_names) for table in (read_toml(cell.settings_file), settings))
+        for name, (old, new) in differing(was, current).items():
             if not counts(name):
                 continue
             raise TurngymError(
@@ -235,13 +242,13 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
         # a run that goes on in a folder that was moved finds models and texts where they are now
         if not cell.finished:
             write_toml_text(cell.settings_file, cell.toml)
-    known = {cell.settings_file for cell in cells}
+    expected = {cell.settings_file for cell in cells}
     # of a cell that never began there is nothing to show
-    begun = (path for path in out.glob("cells/*/*.toml") if path not in known and path.with_suffix("").is_dir())
+    begun = (path for path in out.glob("cells/*/*.toml") if path not in expected and path.with_suffix("").is_dir())
     stray = [f"{path.parent.name}/{path.stem}" for path in sorted(begun)]
     if stray:
-        shown = first_few(stray)
-        print(f"turngym: kept and not shown, since {study.where} has no such cells: {shown}", file=sys.stderr)
+        listed = first_few(stray)
+        print(f"turngym: kept and not shown, since {study.where} has no such cells: {listed}", file=sys.stderr)
 
 
 def run_cells(
@@ -314,8 +321,8 @@ def _run_on_ray(cells: Sequence[Cell], options: RunOptions, study: Study, record
 
     from turngym.agents.executor.worker_count import available_cores
 
-    own, address = not ray.is_initialized(), options.ray_address
-    if own:
+    starts_ray, address = not ray.is_initialized(), options.ray_address
+    if starts_ray:
         cores = None if address else min(options.parallel, available_cores())
         ray.init(address=address, num_cpus=cores, log_to_driver=False)
     average_too, failed = study.evaluate.average, list[str]()
@@ -328,15 +335,15 @@ def _run_on_ray(cells: Sequence[Cell], options: RunOptions, study: Study, record
                 while waiting:
                     done, waiting = ray.wait(waiting, timeout=POLL)
                     board.update({cell.name for cell in part if cell.begun and not cell.finished})
-                    for one in done:
+                    for task in done:
                         try:
-                            ray.get(one)
+                            ray.get(task)
                         except ray.exceptions.RayError as error:
                             failed.append(str(getattr(error, "cause", error)).strip().splitlines()[-1])
                     if done:
                         recorded()
     finally:
-        if own:
+        if starts_ray:
             ray.shutdown()
     if failed:
         raise TurngymError("; ".join(failed))

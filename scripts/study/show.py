@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         if len(options.studies) > 1:
             # cells of others may not take the place of a study's own
-            places = [place for path in options.studies for place in (path, path / DATA, path / "tables" / DATA)]
+            places = [file for path in options.studies for file in (path, path / DATA, path / "tables" / DATA)]
             keep_inputs(options.out / DATA, places, TurngymError)
         write_tables(study, options.out)
         print(f"written to {options.out}")
@@ -78,19 +78,19 @@ def write_tables(study: Records, out: str | Path) -> str:
     worlds = study.worlds
     for title, table in tables_of(study).items():
         world, _, name = title.rpartition(": ")
-        said = caption(name, worlds[world])
+        caption_text = caption(name, worlds[world])
         stem = title.replace(": ", "-").replace("/", "-")
         for kind in ("csv", "tex"):
-            write_table(table, out / f"{stem}.{kind}", said)
-        parts += [f"## {markup(title, 'markdown')}", markdown(table), said]
+            write_table(table, out / f"{stem}.{kind}", caption_text)
+        parts += [f"## {markup(title, 'markdown')}", markdown(table), caption_text]
     parts += [lines_of("\n".join(f"- {note}" for note in notes))] if (notes := notes_of(study)) else []
     # figures need matplotlib, which comes with the extra `train`
     if importlib.util.find_spec("matplotlib") is not None:
         for world, rows in worlds.items():
             if any(len(record.evaluations) > 1 for seeds in rows.values() for record in seeds.values()):
                 draw_curves(rows, out / f"{world}-curves.png", out / f"{world}-curves.pdf")
-                shown = markup(world, "markdown")
-                parts.append(f"![Success against steps and CPU time, {shown}]({quote(world)}-curves.png)")
+                world_title = markup(world, "markdown")
+                parts.append(f"![Success against steps and CPU time, {world_title}]({quote(world)}-curves.png)")
     text = "\n\n".join(parts) + "\n"
     with atomic_write(out / "study.md") as file:
         file.write(text)

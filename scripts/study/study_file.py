@@ -203,10 +203,10 @@ def find_study(name: str | Path) -> Path:
     path = user_path(name)
     if path.is_file():
         return path
-    known = built_in()
-    if str(name) in known:
-        return known[str(name)]
-    hint = did_you_mean(str(name), known)
+    studies = built_in()
+    if str(name) in studies:
+        return studies[str(name)]
+    hint = did_you_mean(str(name), studies)
     raise TurngymError(f"there is no file {name}, and no study of that name.{hint} `turngym study list` lists them")
 
 
@@ -222,22 +222,29 @@ def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
         try:
             tables.append(toml_of(change))
         except ValueError as error:
-            said = f"--set {brief(change, 80)} is not TOML ({error}); valid: --set 'train.steps = 12'"
-            raise TurngymError(said) from error
-    whole, worlds = dict[str, Any](), set[str]()
+            problem = f"--set {brief(change, 80)} is not TOML ({error}); valid: --set 'train.steps = 12'"
+            raise TurngymError(problem) from error
+    read_tables, worlds = dict[str, Any](), set[str]()
     for table in tables:
         for key in NAMED:
             # a list of names keeps what the file says of these: other worlds are left out, and no setting of this one
-            below, names = whole.get(key), table.get(key)
-            if isinstance(below, Mapping) and isinstance(names, list) and all(isinstance(one, str) for one in names):
-                whole, table = {**whole, key: {}}, {**table, key: {one: below.get(one, {}) for one in names}}
+            below, names = read_tables.get(key), table.get(key)
+            if (
+                isinstance(below, Mapping)
+                and isinstance(names, list)
+                and all(isinstance(chosen, str) for chosen in names)
+            ):
+                read_tables, table = (
+                    {**read_tables, key: {}},
+                    {**table, key: {chosen: below.get(chosen, {}) for chosen in names}},
+                )
         # one table, so that a --set may add to an inline table
-        whole = merged([whole, table])
+        read_tables = merged([read_tables, table])
         # a method may have settings for worlds of the file that a --set leaves out
         for name in ("world", "worlds"):
-            given = whole.get(name)
-            worlds |= {*map(str, given if isinstance(given, Mapping | list) else [given])}
-    return _study(read(File, whole, shown(path)), shown(path), worlds)
+            value = read_tables.get(name)
+            worlds |= {*map(str, value if isinstance(value, Mapping | list) else [value])}
+    return _study(read(File, read_tables, shown(path)), shown(path), worlds)
 
 
 def _study(file: File, where: str, worlds: set[str]) -> Study:
@@ -255,8 +262,8 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
         for key, named in (("in", [world for world, _ in method.within]), ("worlds", method.keys.worlds or ())):
             for world in named:
                 require_named(world, sorted(worlds), f"{method.where}.{key}")
-        if (other := method.keys.against) is not None:
-            require_named(other, [name for name in methods if name != method.name], f"{method.where}.against")
+        if (control := method.keys.against) is not None:
+            require_named(control, [name for name in methods if name != method.name], f"{method.where}.against")
     if file.baseline is not None:
         require_named(file.baseline, methods, f"{where}: baseline")
     for name in file.tables:
@@ -272,9 +279,11 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
     )
     # what methods share is for those that read it, so somebody must
     trained = [method.algorithm for method in (*methods.values(), *starts.values()) if method.algorithm]
-    for layer in (study.train, *(place.settings for place in study.places)):
+    for layer in (study.train, *(world_place.settings for world_place in study.places)):
         for key, value in flat(layer.table).items():
-            readers = (one for one in dict.fromkeys([*trained, *BUILT_IN]) if has_setting(one, key))
+            readers = (
+                method_name for method_name in dict.fromkeys([*trained, *BUILT_IN]) if has_setting(method_name, key)
+            )
             reader = next(readers, trained[0] if trained else "grpo")
             if not require_setting(reader, key, layer.name).free:
                 expanded(reader, {key: value}, layer.name)
@@ -291,18 +300,18 @@ def _places(file: File, where: str) -> Iterator[Place]:
     for name in named:
         table = named[name] if isinstance(named, dict) else {}
         check_name(name, f"{where}: worlds")
-        own = f"{where}: worlds.{name}"
-        rest = {key: value for key, value in table.items() if key != "world"}
-        if isinstance(panel := rest.get("panel"), str) and (beside := Path(where).parent / panel).is_file():
-            rest["panel"] = str(beside)
+        where_world = f"{where}: worlds.{name}"
+        settings = {key: value for key, value in table.items() if key != "world"}
+        if isinstance(panel := settings.get("panel"), str) and (beside := Path(where).parent / panel).is_file():
+            settings["panel"] = str(beside)
         base = table.get("world", name)
-        if base not in [*ALL_WORLDS] and ("world" in table or not {"env", "student"} <= rest.keys()):
+        if base not in [*ALL_WORLDS] and ("world" in table or not {"env", "student"} <= settings.keys()):
             hint = did_you_mean(str(base), ALL_WORLDS) or f" There are: {', '.join(ALL_WORLDS)}."
             raise SettingsError(
                 f"{where}: there is no world {base!r}.{hint} An environment of your own is a table with `env` and "
                 "`student`"
             )
-        yield Place(name=name, world=ALL_WORLDS.get(base), settings=_settings(rest, own, asked=False))
+        yield Place(name=name, world=ALL_WORLDS.get(base), settings=_settings(settings, where_world, asked=False))
 
 
 def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> StudyMethod:
@@ -314,12 +323,16 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
         if of in chain:
             raise SettingsError(f"{where}.of: {' -> '.join([*chain[::-1], of])} goes round in a circle")
         chain.insert(0, of)
-    own = [{key: value for key, value in tables[one].items() if key in METHOD_KEYS} for one in chain]
-    keys = read(MethodKeys, merged(own), where)
+    method_tables = [
+        {key: value for key, value in tables[ancestor].items() if key in METHOD_KEYS} for ancestor in chain
+    ]
+    keys = read(MethodKeys, merged(method_tables), where)
     algorithm = keys.algorithm or chain[0]
     settings = [
-        _settings({key: value for key, value in tables[one].items() if key not in METHOD_KEYS}, f"{kind}.{one}")
-        for one in chain
+        _settings(
+            {key: value for key, value in tables[ancestor].items() if key not in METHOD_KEYS}, f"{kind}.{ancestor}"
+        )
+        for ancestor in chain
     ]
     if keys.agent is not None:
         if trains := [key for key in ("algorithm", "depth", "text") if getattr(keys, key) is not None]:
@@ -337,9 +350,9 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
         held = {"weight": "trajectory", "depth": {"h_min": keys.depth, "h_max": keys.depth}}
         algorithm, settings = "turnopd", [Layer(name=f"{where}.depth", table={"turnopd": held}, asked=True), *settings]
     within = [
-        (world, _settings(table, f"{kind}.{one}.in.{world}"))
-        for one, said in zip(chain, own, strict=True)
-        for world, table in said.get("in", {}).items()
+        (world, _settings(table, f"{kind}.{ancestor}.in.{world}"))
+        for ancestor, keys_table in zip(chain, method_tables, strict=True)
+        for world, table in keys_table.get("in", {}).items()
     ]
     return StudyMethod(
         name=name, where=where, keys=keys, algorithm=algorithm, settings=tuple(settings), within=tuple(within)

@@ -50,7 +50,7 @@ def write_text(path: Path, text: str, world: EmbeddedWorld | None) -> None:
         assert world is not None, "only an embedded world has an expert that can be asked for text"
         make_env = env_maker(world.env_id, split=world.split, max_turns=world.max_turns, **world.make)
         ids = probe(world.env_id, {"split": world.split, **world.make}).task_ids()
-        jobs = [Job(task_id=ids[place % len(ids)], sample=place, group=place) for place in range(EPISODES)]
+        jobs = [Job(task_id=ids[number % len(ids)], sample=number, group=number) for number in range(EPISODES)]
         played = rollout(jobs, make_env, ExpertAgent(expert=named_player(world.expert)), max_turns=world.max_turns)
         documents = [document(episode, world.tags) for episode in played]
     with atomic_write(path) as file:
@@ -68,10 +68,12 @@ def article_documents(part: Part) -> Iterator[str]:
     """Articles in the order of the fictions, `ARTICLES` to a document, each its title and its text."""
     fictions = (TINY.fictions or (1, 1))[part == "eval"]
     for number in range(fictions):
-        articles = [f"{one.title}\n{one.text}" for one in generate_fiction(one_fiction(TINY, part, number)).passages]
+        articles = [
+            f"{passage.title}\n{passage.text}" for passage in generate_fiction(one_fiction(TINY, part, number)).passages
+        ]
         # a fiction's last articles are left out where they do not fill a document
-        for place in range(0, len(articles) - ARTICLES + 1, ARTICLES):
-            yield "\n".join(articles[place : place + ARTICLES])
+        for start in range(0, len(articles) - ARTICLES + 1, ARTICLES):
+            yield "\n".join(articles[start : start + ARTICLES])
 
 
 def heldout_nats(model: Path) -> dict[str, float]:
@@ -83,7 +85,7 @@ def heldout_nats(model: Path) -> dict[str, float]:
     rows = [np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32) for text in texts]
     scorer = load_scorer(model, dtype="float32", device="cpu", temperature=1.0, max_tokens=2048)
     scored = scorer.logprobs(rows, [np.arange(1, len(row)) for row in rows])
-    return {str(place): -float(np.mean(part, dtype=np.float64)) for place, part in enumerate(scored)}
+    return {str(number): -float(np.mean(part, dtype=np.float64)) for number, part in enumerate(scored)}
 
 
 # A student that has seen text: imitation with language modeling beside it, with which the study of L_PT begins.
