@@ -123,7 +123,7 @@ class Verb(Generic[T]):
         argv, file = pop_option(argv, CONFIG)
         # a verb of one type may have an option of its own that is called so
         show = self.spec is not None and PRINT in argv
-        given = self.given([word for word in argv if not (show and word == PRINT)])
+        words_given = self.given([word for word in argv if not (show and word == PRINT)])
         layers: list[tuple[str, Mapping[str, Any]]] = []
         mine = [Layer(name="", table=self.below)]
         if file is not None:
@@ -132,18 +132,18 @@ class Verb(Generic[T]):
             owned = {name: value for name, value in table.items() if self.spec is None or name in settings_of(self.own)}
             mine.append(Layer(name=file, table=expand(self.own, owned, file), asked=True))
             layers.append((file, {name: value for name, value in table.items() if name not in owned}))
-        layers.append((COMMAND_LINE, given.get(self.spec, {})))
-        table = expand(self.own, given.get(self.own, {}), COMMAND_LINE)
+        layers.append((COMMAND_LINE, words_given.get(self.spec, {})))
+        table = expand(self.own, words_given.get(self.own, {}), COMMAND_LINE)
         mine.append(Layer(name=COMMAND_LINE, table=table, asked=True))
-        whole = merged([one.table for one in mine])
-        for one in settings_of(self.own).values():
-            if _required(self.own, one) and at(whole, one.path) is None:
+        tables = merged([layer.table for layer in mine])
+        for layer in settings_of(self.own).values():
+            if _required(self.own, layer) and at(tables, layer.path) is None:
                 raise TurngymError(
-                    f"{one.name.upper() if one.positional else self._option_of(self.own, one)} must be given"
+                    f"{layer.name.upper() if layer.positional else self._option_of(self.own, layer)} must be given"
                 )
-        own: T = resolve(self.own, mine).spec
-        _keep_inputs(own, file, [table for _, table in layers])
-        return CommandLine(own=own, layers=layers, show=show)
+        verb_options: T = resolve(self.own, mine).spec
+        _keep_inputs(verb_options, file, [table for _, table in layers])
+        return CommandLine(own=verb_options, layers=layers, show=show)
 
     def given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
         """The values of a command line by type and path.
@@ -151,40 +151,51 @@ class Verb(Generic[T]):
         A list takes all words up to the next option, of several options those of all. While the words that stand by
         themselves have not come, it takes one: `--category heat eval.jsonl`.
         """
-        place = next((one for one in settings_of(self.own).values() if one.positional), None)
-        found: dict[tuple[Any, str], tuple[str, Setting, list[str], bool]] = {}
-        rest = list(argv)
-        while rest:
-            option, equals, value = rest[0].partition("=")
+        positional = next((candidate for candidate in settings_of(self.own).values() if candidate.positional), None)
+        occurrences: dict[tuple[Any, str], tuple[str, Setting, list[str], bool]] = {}
+        left = list(argv)
+        while left:
+            option, equals, value = left[0].partition("=")
             if not is_option(option):
-                if place is None:
-                    raise TurngymError(f"{rest[0]!r} belongs to no option; valid: --OPTION VALUE")
-                kind, setting, off, option, taken = self.own, place, False, place.name.upper(), [rest.pop(0)]
+                if positional is None:
+                    raise TurngymError(f"{left[0]!r} belongs to no option; valid: --OPTION VALUE")
+                kind, setting, off, option, values_taken = (
+                    self.own,
+                    positional,
+                    False,
+                    positional.name.upper(),
+                    [left.pop(0)],
+                )
             else:
                 kind, setting, off = self._find(option)
-                del rest[0]
-                waits = place is not None and (self.own, place.path) not in found
-                taken = [value] if equals else []
-                most = 0 if equals else len(rest) if setting.many and not waits else 1
-                while len(taken) < most and rest and not is_option(rest[0]):
+                del left[0]
+                waits = positional is not None and (self.own, positional.path) not in occurrences
+                values_taken = [value] if equals else []
+                most = 0 if equals else len(left) if setting.many and not waits else 1
+                while len(values_taken) < most and left and not is_option(left[0]):
                     # the next word may be one that stands by itself
-                    if is_switch(setting) and (off or rest[0] not in (*ON, *OFF)):
+                    if is_switch(setting) and (off or left[0] not in (*ON, *OFF)):
                         break
-                    taken.append(rest.pop(0))
-            known = found.get((kind, setting.path))
+                    values_taken.append(left.pop(0))
+            earlier = occurrences.get((kind, setting.path))
             if self.last_counts and not setting.collects:
-                known = None
-            if known is not None and not setting.many:
-                values = " ".join([*known[2], *taken])
+                earlier = None
+            if earlier is not None and not setting.many:
+                values = " ".join([*earlier[2], *values_taken])
                 raise TurngymError(f"{option} is given twice{f' ({values})' if values else ''}; valid: once")
-            found[kind, setting.path] = (option, setting, [*known[2], *taken] if known else taken, off)
-        given: dict[Any, dict[str, Any]] = {}
-        for (kind, path), (option, setting, words, off) in found.items():
+            occurrences[kind, setting.path] = (
+                option,
+                setting,
+                [*earlier[2], *values_taken] if earlier else values_taken,
+                off,
+            )
+        tables: dict[Any, dict[str, Any]] = {}
+        for (kind, path), (option, setting, words, off) in occurrences.items():
             if is_switch(setting):
-                given.setdefault(kind, {})[path] = not off if not words else _switched(option, words, off=off)
+                tables.setdefault(kind, {})[path] = not off if not words else _switched(option, words, off=off)
             else:
-                given.setdefault(kind, {})[path] = read_word(setting, words, option)
-        return given
+                tables.setdefault(kind, {})[path] = read_word(setting, words, option)
+        return tables
 
     def _find(self, option: str) -> tuple[Any, Setting, bool]:
         """The type and the setting that an option means, and whether it turns it off (`--no-verify`)."""
@@ -198,8 +209,10 @@ class Verb(Generic[T]):
                     setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
                         return kind, setting, word != name
-        known = sorted({self._option_of(kind, one) for kind in kinds for one in settings_of(kind).values()})
-        hint = did_you_mean(option, known, cutoff=0.5) or f" `{self.name} {self._all}` lists them."
+        options = sorted(
+            {self._option_of(kind, candidate) for kind in kinds for candidate in settings_of(kind).values()}
+        )
+        hint = did_you_mean(option, options, cutoff=0.5) or f" `{self.name} {self._all}` lists them."
         raise TurngymError(f"there is no option {option}.{hint}")
 
     # Help.
@@ -210,19 +223,25 @@ class Verb(Generic[T]):
         return HELP_ALL if self.first else HELP[0]
 
     def _help(self, *, whole: bool) -> Iterator[str]:
-        own = settings_of(self.own)
-        words = "".join(f" {one.name.upper()}{'...' if one.many else ''}" for one in own.values() if one.positional)
+        verb_settings = settings_of(self.own)
+        words = "".join(
+            f" {setting.name.upper()}{'...' if setting.many else ''}"
+            for setting in verb_settings.values()
+            if setting.positional
+        )
         yield from (f"usage: {self.name}{words} [options]", "", textwrap.dedent(self.about).strip(), "")
         if whole or not self.first:
-            yield from self.section("options", list(own.values()), whole=whole)
+            yield from self.section("options", list(verb_settings.values()), whole=whole)
         if whole and self.spec is not None:
             every = settings_of(self.spec)
             for group in [path for path in every if "." not in path]:
-                inside = [one for path, one in every.items() if f"{path}.".startswith(f"{group}.")]
+                inside = [setting for path, setting in every.items() if f"{path}.".startswith(f"{group}.")]
                 yield from self.section(group, inside, whole=True)
         elif self.first:
             named = {
-                short_name(cls, path): one for cls in (self.spec, self.own) for path, one in settings_of(cls).items()
+                short_name(cls, path): setting
+                for cls in (self.spec, self.own)
+                for path, setting in settings_of(cls).items()
             }
             yield from self.section("options", [named[name] for name in self.first])
             yield ""
@@ -235,24 +254,26 @@ class Verb(Generic[T]):
 
     def section(self, title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
         yield f"{title}:"
-        for one in settings:
+        for setting in settings:
             # a table without a text form has only its settings
-            if one.tables and not one.about:
+            if setting.tables and not setting.about:
                 continue
-            own = one is settings_of(self.own).get(one.path)
-            kind = self.own if own else self.spec
-            name = one.name.upper() if one.positional else self._option_of(kind, one)
-            kinds = [str(kind_of(owner)) for owner in one.owners if kind_of(owner) is not None]
-            choices = choices_of(one.type) or [str(kind_of(table)) for table in one.tables if own and kind_of(table)]
-            about = one.about if whole else _first_sentence(one.about)
+            of_verb = setting is settings_of(self.own).get(setting.path)
+            kind = self.own if of_verb else self.spec
+            name = setting.name.upper() if setting.positional else self._option_of(kind, setting)
+            kinds = [str(kind_of(owner)) for owner in setting.owners if kind_of(owner) is not None]
+            choices = choices_of(setting.type) or [
+                str(kind_of(table)) for table in setting.tables if of_verb and kind_of(table)
+            ]
+            about = setting.about if whole else _first_sentence(setting.about)
             about += f" ({', '.join(choices)})" if choices else ""
-            usual = flat(self.usual).get(one.path, one.default)
+            usual = flat(self.usual).get(setting.path, setting.default)
             # what is played has presets and panels, too
-            needed = own and not one.positional and usual is NODEFAULT and _required(kind, one)
-            shown = "(required)" if needed else "" if one.tables else _shown(usual)
+            needed = of_verb and not setting.positional and usual is NODEFAULT and _required(kind, setting)
+            default_text = "(required)" if needed else "" if setting.tables else _shown(usual)
             # an option of one kind chooses that kind
             note = f" [only for {', '.join(kinds)}]" if kinds and (whole or len(kinds) > 1) else ""
-            yield _rows(f"{name} {shown}", about + note)
+            yield _rows(f"{name} {default_text}", about + note)
 
 
 def _rows(left: str, right: str) -> str:

@@ -95,20 +95,20 @@ class Fates:
             self._used(record)
         elif kind == "resumed":
             # the checkpoint was older than these steps: what they learned is gone
-            self.steps = {step: found for step, found in self.steps.items() if step <= record["step"]}
-            for place in [place for place, step in self._step_of.items() if step > record["step"]]:
-                self.fate[place] = WAITS
-                del self._step_of[place]
+            self.steps = {step: record_of for step, record_of in self.steps.items() if step <= record["step"]}
+            for key_turn in [key_turn for key_turn, step in self._step_of.items() if step > record["step"]]:
+                self.fate[key_turn] = WAITS
+                del self._step_of[key_turn]
 
     def _used(self, record: Mapping[str, Any]) -> None:
         if record["kind"] == "trained":
             self.steps[record["step"]] = record
         for key in record["sessions"]:
-            known = record["turns"][key]
-            for turn in known["trained"] if record["kind"] == "trained" else ():
+            session = record["turns"][key]
+            for turn in session["trained"] if record["kind"] == "trained" else ():
                 self.fate[key, turn] = f"trained on at step {record['step']}"
                 self._step_of[key, turn] = record["step"]
-            for turn, why in known["left_out"].items():
+            for turn, why in session["left_out"].items():
                 self.fate[key, int(turn)] = f"left out: {why}"
                 self._step_of[key, int(turn)] = record["step"]
 
@@ -125,26 +125,26 @@ def records(command: Records) -> int:
 
 def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
     """Reads the records in order and collects what happened to each turn."""
-    fates, told = Fates(), []
+    fates, output = Fates(), []
     for record in found:
         fates.take(record)
     for (session, turn), why in fates.fate.items() if turns else ():
         score = fates.feedback.get((session, turn))
         thumb = "" if score is None else f", thumb {'up' if score > 0 else 'down'}"
-        told.append(f"session {session} turn {turn}: {why}{thumb}")
-    told += [_step_line(step, record) for step, record in sorted(fates.steps.items())]
+        output.append(f"session {session} turn {turn}: {why}{thumb}")
+    output += [_step_line(step, record) for step, record in sorted(fates.steps.items())]
     ends = Counter("trained on" if why.startswith("trained on") else why for why in fates.fate.values())
     sessions = len(fates.counts)
-    told.append(f"{len(fates.fate)} main turns of {sessions} sessions, {fates.side} side turns")
-    told += [f"{count:6} {why}" for why, count in ends.most_common()]
+    output.append(f"{len(fates.fate)} main turns of {sessions} sessions, {fates.side} side turns")
+    output += [f"{count:6} {why}" for why, count in ends.most_common()]
     if fates.feedback:
         up = sum(score > 0 for score in fates.feedback.values())
-        told.append(f"{up:6} thumbs up, {len(fates.feedback) - up} down")
-    return told
+        output.append(f"{up:6} thumbs up, {len(fates.feedback) - up} down")
+    return output
 
 
 def _step_line(step: int, record: Mapping[str, Any]) -> str:
-    trained = sum(len(one["trained"]) for one in record["turns"].values())
+    trained = sum(len(session["trained"]) for session in record["turns"].values())
     text = f"step {step}: {trained} turns of {len(record['sessions'])} sessions"
     if "versions_behind_max" in record:
         text += f", at most {record['versions_behind_max']:g} updates behind"
@@ -203,16 +203,16 @@ def _check_trace(path: Path) -> None:
 
 
 def _chosen(paths: Sequence[Path], select: Select, *, say: bool = True) -> Iterator[tuple[Path, Episode]]:
-    taken = 0
+    count = 0
     for path in paths:
         for item in iter_trace(path):
-            if select.limit is not None and taken >= select.limit:
+            if select.limit is not None and count >= select.limit:
                 return
             if not isinstance(item, Episode):
                 if say:
                     print(f"{path}: skipped {item}", file=sys.stderr)
             elif select.takes(item):
-                taken += 1
+                count += 1
                 yield path, item
 
 
@@ -236,14 +236,14 @@ def _verify(path: Path) -> int:
     if not path.is_file():
         raise TurngymError(f"there is no file {path}")
     read = iter_records(path.parent) if path.name == RECORDS_FILE else iter_trace(path)
-    whole, torn, damaged = 0, 0, list[TraceProblem]()
+    intact, torn, damaged = 0, 0, list[TraceProblem]()
     for item in read:
         if isinstance(item, TraceProblem) and item.torn:
             torn += 1
         elif isinstance(item, TraceProblem):
             damaged.append(item)
         else:
-            whole += 1
+            intact += 1
     for problem in damaged[:SHOWN_LINES]:
         print(f"{path}: line {problem.line}: {problem.reason}", file=sys.stderr)
     if len(damaged) > SHOWN_LINES:
@@ -253,12 +253,12 @@ def _verify(path: Path) -> int:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             sealed += has_checksum(line)
-            whole += is_header(line) and line.endswith(b"\n") and number not in bad
-    unsealed = whole - sealed + len(damaged)
+            intact += is_header(line) and line.endswith(b"\n") and number not in bad
+    unsealed = intact - sealed + len(damaged)
     notes = [f"{len(damaged)} damaged"] if damaged else []
     notes += ["the last line is torn"] if torn else []
     notes += [f"{unsealed} without a checksum"] if unsealed > 0 else []
-    print(f"{path}: {whole} lines are whole" + "".join(f", {note}" for note in notes))
+    print(f"{path}: {intact} lines are whole" + "".join(f", {note}" for note in notes))
     return 1 if damaged else 0
 
 
@@ -397,10 +397,10 @@ def _print(command: Print) -> int:
             lines = turn_lines(episode, command.width, prompts_of(path) if command.prompt else None)
             print(printable("\n".join(lines)))
         ends[episode.outcome] += 1
-    more = "" if command.turns or command.prompt else " (--turns prints what was said)"
+    hint = "" if command.turns or command.prompt else " (--turns prints what was said)"
     errors = f", {ends['error']} ended in an error" if ends["error"] else ""
     count = ends.total()
-    print(f"{count} {'episode' if count == 1 else 'episodes'}, {ends['won']} won{errors}{more}")
+    print(f"{count} {'episode' if count == 1 else 'episodes'}, {ends['won']} won{errors}{hint}")
     return 0
 
 
@@ -421,8 +421,8 @@ def _filter(command: Filter) -> int:
         file.writelines(dict.fromkeys(map(header_line, heads.values())))
         names = {digits: digits_of(spec) for digits, spec in heads.items()}
         for _, episode in _chosen(command.files, command.select, say=False):
-            kept = replace(episode, spec=names.get(episode.spec, episode.spec))
-            file.write(episode_to_json(kept).encode("ascii") + b"\n")
+            renamed = replace(episode, spec=names.get(episode.spec, episode.spec))
+            file.write(episode_to_json(renamed).encode("ascii") + b"\n")
             count += 1
     print(f"{count} episodes in {command.out}")
     return 0
@@ -539,5 +539,5 @@ def _arrow_type(pa: Any, kind: str) -> Any:
 
 
 def _block(head: str, text: str, width: int) -> str:
-    shown = excerpt(text, width) + (f" ({len(text)} characters)" if len(text) > width else "")
-    return f"  {head}\n" + "\n".join(f"    {line}" for line in shown.splitlines() or [""])
+    cut = excerpt(text, width) + (f" ({len(text)} characters)" if len(text) > width else "")
+    return f"  {head}\n" + "\n".join(f"    {line}" for line in cut.splitlines() or [""])

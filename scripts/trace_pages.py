@@ -76,13 +76,13 @@ def episode_view(episode: Episode, prompts: Prompts) -> dict[str, Any]:
 
 
 def _turn_view(episode: Episode, turn: Turn, prompts: Prompts) -> dict[str, Any]:
-    observation, shown = _without_list(turn)
+    observation, listed = _without_list(turn)
     # a scripted agent reads no prompt
     prompt = None if turn.finish == "scripted" else prompts.added(episode, turn)
     return {
         "observation": observation,
         "admissible": None if turn.admissible is None else list(turn.admissible),
-        "listed": shown,
+        "listed": listed,
         "prompt": None if prompt is None else prompt[0],
         "begins": prompt is None or prompt[1],
         "read": turn.response_span[0],
@@ -105,8 +105,8 @@ def speaker(episode: Episode, turn: Turn) -> str:
     Nothing can be trained on an endpoint's answers but as demonstrations, which is what their origin says. What another
     gave is scripted, or has token ids (a teacher's turn, a demonstration in the student's ids).
     """
-    own = turn.origin == "demonstration" and turn.finish != "scripted" and not turn.response_length
-    return str(episode.meta.get("agent", turn.origin)) if own else turn.origin
+    by_endpoint = turn.origin == "demonstration" and turn.finish != "scripted" and not turn.response_length
+    return str(episode.meta.get("agent", turn.origin)) if by_endpoint else turn.origin
 
 
 def _without_list(turn: Turn) -> tuple[str, bool]:
@@ -123,13 +123,13 @@ def _tokens(episode: Episode, turn: Turn, decode: Decode | None) -> list[list[An
     if not turn.response_length:
         return None
     rows: list[list[Any]] = []
-    for place, token in enumerate(episode.response_ids(turn).tolist()):
-        logp = None if turn.logprobs is None else float(turn.logprobs[place])
+    for index, token in enumerate(episode.response_ids(turn).tolist()):
+        logp = None if turn.logprobs is None else float(turn.logprobs[index])
         gap = None
         if logp is not None and turn.teacher is not None:
             # the teacher's recorded top K may lack the id
-            hit = (turn.teacher.ids[place] == token).nonzero()[0]
-            gap = round(logp - float(turn.teacher.logp[place][hit[0]]), 3) if len(hit) else None
+            hit = (turn.teacher.ids[index] == token).nonzero()[0]
+            gap = round(logp - float(turn.teacher.logp[index][hit[0]]), 3) if len(hit) else None
         text = None if decode is None else decode([token])
         rows.append([token, None if logp is None else _finite(round(logp, 3)), text, gap])
     return rows
@@ -177,8 +177,8 @@ class Query:
         )
 
 
-def _outcome(one: EpisodeOutcome) -> str:
-    return outcome_of(one.status.value, one.success)
+def _outcome(outcome: EpisodeOutcome) -> str:
+    return outcome_of(outcome.status.value, outcome.success)
 
 
 @dataclass(slots=True)
@@ -197,44 +197,51 @@ class TraceIndex:
     def attempts(self, task: str) -> list[int]:
         """Places of all episodes of a task, in file order."""
         if not self._attempts:
-            for place, one in enumerate(self.outcomes):
-                self._attempts.setdefault(one.task.task_id, []).append(place)
+            for index, outcome in enumerate(self.outcomes):
+                self._attempts.setdefault(outcome.task.task_id, []).append(index)
         return self._attempts.get(task, [])
 
     def find(self, task: str, sample: int) -> int | None:
         """The episode of this task and sample, else the task's first; None where the task was not played."""
-        found = self.attempts(task)
-        return next((n for n in found if self.outcomes[n].sample == sample), found[0] if found else None)
+        attempts = self.attempts(task)
+        return next((n for n in attempts if self.outcomes[n].sample == sample), attempts[0] if attempts else None)
 
     def select(self, query: Query) -> list[int]:
         """Places of the episodes that match, sorted; ties stay in file order."""
-        places = [place for place, one in enumerate(self.outcomes) if query.takes(one)]
+        places = [index for index, outcome in enumerate(self.outcomes) if query.takes(outcome)]
         if query.sort in KEYS:
-            places.sort(key=lambda place: KEYS[query.sort](self.outcomes[place]))
+            places.sort(key=lambda index: KEYS[query.sort](self.outcomes[index]))
         return places[::-1] if query.descending else places
 
     def row(self, place: int) -> list[Any]:
         """What the list shows: place, task, sample, category, status, outcome, turns, return, invalid turns."""
-        one = self.outcomes[place]
-        head = [place, one.task.task_id, one.sample, one.task.category, one.status.value, _outcome(one)]
-        return [*head, one.turns, _finite(one.episode_return), one.invalid]
+        outcome = self.outcomes[place]
+        head = [
+            place,
+            outcome.task.task_id,
+            outcome.sample,
+            outcome.task.category,
+            outcome.status.value,
+            _outcome(outcome),
+        ]
+        return [*head, outcome.turns, _finite(outcome.episode_return), outcome.invalid]
 
     def advantage(self, place: int) -> float | None:
         """(return - mean) / (std + 1e-6) over the attempts at the task in this file; None for a single attempt."""
-        own = self.outcomes[place]
-        ret = np.array([self.outcomes[n].episode_return for n in self.attempts(own.task.task_id)])
-        return None if len(ret) < 2 else float((own.episode_return - ret.mean()) / (ret.std(ddof=1) + 1e-6))
+        outcome = self.outcomes[place]
+        ret = np.array([self.outcomes[n].episode_return for n in self.attempts(outcome.task.task_id)])
+        return None if len(ret) < 2 else float((outcome.episode_return - ret.mean()) / (ret.std(ddof=1) + 1e-6))
 
 
 def index_trace(path: Path, progress: Callable[[int], None] | None = None) -> TraceIndex:
     """Index a trace file; `progress` is told the number of episodes now and then. Raises TraceError without a file."""
     places, outcomes, skipped = array("q"), list[EpisodeOutcome](), 0
     tasks: dict[Task, Task] = {}
-    for place, item in iter_places(path):
+    for offset, item in iter_places(path):
         if isinstance(item, TraceProblem):
             skipped += 1
             continue
-        places.append(place)
+        places.append(offset)
         outcomes.append(EpisodeOutcome.of(item, tasks.setdefault(item.task, item.task)))
         if progress is not None and len(outcomes) % 10_000 == 0:
             progress(len(outcomes))
@@ -283,24 +290,24 @@ def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> 
     @app.get("/api/rows")
     def rows() -> Any:
         number, index = chosen()
-        found = places(number, _query(request.args))
+        matches = places(number, _query(request.args))
         start = max(request.args.get("start", 0, int), 0)
         count = min(max(request.args.get("count", 100, int), 0), MOST_ROWS)
-        part = [index.row(place) for place in found[start : start + count]]
+        part = [index.row(number_) for number_ in matches[start : start + count]]
         at = request.args.get("at", -1, int)
-        won = sum(index.outcomes[place].success for place in found)
-        where = found.index(at) if at in found else None
-        return jsonify({"total": len(found), "won": won, "rows": part, "where": where})
+        won = sum(index.outcomes[number_].success for number_ in matches)
+        where = matches.index(at) if at in matches else None
+        return jsonify({"total": len(matches), "won": won, "rows": part, "where": where})
 
     @app.get("/api/episode")
     def episode() -> Any:
         number, index = chosen()
-        place: int | None = request.args.get("at", -1, int)
+        number_: int | None = request.args.get("at", -1, int)
         if (task := request.args.get("task")) is not None:
-            place = index.find(task, request.args.get("sample", 0, int))
-        if place is None or not 0 <= place < len(index):
+            number_ = index.find(task, request.args.get("sample", 0, int))
+        if number_ is None or not 0 <= number_ < len(index):
             abort(404)
-        return jsonify(shown(index, place, prompts[number]))
+        return jsonify(shown(index, number_, prompts[number]))
 
     return app
 
@@ -311,7 +318,7 @@ def shown(index: TraceIndex, place: int, prompts: Prompts) -> dict[str, Any]:
     view, group = episode_view(item, prompts), index.advantage(place)
     for turn in view["turns"]:
         turn["advantage"] = group if turn["advantage"] is None else turn["advantage"]
-    attempts = [index.row(other) for other in index.attempts(item.task.task_id)[:MOST_ATTEMPTS]]
+    attempts = [index.row(attempt) for attempt in index.attempts(item.task.task_id)[:MOST_ATTEMPTS]]
     return {**view, "at": place, "attempts": attempts}
 
 
@@ -328,6 +335,6 @@ def _query(args: Mapping[str, str]) -> Query:
 
 
 def _about(name: str, index: TraceIndex) -> dict[str, Any]:
-    values = {"status": sorted({one.status.value for one in index.outcomes}), "verdict": list(VERDICTS)}
-    values["category"] = sorted({one.task.category for one in index.outcomes})
+    values = {"status": sorted({outcome.status.value for outcome in index.outcomes}), "verdict": list(VERDICTS)}
+    values["category"] = sorted({outcome.task.category for outcome in index.outcomes})
     return {"name": name, "episodes": len(index), "skipped": index.skipped, **values, "sort": list(SORTS)}

@@ -92,21 +92,21 @@ Line = tuple[str, str]
 
 def frames(episode: Episode, width: int) -> list[list[Line]]:
     """The lines on the screen, all of them, after each frame."""
-    shown: list[Line] = []
-    made = []
+    lines: list[Line] = []
+    pictures = []
     for turn in episode.turns:
-        shown = [*shown, *_wrapped(turn.observation, "read", width)]
-        made.append(shown)
-        said = turn.response if turn.action is None else turn.action
-        shown = [*shown, *_wrapped(f"> {said}", "did", width)]
+        lines = [*lines, *_wrapped(turn.observation, "read", width)]
+        pictures.append(lines)
+        answer = turn.response if turn.action is None else turn.action
+        lines = [*lines, *_wrapped(f"> {answer}", "did", width)]
         if not turn.verdict.valid:
-            shown = [*shown, (f"  {turn.verdict.value}", "bad")]
-        made.append(shown)
+            lines = [*lines, (f"  {turn.verdict.value}", "bad")]
+        pictures.append(lines)
     end = f"{episode.outcome} after {episode.depth} turns"
-    made.append(
-        [*shown, *_wrapped(episode.final_observation, "read", width), (end, "won" if episode.success else "bad")]
+    pictures.append(
+        [*lines, *_wrapped(episode.final_observation, "read", width), (end, "won" if episode.success else "bad")]
     )
-    return made
+    return pictures
 
 
 def _wrapped(text: str, kind: str, width: int) -> list[Line]:
@@ -117,8 +117,8 @@ def _wrapped(text: str, kind: str, width: int) -> list[Line]:
 def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
     """The SVG. Every frame is a group that is visible for its share of the time, and nothing else moves. The last frame
     stays `HOLD` times as long as others; of a longer text the last `rows` lines are shown."""
-    shown = frames(episode, width)
-    count = len(shown) - 1 + HOLD
+    pictures = frames(episode, width)
+    count = len(pictures) - 1 + HOLD
     total = round(count * seconds, 3)
     wide, high = round(width * CHARACTER + 2 * MARGIN), (rows + 1) * LINE + 2 * MARGIN
     style = STYLE.replace("SECONDS", f"{total:g}").replace("SHARE", f"{100 / count - GAP:.4f}")
@@ -129,10 +129,10 @@ def animated(episode: Episode, *, seconds: float, rows: int, width: int) -> str:
     parts.append(f'<rect class="paper" x="0.5" y="0.5" width="{wide - 1}" height="{high - 1}" rx="8"/>')
     head = f"{episode.task.env_id}  {episode.meta.get('agent', '')}".rstrip()
     parts.append(f'<text class="soft" x="{MARGIN}" y="{MARGIN + 10}">{escape(head)}</text>')
-    for place, lines in enumerate(shown):
+    for frame_number, lines in enumerate(pictures):
         # a negative delay starts the animation in its middle, so that no frame waits for the first round
-        look = f"animation-delay: {place * seconds - total:g}s"
-        look += "; animation-name: last" if place == len(shown) - 1 else ""
+        look = f"animation-delay: {frame_number * seconds - total:g}s"
+        look += "; animation-name: last" if frame_number == len(pictures) - 1 else ""
         texts = [
             f'<text class="{kind}" x="{MARGIN}" y="{MARGIN + 10 + LINE * number}">{escape(text)}</text>'
             for number, (text, kind) in enumerate(lines[-rows:], 1)

@@ -58,8 +58,8 @@ class Prompts:
             tokenizer = str(user_path(folder))
         memory = ALL
         if isinstance(agent, OpenAI):
-            asked = ModelChat(memory=agent.chat.memory)
-            memory = chat_settings(asked, ChatSettings(), specs[0].play.env.id).remembers
+            chat = ModelChat(memory=agent.chat.memory)
+            memory = chat_settings(chat, ChatSettings(), specs[0].play.env.id).remembers
         return cls(decode=None if tokenizer is None else load_decoder(tokenizer), memory=memory)
 
     def whole(self, episode: Episode, turn: Turn) -> str:
@@ -86,18 +86,18 @@ class Prompts:
             return "(a scripted agent reads no prompt)"
         past = [
             PastTurn(
-                observation=one.observation,
-                response=one.response,
-                action=one.action,
-                listing=listed(one.admissible or ()),
-                thought=split_thought(one.response)[0] or "",
+                observation=past_turn.observation,
+                response=past_turn.response,
+                action=past_turn.action,
+                listing=listed(past_turn.admissible or ()),
+                thought=split_thought(past_turn.response)[0] or "",
             )
-            for one in episode.turns[: turn.index]
+            for past_turn in episode.turns[: turn.index]
         ]
         first = episode.turns[0]
         task = without(first.observation, listed(first.admissible or ()))
-        said = chat_messages(self.memory, episode.system or "", task, past, turn.observation, turn.admissible)
-        return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in said)
+        messages = chat_messages(self.memory, episode.system or "", task, past, turn.observation, turn.admissible)
+        return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
 def _student_beside(trace: Path) -> str:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `turngym train` with `argv` (without the verb itself); under `torchrun` as one of several processes."""
     if list_presets(argv):
         return 0
-    found = resolved(argv, fetch=True)
+    run = resolved(argv, fetch=True)
     # not before: help and mistakes are said without waiting for all that trains
     from turngym.trainers.distributed import open_ranks
     from turngym.trainers.metrics import read_metrics
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     from turngym.trainers.run import run_training
 
     with open_ranks() as ranks:
-        result = run_training(found.spec, ranks, command=("turngym", "train", *argv), found=found)
+        result = run_training(run.spec, ranks, command=("turngym", "train", *argv), found=run)
         if ranks.rank == 0:
             took = f"{result.step} steps in {result.train_seconds:.0f} s of training"
             steps = [row for row in read_metrics(result.model.parents[2]) if row["kind"] == "train"]
@@ -87,20 +87,20 @@ def resolved(argv: Sequence[str], *, fetch: bool = False) -> Resolved[TrainConfi
 
     Raises TurngymError for a setting that does not exist, that cannot have its value, or that nothing would read.
     """
-    rest, file = pop_option(argv, CONFIG)
+    others, file = pop_option(argv, CONFIG)
     table = {} if file is None else read_toml(file, provenance=True)
-    name, words = _algorithm(rest, str(table.get("algorithm", "")))
+    name, words = _algorithm(others, str(table.get("algorithm", "")))
     if any(word in (*HELP, HELP_ALL) for word in words):
         print("\n".join(help_lines(name, __doc__ or "", whole=HELP_ALL in words)))
         raise SystemExit(0)
     name = name or DEFAULT
-    given = _verb(name).given([word for word in words if word != PRINT]).get(config_class(name), {})
+    values = _verb(name).given([word for word in words if word != PRINT]).get(config_class(name), {})
     layers = [] if file is None else [Layer(name=file, table=table, asked=True)]
-    found = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=given, asked=True)], fetch=fetch)
+    run = resolve_training(name, [*layers, Layer(name=COMMAND_LINE, table=values, asked=True)], fetch=fetch)
     if PRINT in words:
-        print(whole_toml(found), end="")
+        print(whole_toml(run), end="")
         raise SystemExit(0)
-    return found
+    return run
 
 
 def _verb(algorithm: str) -> Verb[TrainConfig]:
@@ -111,9 +111,9 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
             return require_setting(algorithm, name, where)
         except UnknownSettingError:
             # not a SettingsError, for which the switch `--no-NAME` would be tried
-            if ("." in name or name in Method.__struct_fields__) and (said := who_reads(name)):
+            if ("." in name or name in Method.__struct_fields__) and (owner := who_reads(name)):
                 option = f"--{name.replace('_', '-')}"
-                raise TurngymError(f"{algorithm} has no option {option}. {said}") from None
+                raise TurngymError(f"{algorithm} has no option {option}. {owner}") from None
             raise
 
     return Verb(
@@ -129,12 +129,12 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
 
 def _algorithm(words: Sequence[str], written: str) -> tuple[str, list[str]]:
     """The algorithm, `written` in a file unless the words name one ("" if none is named), and the other words."""
-    rest, named = pop_option(words, ALGORITHM)
-    if rest and not rest[0].startswith("-"):
+    others, named = pop_option(words, ALGORITHM)
+    if others and not others[0].startswith("-"):
         if named is not None:
-            raise TurngymError(f"{rest[0]} and {ALGORITHM} {named} are two algorithms; valid: one")
-        named, rest = rest[0], rest[1:]
-    return written if named is None else named, rest
+            raise TurngymError(f"{others[0]} and {ALGORITHM} {named} are two algorithms; valid: one")
+        named, others = others[0], others[1:]
+    return written if named is None else named, others
 
 
 def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[str]:
@@ -147,19 +147,25 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
     yield from textwrap.wrap(line, width(), subsequent_indent="  ", break_on_hyphens=False)
     yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
     first = [settings[path] for path in FIRST if path in settings]
-    own = (f"method.{spec.table}", "method.distill", "method.lm_loss")
-    rest = {path: one for path, one in settings.items() if one not in first and path != "algorithm"}
+    own_tables = (f"method.{spec.table}", "method.distill", "method.lm_loss")
+    others = {path: setting for path, setting in settings.items() if setting not in first and path != "algorithm"}
     yield from ("", *verb.section("What most need", first, whole=whole))
-    shown = [one for path, one in rest.items() if path.startswith(tuple(f"{table}." for table in own))]
-    yield from ("", *verb.section("Algorithm", shown, whole=whole))
-    for group in dict.fromkeys(path.partition(".")[0] for path in rest) if whole else ():
-        inside = [one for path, one in rest.items() if f"{path}.".startswith(f"{group}.") and one not in shown]
+    own_settings = [
+        setting for path, setting in others.items() if path.startswith(tuple(f"{table}." for table in own_tables))
+    ]
+    yield from ("", *verb.section("Algorithm", own_settings, whole=whole))
+    for group in dict.fromkeys(path.partition(".")[0] for path in others) if whole else ():
+        inside = [
+            setting
+            for path, setting in others.items()
+            if f"{path}.".startswith(f"{group}.") and setting not in own_settings
+        ]
         yield from ("", *verb.section(group.capitalize(), inside, whole=True))
-    more = (
+    hint = (
         f"{CONFIG} FILE reads settings from a TOML file, as the config.toml of another run; options override it. "
         f"{PRINT} shows all settings with where each comes from, and trains nothing. (on) is turned off by --no-NAME."
     )
-    yield from ("", *textwrap.wrap(more if whole else f"{HELP_ALL} lists all options. {more}", width()))
+    yield from ("", *textwrap.wrap(hint if whole else f"{HELP_ALL} lists all options. {hint}", width()))
 
 
 def _algorithms(usage: str) -> Iterator[str]:
@@ -169,5 +175,5 @@ def _algorithms(usage: str) -> Iterator[str]:
         rows = textwrap.wrap(find_algorithm(name).help, max(width() - 17, 20))
         yield f"  {name:<14} {rows[0]}"
         yield from (f"{'':17}{row}" for row in rows[1:])
-    more = "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options."
-    yield from ("", *textwrap.wrap(more, width()))
+    hint = "Another one is named as package.module:NAME. `turngym train ALGORITHM --help` lists its options."
+    yield from ("", *textwrap.wrap(hint, width()))

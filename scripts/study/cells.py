@@ -103,40 +103,42 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
         if method.keys.worlds is None or place.name in method.keys.worlds
     ]
     rows.sort(key=lambda row: groups.index(row[1].keys.group))
-    made = [(_agent if method.keys.agent else _cell)(study, place, method, out, starts) for place, method in rows]
-    _check_games(made, study.where)
+    first_cells = [
+        (_agent if method.keys.agent else _cell)(study, place, method, out, starts) for place, method in rows
+    ]
+    _check_games(first_cells, study.where)
     # where no method begins with a start it does not run, but its settings must exist all the same
     for name in study.starts.keys() - {start for _, start in starts}:
         _cell(study, study.places[0], study.starts[name], out, {}, is_start=True)
-    every = [(cell, method.keys.seeds or study.file.seeds) for cell, (_, method) in zip(made, rows, strict=True)]
-    seeds = sorted({seed for _, own in every for seed in own})
-    cells = [_with_seed(cell, seed) for seed in seeds for cell, own in every if seed in own]
-    found = [*starts.values(), *cells]
+    every = [(cell, method.keys.seeds or study.file.seeds) for cell, (_, method) in zip(first_cells, rows, strict=True)]
+    seeds = sorted({seed for _, method_seeds in every for seed in method_seeds})
+    cells = [_with_seed(cell, seed) for seed in seeds for cell, method_seeds in every if seed in method_seeds]
+    all_cells = [*starts.values(), *cells]
     folders = dict[str, str]()
-    for cell in found:
+    for cell in all_cells:
         # the file systems of Windows and macOS do not tell letters apart by their case
         if (name := cell.name.casefold()) in folders:
-            both = " and ".join(dict.fromkeys([folders[name], cell.name]))
+            names = " and ".join(dict.fromkeys([folders[name], cell.name]))
             raise SettingsError(
-                f"{study.where}: two cells would be {both}, in one folder; valid: another name for one of them"
+                f"{study.where}: two cells would be {names}, in one folder; valid: another name for one of them"
             )
         folders[name] = cell.name
-    return found
+    return all_cells
 
 
 def _check_games(cells: Sequence[Cell], where: str) -> None:
     """Raises SettingsError where cells of one world would be evaluated by other rules: they stand in one table."""
     first: dict[str, Cell] = {}
     # scripted agents, which have no temperature, after those that have one
-    for cell in sorted(cells, key=lambda one: one.game["temperature"] is None):
-        other = first.setdefault(cell.world, cell)
-        for name, (known, own) in differing(other.game, cell.game).items():
-            if name == "temperature" and own is None:
+    for cell in sorted(cells, key=lambda each_cell: each_cell.game["temperature"] is None):
+        first_cell = first.setdefault(cell.world, cell)
+        for name, (reference, value) in differing(first_cell.game, cell.game).items():
+            if name == "temperature" and value is None:
                 continue
             raise SettingsError(
-                f"{where}: {cell.method} is evaluated with {name} {brief(own, 60)} in {cell.world}, "
-                f"{other.method} with {brief(known, 60)}: another game; valid: the same, or a world of its own "
-                "([worlds.NAME] with world = ...)"
+                f"{where}: {cell.method} is evaluated with {name} {brief(value, 60)} in {cell.world}, "
+                f"{first_cell.method} with {brief(reference, 60)}: another game; valid: the same, or a world of its "
+                "own ([worlds.NAME] with world = ...)"
             )
 
 
@@ -148,9 +150,9 @@ def _with_seed(cell: Cell, seed: int) -> Cell:
     else:
         models = changed(cell.spec.models, out=folder)
         spec = changed(cell.spec, run=changed(cell.spec.run, seed=seed), models=models)
-    found = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}")
-    same = f"{cell.world}-{_first_evaluation(found)}" if found.evaluates else None
-    return replace(found, words=("--config", str(found.settings_file)), same_start=same)
+    seeded = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}")
+    same = f"{cell.world}-{_first_evaluation(seeded)}" if seeded.evaluates else None
+    return replace(seeded, words=("--config", str(seeded.settings_file)), same_start=same)
 
 
 def _first_evaluation(cell: Cell) -> str:
@@ -191,8 +193,8 @@ def _cell(
                 f"(evaluate.times): {method.name}"
             )
         if wanted.average and wanted.times < LAST:
-            said = f"evaluate.average needs {LAST} evaluations; evaluate.times is {wanted.times}"
-            raise SettingsError(f"{study.where}: {said}")
+            problem = f"evaluate.average needs {LAST} evaluations; evaluate.times is {wanted.times}"
+            raise SettingsError(f"{study.where}: {problem}")
         every = spec.run.steps // wanted.times
         top |= {"eval_every": every, "eval_samples": wanted.samples, "eval_limit": wanted.tasks}
         top |= {"checkpoint_every": every, "keep_checkpoints": LAST} if wanted.average else {}
@@ -207,8 +209,8 @@ def _cell(
         if prefix == "starts" and dot:
             require_named(name, study.starts, f"{study.where}: {role}")
             if is_start:
-                said = f"starts.{method.name} begins with another start; valid: a model's folder"
-                raise SettingsError(f"{study.where}: {said}")
+                problem = f"starts.{method.name} begins with another start; valid: a model's folder"
+                raise SettingsError(f"{study.where}: {problem}")
             if (place.name, name) not in starts:
                 starts[place.name, name] = _cell(study, place, study.starts[name], out, starts, is_start=True)
             needs.append(starts[place.name, name])
@@ -237,7 +239,7 @@ def _cell(
 
 
 def _made(
-    place: Place, method: StudyMethod, folder: Path, found: Resolved[Any], game: Mapping[str, Any], steps: int
+    place: Place, method: StudyMethod, folder: Path, resolved: Resolved[Any], game: Mapping[str, Any], steps: int
 ) -> Cell:
     """What a cell of resolved settings is, whether it is trained or only evaluated."""
     return Cell(
@@ -248,9 +250,9 @@ def _made(
         name=f"{place.name}/{folder.name}",
         folder=folder,
         words=("--config", f"{folder}.toml"),
-        spec=found.spec,
-        origins=found.origins,
-        asked=found.asked,
+        spec=resolved.spec,
+        origins=resolved.origins,
+        asked=resolved.asked,
         game=game,
         steps=steps,
     )
@@ -267,8 +269,10 @@ def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
 
 def _for_start(layer: Layer, algorithm: str) -> Layer:
     table = {name: value for name, value in layer.table.items() if not str(value).startswith("starts.")}
-    kept = {name: value for name, value in read_alone(algorithm, table, layer.name).items() if name != "evaluation"}
-    return replace(layer, table=kept)
+    read_by_it = {
+        name: value for name, value in read_alone(algorithm, table, layer.name).items() if name != "evaluation"
+    }
+    return replace(layer, table=read_by_it)
 
 
 def _resolved(algorithm: str, layers: Sequence[Layer], where: str) -> Resolved[TrainConfig]:
@@ -309,15 +313,15 @@ def _agent(study: Study, place: Place, method: StudyMethod, out: Path, starts: d
             raise SettingsError(f"{layer.name}.panel: it is its world's; valid: panel in [worlds.{place.name}]")
         layers.append((layer.name, dict(layer.table)))
     with _said_of(where):
-        found = resolve_play(layers, usual=EVAL_DEFAULTS)
+        resolved = resolve_play(layers, usual=EVAL_DEFAULTS)
     folder = out / "cells" / place.name / f"{method.name}-seed0"
-    made = _made(place, method, folder, found, game_of(found.spec), episodes_of(found.spec.play))
-    return replace(made, verb="eval")
+    cell = _made(place, method, folder, resolved, game_of(resolved.spec), episodes_of(resolved.spec.play))
+    return replace(cell, verb="eval")
 
 
 def _require_agent(agent: str, env_id: str, where: str) -> None:
     """Raises SettingsError for a name that no agent of the environment has; models are looked for later."""
-    known = ("random", "expert", *env_class(env_id).players, *installed(PLAYERS), *installed(AGENTS))
-    if ":" not in agent and agent not in known:
-        hint = did_you_mean(agent, known) or f" There are: {', '.join(known)}, model:FOLDER, openai:MODEL."
+    agents = ("random", "expert", *env_class(env_id).players, *installed(PLAYERS), *installed(AGENTS))
+    if ":" not in agent and agent not in agents:
+        hint = did_you_mean(agent, agents) or f" There are: {', '.join(agents)}, model:FOLDER, openai:MODEL."
         raise SettingsError(f"{where}: unknown agent {brief(agent, 60)}.{hint}")

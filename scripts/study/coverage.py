@@ -35,10 +35,10 @@ def main(argv: Sequence[str]) -> int:
     options = read_options(CoverageOptions, argv, prog="turngym study coverage", about=__doc__)
     rows = [
         [
-            *(one.name, f"{100 * one.covered:.1f}", f"{100 * one.width:.1f}"),
-            *(f"{one.ratio:.2f}", f"{100 * one.clear:.1f}"),
+            *(measured.name, f"{100 * measured.covered:.1f}", f"{100 * measured.width:.1f}"),
+            *(f"{measured.ratio:.2f}", f"{100 * measured.clear:.1f}"),
         ]
-        for one in measure(options.study, options.repetitions, options.random_seed)
+        for measured in measure(options.study, options.repetitions, options.random_seed)
     ]
     print_table((["interval (95 %)", "covers %", "width, points", "width / oracle's", "clear of zero %"], rows))
     rate, difference = options.study.truth()
