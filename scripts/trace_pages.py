@@ -293,21 +293,21 @@ def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> 
         matches = places(number, _query(request.args))
         start = max(request.args.get("start", 0, int), 0)
         count = min(max(request.args.get("count", 100, int), 0), MOST_ROWS)
-        part = [index.row(number_) for number_ in matches[start : start + count]]
+        part = [index.row(position) for position in matches[start : start + count]]
         at = request.args.get("at", -1, int)
-        won = sum(index.outcomes[number_].success for number_ in matches)
+        won = sum(index.outcomes[position].success for position in matches)
         where = matches.index(at) if at in matches else None
         return jsonify({"total": len(matches), "won": won, "rows": part, "where": where})
 
     @app.get("/api/episode")
     def episode() -> Any:
         number, index = chosen()
-        number_: int | None = request.args.get("at", -1, int)
+        position: int | None = request.args.get("at", -1, int)
         if (task := request.args.get("task")) is not None:
-            number_ = index.find(task, request.args.get("sample", 0, int))
-        if number_ is None or not 0 <= number_ < len(index):
+            position = index.find(task, request.args.get("sample", 0, int))
+        if position is None or not 0 <= position < len(index):
             abort(404)
-        return jsonify(shown(index, number_, prompts[number]))
+        return jsonify(shown(index, position, prompts[number]))
 
     return app
 

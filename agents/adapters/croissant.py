@@ -55,7 +55,7 @@ def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, 
     Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
     """
     names = [panel.full_name for panel in panels]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
+    if twice := sorted({panel_name for panel_name in names if names.count(panel_name) > 1}):
         raise PanelError(f"panel {twice[0]} is named twice; valid: once")
     files = [write_panel(panel, out) for panel in panels]
     about = {
@@ -111,9 +111,9 @@ def _records(panel: Panel) -> dict[str, Any]:
                 "dataType": "sc:Text",
                 "source": {
                     "fileObject": {"@id": f"{panel.full_name}.json"},
-                    "extract": {"jsonPath": f"$.tasks[*][{place}]"},
+                    "extract": {"jsonPath": f"$.tasks[*][{index}]"},
                 },
             }
-            for place, (column, about) in enumerate(FIELDS.items())
+            for index, (column, about) in enumerate(FIELDS.items())
         ],
     }

@@ -44,14 +44,14 @@ def write(
     # their files are named by random ids; this one is of the content, so that an export twice has one name
     digest = sha256(json.dumps([panel.panel, model, result.lines()]).encode()).digest()
     stem = str(UUID(bytes=digest[:16], version=4))
-    both = {"schema_version": SCHEMA, "evaluation_id": f"{panel.panel}/{model}/{stem}"}
+    shared = {"schema_version": SCHEMA, "evaluation_id": f"{panel.panel}/{model}/{stem}"}
     folder = Path("data", panel.panel.replace(":", "-"), developer, name)
-    head = {**both, "model_id": model, "evaluation_name": panel.panel, "evaluation_result_id": numbers[0].name}
+    head = {**shared, "model_id": model, "evaluation_name": panel.panel, "evaluation_result_id": numbers[0].name}
     rows = "".join(json.dumps(row) + "\n" for row in _rows(result, head))
     samples = folder / f"{stem}_samples.jsonl"
     unknown = {"deployment_type": "unknown", "model_availability": "unknown"}
-    whole = {
-        **both,
+    evaluation = {
+        **shared,
         "retrieved_timestamp": f"{time():.0f}",
         **({"evaluation_timestamp": f"{times[1].timestamp():.0f}"} if times else {}),
         "source_metadata": {
@@ -62,7 +62,7 @@ def write(
         },
         "eval_library": {"name": "turngym", "version": result.versions.get("turngym", "unknown")},
         "model_info": {"name": result.agent, "id": model, "developer": developer, "additional_details": unknown},
-        "evaluation_results": [_number(result, one) for one in numbers],
+        "evaluation_results": [_number(result, number) for number in numbers],
         "detailed_evaluation_results": {
             "format": "jsonl",
             "file_path": samples.as_posix(),
@@ -71,35 +71,35 @@ def write(
             "total_rows": len(result.episodes),
         },
     }
-    return write_texts({out / folder / f"{stem}.json": json.dumps(whole, indent=1) + "\n", out / samples: rows})
+    return write_texts({out / folder / f"{stem}.json": json.dumps(evaluation, indent=1) + "\n", out / samples: rows})
 
 
-def _number(result: PackedResult, one: Number) -> dict[str, Any]:
+def _number(result: PackedResult, number: Number) -> dict[str, Any]:
     play, panel = result.spec.play, panel_of_result(result)
     generation: dict[str, Any] = {"additional_details": {"spec": json.dumps(to_table(result.spec), sort_keys=True)}}
     if (temperature := getattr(result.spec.agent, "temperature", None)) is not None:
         generation["generation_args"] = {"temperature": temperature}
-    details: dict[str, Any] = {"score": one.value}
-    if one.interval is not None:
-        interval = {"lower": one.interval.low, "upper": one.interval.high, "confidence_level": 0.95}
-        details["uncertainty"] = {"confidence_interval": interval, "num_samples": one.interval.tasks}
+    details: dict[str, Any] = {"score": number.value}
+    if number.interval is not None:
+        interval = {"lower": number.interval.low, "upper": number.interval.high, "confidence_level": 0.95}
+        details["uncertainty"] = {"confidence_interval": interval, "num_samples": number.interval.tasks}
     return {
-        "evaluation_result_id": one.name,
-        "evaluation_name": panel.panel if "." not in one.name else f"{panel.panel} {one.name.partition('.')[2]}",
+        "evaluation_result_id": number.name,
+        "evaluation_name": panel.panel if "." not in number.name else f"{panel.panel} {number.name.partition('.')[2]}",
         "source_data": {
             "dataset_name": panel.panel,
             "source_type": "other",
             "additional_details": {"sha256": panel.sha256, "tasks": str(panel.size), "env_id": play.env.id},
         },
         "metric_config": {
-            "evaluation_description": f"{one.about} Rules: {rules_of(result)}.",
-            "metric_id": one.name.partition(".")[0],
-            "lower_is_better": one.name == "invalid",
+            "evaluation_description": f"{number.about} Rules: {rules_of(result)}.",
+            "metric_id": number.name.partition(".")[0],
+            "lower_is_better": number.name == "invalid",
             "metric_unit": "proportion",
             "score_type": "continuous",
             "min_score": 0.0,
             "max_score": 1.0,
-            **({"metric_parameters": {"k": one.k}} if one.k else {}),
+            **({"metric_parameters": {"k": number.k}} if number.k else {}),
         },
         "score_details": details,
         "generation_config": generation,
@@ -108,14 +108,14 @@ def _number(result: PackedResult, one: Number) -> dict[str, Any]:
 
 def _rows(result: PackedResult, head: dict[str, str]) -> Iterator[dict[str, Any]]:
     for episode in result.episodes:
-        said = [("system", episode.system)] if episode.system else []
+        messages = [("system", episode.system)] if episode.system else []
         answers = []
         for turn in episode.turns:
-            said += [("user", turn.observation), ("assistant", turn.response)]
+            messages += [("user", turn.observation), ("assistant", turn.response)]
             answers.append(
                 {
-                    "turn_idx": len(said) - 1,
-                    "source": f"messages[{len(said) - 1}].content",
+                    "turn_idx": len(messages) - 1,
+                    "source": f"messages[{len(messages) - 1}].content",
                     "extracted_value": turn.action or "",
                     "extraction_method": "custom",
                     "is_terminal": turn is episode.turns[-1],
@@ -127,7 +127,7 @@ def _rows(result: PackedResult, head: dict[str, str]) -> Iterator[dict[str, Any]
             "interaction_type": "agentic",
             "input": {"raw": episode.turns[0].observation if episode.turns else "", "reference": []},
             "output": None,
-            "messages": [{"turn_idx": at, "role": role, "content": text} for at, (role, text) in enumerate(said)],
+            "messages": [{"turn_idx": at, "role": role, "content": text} for at, (role, text) in enumerate(messages)],
             "answer_attribution": answers,
             "evaluation": {"score": episode.score, "is_correct": episode.success, "num_turns": len(episode.turns)},
             "error": episode.status.value if episode.status.is_error else None,

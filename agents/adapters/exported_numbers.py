@@ -61,9 +61,11 @@ def _numbers(scores: Scores) -> Iterator[Number]:
         yield Number(name=f"pass-all-{k}", about=about, value=interval.mean, interval=interval, k=k)
     yield Number(name="score", about="Graded score at the end.", value=scores.score, interval=scores.graded)
     yield Number(name="invalid", about="Share of turns whose action was invalid.", value=scores.invalid_rate)
-    for one in scores.categories:
-        about = f"Success of the category {one.name}."
-        yield Number(name=f"avg-{one.samples}.{one.name}", about=about, value=one.avg.mean, interval=one.avg)
+    for category in scores.categories:
+        about = f"Success of the category {category.name}."
+        yield Number(
+            name=f"avg-{category.samples}.{category.name}", about=about, value=category.avg.mean, interval=category.avg
+        )
 
 
 def panel_of_result(result: PackedResult) -> OnPanel:
@@ -94,8 +96,8 @@ def times_of(result: PackedResult) -> tuple[datetime, datetime] | None:
         ended = ended if ended.tzinfo else ended.replace(tzinfo=UTC)
         return ended - timedelta(seconds=result.seconds), ended
     except (ValueError, OverflowError) as error:
-        said = f"date is {brief(result.date, 80)}, its seconds {result.seconds:g}"
-        raise EvaluationError(f"the result cannot be exported: its {said} ({error})") from error
+        problem = f"date is {brief(result.date, 80)}, its seconds {result.seconds:g}"
+        raise EvaluationError(f"the result cannot be exported: its {problem} ({error})") from error
 
 
 def hub_id(option: str, value: str) -> str:
@@ -118,5 +120,5 @@ def rules_of(result: PackedResult) -> str:
     """What an episode's rules are, and what was done otherwise than the panel says, in a line."""
     env = result.spec.play.env
     limit = "any number of turns" if env.max_turns is None else f"at most {env.max_turns} turns"
-    apart, others = deviations(result.spec)
-    return "; ".join([f"{limit}, an invalid action is answered by {env.on_invalid}", *apart, *others])
+    apart, deviating = deviations(result.spec)
+    return "; ".join([f"{limit}, an invalid action is answered by {env.on_invalid}", *apart, *deviating])

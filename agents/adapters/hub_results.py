@@ -29,19 +29,21 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     """
     hub_id("--dataset", dataset)
     panel, play, times = panel_of_result(result), result.spec.play, times_of(result)
-    found = [one for one in numbers_of(result) if one.name.startswith(SHOWN_METRICS) and "." not in one.name]
+    shown_numbers = [
+        number for number in numbers_of(result) if number.name.startswith(SHOWN_METRICS) and "." not in number.name
+    ]
     short = panel.panel.rpartition(":")[2]
     entries, tasks = "", ""
-    for one in found:
-        notes = f"{one.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(result)}."
-        if one.interval is not None:
-            notes += f" 95 % interval over tasks {100 * one.interval.low:.1f} to {100 * one.interval.high:.1f}."
+    for number in shown_numbers:
+        notes = f"{number.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(result)}."
+        if number.interval is not None:
+            notes += f" 95 % interval over tasks {100 * number.interval.low:.1f} to {100 * number.interval.high:.1f}."
         entries += (
-            f"- dataset:\n    id: {_text(dataset)}\n    task_id: {_text(f'{short}-{one.name}')}\n"
-            f"  value: {100 * one.value:.4g}\n"
+            f"- dataset:\n    id: {_text(dataset)}\n    task_id: {_text(f'{short}-{number.name}')}\n"
+            f"  value: {100 * number.value:.4g}\n"
         )
         entries += (f"  date: {_text(times[1].isoformat())}\n" if times else "") + f"  notes: {_text(notes)}\n"
-        tasks += f"  - id: {_text(f'{short}-{one.name}')}\n    config: {_text(short)}\n    split: test\n"
+        tasks += f"  - id: {_text(f'{short}-{number.name}')}\n    config: {_text(short)}\n    split: test\n"
     about = f"{panel.size} tasks of {play.env.id}, played by turns in text; a task is known by its hash. Percent."
     benchmark = f"name: {_text(short)}\ndescription: {_text(about)}\nevaluation_framework: turngym\n\ntasks:\n{tasks}"
     return write_texts({out / ".eval_results" / f"{short}.yaml": entries, out / "eval.yaml": benchmark})

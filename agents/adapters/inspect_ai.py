@@ -65,8 +65,8 @@ def panel_task(panel: str, samples: int = SAMPLES, temperature: float | None = T
         )
     sessions = PanelSessions.of(panel, samples=samples, **options)
     rows = [
-        Sample(id=one.task_id, input=one.task_id, metadata={"task": one.task_id, "category": one.category})
-        for one in sessions.tasks
+        Sample(id=task.task_id, input=task.task_id, metadata={"task": task.task_id, "category": task.category})
+        for task in sessions.tasks
     ]
     return Task(
         dataset=MemoryDataset(rows, name=sessions.panel.full_name),
@@ -112,23 +112,27 @@ async def _episode(state: TaskState, session: EpisodeSession, tools: list[ToolIn
         if state.output.stop_reason == "model_length":
             session.end(Status.TRUNCATED_TOKENS, "the model's context is full")
             return
-        said = state.output.message
-        call = next(iter(said.tool_calls or ()), None)
-        text = said.text if call is None else with_call(said.text, call.function, call.arguments)
+        message = state.output.message
+        call = next(iter(message.tool_calls or ()), None)
+        text = message.text if call is None else with_call(message.text, call.function, call.arguments)
         stepped = await run_sync(session.step_text, text)
-        state.messages.append(said)
+        state.messages.append(message)
         if call is None:
             state.messages.append(im.ChatMessageUser(content=stepped.observation))
         # the observation is the result of the first call; the API asks for a result of every call
-        for place, one in enumerate(said.tool_calls or ()):
-            result = IGNORED if place else stepped.observation
-            state.messages.append(im.ChatMessageTool(content=result, tool_call_id=one.id, function=one.function))
+        for index, tool_call in enumerate(message.tool_calls or ()):
+            result = IGNORED if index else stepped.observation
+            state.messages.append(
+                im.ChatMessageTool(content=result, tool_call_id=tool_call.id, function=tool_call.function)
+            )
     state.completed = True
 
 
 async def _keep(state: TaskState, session: EpisodeSession, sessions: PanelSessions) -> None:
-    asked = [event.config.temperature for event in transcript().events if isinstance(event, ModelEvent)]
-    played = await run_sync(sessions.keep, session, f"inspect {im.get_model()}", asked[-1] if asked else None)
+    temperatures = [event.config.temperature for event in transcript().events if isinstance(event, ModelEvent)]
+    played = await run_sync(
+        sessions.keep, session, f"inspect {im.get_model()}", temperatures[-1] if temperatures else None
+    )
     row = {name: getattr(played, name) for name in ("success", "score", "turns", "invalid", "sample")}
     state.store.set("turngym", row | {"status": played.status.value, "sha256": played.task.sha256})
 

@@ -27,9 +27,11 @@ def write(result: PackedResult, out: Path) -> list[Path]:
     log: Any = need("inspect_ai.log", "the export to Inspect", "inspect")
     panel = panel_of_result(result)
     metrics = {}
-    for one in numbers_of(result):
-        around = {} if one.interval is None else {"low": one.interval.low, "high": one.interval.high}
-        metrics[one.name] = log.EvalMetric(name=one.name, value=one.value, metadata={"about": one.about, **around})
+    for number in numbers_of(result):
+        around = {} if number.interval is None else {"low": number.interval.low, "high": number.interval.high}
+        metrics[number.name] = log.EvalMetric(
+            name=number.name, value=number.value, metadata={"about": number.about, **around}
+        )
     ids = list(dict.fromkeys(episode.task.task_id for episode in result.episodes))
     done = sum(not episode.status.is_error for episode in result.episodes)
     unknown = datetime.fromtimestamp(0, UTC)
@@ -44,7 +46,7 @@ def write(result: PackedResult, out: Path) -> list[Path]:
         packages=dict(result.versions),
         metadata={"spec": to_table(result.spec), "panel_sha256": panel.sha256, "seal": result.seal},
     )
-    whole = log.EvalLog(
+    eval_log = log.EvalLog(
         status="success",
         eval=head,
         results=log.EvalResults(
@@ -57,7 +59,7 @@ def write(result: PackedResult, out: Path) -> list[Path]:
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{panel.panel.replace(':', '-')}.eval"
-    log.write_eval_log(whole, str(path))
+    log.write_eval_log(eval_log, str(path))
     return [path]
 
 

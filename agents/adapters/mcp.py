@@ -80,7 +80,7 @@ class Episodes:
 
     def __post_init__(self) -> None:
         for tool in self.tool.tools:
-            if tool.name == BEGIN or (self.named and any(one.name == EPISODE for one in tool.arguments)):
+            if tool.name == BEGIN or (self.named and any(argument.name == EPISODE for argument in tool.arguments)):
                 raise TurngymError(
                     f"{self.sessions.pool.env_id}: the tool {tool.name!r} cannot be served over MCP, where the tool "
                     f"{BEGIN!r} and the argument {EPISODE!r} are the server's own; rename yours"
@@ -103,16 +103,16 @@ class Episodes:
 
     def call(self, name: str, arguments: dict[str, Any], client: str = "") -> str:
         """Play one call of `client`. Returns the text for the client. Raises CallError, SessionFailed."""
-        known = [tool.name for tool in self.tools()]
-        if name not in known:
-            raise CallError(f"there is no tool {name!r}; tools are: {', '.join(known)}")
+        names = [tool.name for tool in self.tools()]
+        if name not in names:
+            raise CallError(f"there is no tool {name!r}; tools are: {', '.join(names)}")
         self._end_idle()
         if name == BEGIN:
             return self._begin(client)
         episode = str(arguments.get(EPISODE, "")) if self.named else ""
         with self._lock:  # two calls at a time would step one environment twice
-            found = self._open.get(episode)
-            playing = None if found is None or found.client != client else found
+            opened = self._open.get(episode)
+            playing = None if opened is None or opened.client != client else opened
             busy = playing is not None and playing.busy
             if playing is not None:
                 playing.busy = True
@@ -150,9 +150,9 @@ class Episodes:
     def _make_room(self, client: str) -> None:
         """Raises CallError where as many are open as may be, and all of them in use."""
         with self._lock:
-            own = [name for name, playing in self._open.items() if playing.client == client]
-            full = self.share is not None and len(own) >= self.share
-            among = own if full else list(self._open)
+            clients_own = [name for name, playing in self._open.items() if playing.client == client]
+            full = self.share is not None and len(clients_own) >= self.share
+            among = clients_own if full else list(self._open)
             if not full and len(among) < self.most:
                 return
             late = self.clock() - IDLE_SECONDS
@@ -178,10 +178,10 @@ class Episodes:
 
     def _step(self, episode: str, playing: Playing, name: str, arguments: dict[str, Any]) -> str:
         session = playing.session
-        given = {key: value for key, value in arguments.items() if key != EPISODE}
+        tool_arguments = {key: value for key, value in arguments.items() if key != EPISODE}
         is_tag = name in self.tool.tags[1:]
         try:
-            text = tagged(name, str(given.get(name, ""))) if is_tag else with_call("", name, given)
+            text = tagged(name, str(tool_arguments.get(name, ""))) if is_tag else with_call("", name, tool_arguments)
             stepped = session.step_text(text)
         except BaseException:
             self._open.pop(episode, None)

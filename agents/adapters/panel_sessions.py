@@ -80,10 +80,10 @@ class PanelSessions:
         Raises TurngymError for an unknown panel or environment, missing data, a limit below 1.
         """
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
-        asked = {"limit": limit, "max_turns": max_turns, "data": data, "seed": seed}
-        given = {name: value for name, value in asked.items() if value is not None}
+        options = {"limit": limit, "max_turns": max_turns, "data": data, "seed": seed}
+        chosen = {name: value for name, value in options.items() if value is not None}
         player = {"agent": {"kind": "own", "name": "evaluator", "chat": {"channel": channel or "none"}}}
-        layers = [("evaluator", {**given, **player})]
+        layers = [("evaluator", {**chosen, **player})]
         spec = resolve_play(layers, usual={"play": {"samples": samples}}, panel=panel).spec
         if pool is None:
             settings = ChatSettings(channel=channel or NONE)
@@ -132,12 +132,12 @@ class PanelSessions:
             SessionFailed: the environment's back end failed.
             TurngymError: no task of the panel.
         """
-        place = next((place for place, task in enumerate(self.tasks) if task.task_id == task_id), None)
-        if place is None:
-            known = [task.task_id for task in self.tasks]
-            raise TurngymError(f"{task_id!r} is no task of {self.panel.full_name}.{did_you_mean(task_id, known)}")
-        sha256 = self.tasks[place].sha256
-        session = self.pool.open(task_id, seed=self.spec.play.seed, sample=sample, group=place, sha256=sha256)
+        index = next((index for index, task in enumerate(self.tasks) if task.task_id == task_id), None)
+        if index is None:
+            task_ids = [task.task_id for task in self.tasks]
+            raise TurngymError(f"{task_id!r} is no task of {self.panel.full_name}.{did_you_mean(task_id, task_ids)}")
+        sha256 = self.tasks[index].sha256
+        session = self.pool.open(task_id, seed=self.spec.play.seed, sample=sample, group=index, sha256=sha256)
         if session.done:
             session.close()
             raise SessionFailed(f"{task_id} sample {sample}: {session.episode().meta.get('error')}")

@@ -49,9 +49,9 @@ class PanelTaskset:
 
     @cached_property
     def sessions(self) -> PanelSessions:
-        given: PanelConfig = self.config
+        settings: PanelConfig = self.config
         return PanelSessions.of(
-            given.panel, seed=given.seed, max_turns=given.max_turns, data=given.data, trace=given.trace
+            settings.panel, seed=settings.seed, max_turns=settings.max_turns, data=settings.data, trace=settings.trace
         )
 
     def load(self) -> Iterator[PanelTask]:
@@ -117,11 +117,14 @@ class PanelEnv(vf.Env[PanelEnvConfig]):  # type: ignore[misc, name-defined]
                 segment = await interaction.turn(stepped.observation)
         trace = interaction.trace
         if not session.done:  # the model failed, or a limit of verifiers cut the episode
-            said = "; ".join(f"{error.type}: {error.message}" for error in trace.errors)
-            session.end(Status.ERROR_ENGINE if said else Status.TRUNCATED_DEPTH, said or str(trace.stop_condition))
-        asked = trace.agent.config
+            errors = "; ".join(f"{error.type}: {error.message}" for error in trace.errors)
+            session.end(Status.ERROR_ENGINE if errors else Status.TRUNCATED_DEPTH, errors or str(trace.stop_condition))
+        player_config = trace.agent.config
         row = await asyncio.to_thread(
-            sessions.keep, session, f"verifiers {asked.model}", asked.sampling.temperature if asked.sampling else None
+            sessions.keep,
+            session,
+            f"verifiers {player_config.model}",
+            player_config.sampling.temperature if player_config.sampling else None,
         )
         trace.record_reward("success", float(row.success))
         for metric in ("score", "turns", "invalid"):

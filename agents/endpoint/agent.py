@@ -148,15 +148,15 @@ class EndpointAgent:
         need("httpx", "an endpoint", "endpoint")
         self._thinking = thinking
         self.extra = json_object("--extra-body", options.extra_body)
-        if taken := [name for name in RESERVED if name in self.extra]:
-            raise AgentError(f"--extra-body sets {', '.join(taken)}: other options, or the agent itself, set that")
+        if reserved := [name for name in RESERVED if name in self.extra]:
+            raise AgentError(f"--extra-body sets {', '.join(reserved)}: other options, or the agent itself, set that")
         # read at once: what cannot be meant is refused before anything is sent
         self._sampled_fields = sampled_fields(self.extra) if options.token_ids else {}
         if thinking != "auto":
             # vLLM and SGLang read variables of the chat template from this field
-            given = self.extra.get("chat_template_kwargs")
-            known = given if isinstance(given, dict) else {}
-            self.extra["chat_template_kwargs"] = {**known, "enable_thinking": thinking == "on"}
+            template_kwargs = self.extra.get("chat_template_kwargs")
+            kwargs = template_kwargs if isinstance(template_kwargs, dict) else {}
+            self.extra["chat_template_kwargs"] = {**kwargs, "enable_thinking": thinking == "on"}
         self.address = Address.of(options.base_url, options.key_env)
         self.model, self.options, self.channel, self.tool = model, options, channel, tool
         self.temperature, self.memory, self.max_context = temperature, memory, max_context
@@ -221,11 +221,11 @@ class EndpointAgent:
         rng = np.random.default_rng(HANDSHAKE_STREAM)
         context = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
         fields = {**self._fields(rng), "max_tokens": context}
-        profile, used, said = loop.run(shake_hands(client, fields, self.channel, self.tool, rng, self._sampled))
+        profile, used, findings = loop.run(shake_hands(client, fields, self.channel, self.tool, rng, self._sampled))
         wants = {"prices": self._prices is not None, "max_context": self.max_context is not None}
         check_needs(profile, used, name=self.name, token_ids=self.options.token_ids, **wants)
-        if said:
-            print(f"{self.name}: the server {'; '.join(said)}", file=sys.stderr)
+        if findings:
+            print(f"{self.name}: the server {'; '.join(findings)}", file=sys.stderr)
         used = used if self._prices is None else changed(used, cost=self._prices.cost(used))
         self.profile = replace(profile, used=used.to_json())
         return self.profile
@@ -241,7 +241,7 @@ class EndpointAgent:
                 parallel=self._parallel,
                 expected=Expected(
                     model=self.model,
-                    tools=tuple(one.name for one in self.tool.tools) if self.channel.name == "tool" else (),
+                    tools=tuple(described.name for described in self.tool.tools) if self.channel.name == "tool" else (),
                     thoughts=self._thinking != "off",
                     logprobs=self.options.token_ids,
                 ),
@@ -329,8 +329,8 @@ class EndpointAgent:
         if self._sampled is not None and result.ids is not None:
             origin, logprobs = "policy", result.ids.logprobs if self._sampled.holds else None
             conversation.thread = add_ids(conversation.thread, result.ids)
-        said = response_of(result, text, self.channel)
-        return Reply(text=said, logprobs=logprobs, finish=result.finish, origin=origin)
+        response = response_of(result, text, self.channel)
+        return Reply(text=response, logprobs=logprobs, finish=result.finish, origin=origin)
 
     def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
         used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
@@ -366,10 +366,10 @@ class EndpointAgent:
         if self.profile is not None:
             conversation.notes[PROFILE] = self.profile.to_json()
 
-    def _say(self, what: str, text: str) -> None:
+    def _say(self, topic: str, text: str) -> None:
         """A warning, once in the life of this agent."""
-        if what not in self._said:
-            self._said.add(what)
+        if topic not in self._said:
+            self._said.add(topic)
             warnings.warn(text, stacklevel=2)
 
 

@@ -51,12 +51,12 @@ class WrittenCall:
 
 def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tuple[AnswerCall, ...]:
     """The calls of a message, those of the API before `tools` included; `tools` are the names that were offered."""
-    given = message.tool_calls
-    if not given and message.function_call:
+    tables = message.tool_calls
+    if not tables and message.function_call:
         reading.note(Noticed.OLD_CALL)
-        given = [{"function": message.function_call}]
+        tables = [{"function": message.function_call}]
     calls: list[AnswerCall] = []
-    for table in given:
+    for table in tables:
         call = reading.take(Call, table, "tool_calls.")
         function = reading.take(Function, call.function, "function.")
         if not isinstance(function.name, str) or not function.name.strip():
@@ -65,15 +65,15 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
             reading.note(Noticed.NAME)
             function.name = name
         # a result names its call by id, so ids must differ
-        taken = ("", *(earlier.id for earlier in calls))
+        used_ids = ("", *(earlier.id for earlier in calls))
         inner = rest_of(Function, call.function)
-        more = rest_of(Call, table) if isinstance(table, Mapping) else {}
+        extra = rest_of(Call, table) if isinstance(table, Mapping) else {}
         calls.append(
             AnswerCall(
-                id=call.id if call.id not in taken else "",
+                id=call.id if call.id not in used_ids else "",
                 name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
                 arguments=_arguments(function.arguments, reading),
-                more={**more, **({"function": inner} if inner else {})},
+                more={**extra, **({"function": inner} if inner else {})},
             )
         )
     return tuple(calls)
@@ -81,8 +81,8 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
 
 def _tool_in(name: str, tools: Collection[str]) -> str:
     """The one tool in a name that a parser has left more in: `functions.look:0`, `look<|channel|>commentary`."""
-    found = {part.strip() for part in re.split(r"[.:]|<\|", name)} & {*tools}
-    return found.pop() if name not in tools and len(found) == 1 else name
+    matching = {part.strip() for part in re.split(r"[.:]|<\|", name)} & {*tools}
+    return matching.pop() if name not in tools and len(matching) == 1 else name
 
 
 def own_id(message: int, place: int) -> str:
@@ -91,22 +91,22 @@ def own_id(message: int, place: int) -> str:
     return f"c{message % 100_000:05}{place % 1000:03}"
 
 
-def _arguments(given: Any, reading: Reading) -> Any:
+def _arguments(arguments: Any, reading: Reading) -> Any:
     """`given` without half surrogate pairs. Its text may escape them (`\\\\ud83d`), and servers that parse a
     conversation refuse them there."""
     # of a tool that needs none, many servers send an empty text or nothing
-    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         return "{}"
-    if not isinstance(given, str):
-        return excerpt(given, 200) if deeper(given, DEEPEST) else given
+    if not isinstance(arguments, str):
+        return excerpt(arguments, 200) if deeper(arguments, DEEPEST) else arguments
     # the channel reads such a call, so that the model must not be told that its arguments were none
-    if isinstance(inner := json_of(given), str) and isinstance(json_of(inner), dict):
+    if isinstance(inner := json_of(arguments), str) and isinstance(json_of(inner), dict):
         reading.note(Noticed.TWICE)
-        given = inner
-    if not HALF.search(given):
-        return given
-    read = json_of(given)
-    return given if read is None else json.dumps(sendable(read), ensure_ascii=False)
+        arguments = inner
+    if not HALF.search(arguments):
+        return arguments
+    read = json_of(arguments)
+    return arguments if read is None else json.dumps(sendable(read), ensure_ascii=False)
 
 
 def json_of(text: Any) -> Any:
@@ -135,17 +135,17 @@ def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
     """
     _, body, reason = THINK.split(marked(text, THINK), lambda part: False)
     body = _FENCE.sub(r"\1", body.strip())
-    found: list[WrittenCall] = []
+    candidates: list[WrittenCall] = []
     for dialect in DIALECTS.values() if reason is None else ():
         start = dialect.find(body)
         calls = read_calls(dialect, body[start:]) if start >= 0 else None
         if calls and calls[0].name in tools:
             call = calls[0]
-            found.append(
+            candidates.append(
                 WrittenCall(before=body[:start], name=call.name, arguments=call.arguments, dialect=dialect.name)
             )
     # the one that leaves the least before it: without its marker a call may be another dialect's, too
-    return min(found, key=lambda one: len(one.before), default=None)
+    return min(candidates, key=lambda candidate: len(candidate.before), default=None)
 
 
 _FENCE = re.compile(r"\A```(?:json|tool_call|xml)?\s*\n(.*)\n```\Z", re.DOTALL)
@@ -162,7 +162,7 @@ def hides_call(text: str) -> bool:
 
 def styles_in(text: str) -> list[Thoughts]:
     """The ways in which thoughts are marked in `text`."""
-    return [one for one in EVERY_STYLE if one.opening in text or (one.may_be_open and one.closing in text)]
+    return [style for style in EVERY_STYLE if style.opening in text or (style.may_be_open and style.closing in text)]
 
 
 def marked(text: str, thoughts: Thoughts) -> str:

@@ -144,9 +144,9 @@ class Address:
     @classmethod
     def of(cls, base_url: str, key_env: str = KEY) -> Address:
         """Raises AgentError for an invalid address, one with a password in it, and a missing or invalid key."""
-        given = base_url.strip() or os.environ.get(BASE_URL, "")
+        named = base_url.strip() or os.environ.get(BASE_URL, "")
         url = clean_address(
-            "--base-url" if base_url.strip() else f"the variable {BASE_URL}", given or HOSTED, AgentError
+            "--base-url" if base_url.strip() else f"the variable {BASE_URL}", named or HOSTED, AgentError
         )
         address = cls(base_url=url, key_env=key_env)
         if not address.key and (url == HOSTED or key_env != KEY):
@@ -347,8 +347,8 @@ class EndpointClient:
     def _too_long(self, where: str, wait: float, last: str) -> EndpointTimeout:
         """A server that asks to wait longer than the request has."""
         url, option = redacted(self.address.base_url), " (--request-deadline)" if self.advise else ""
-        said = f"{where}: {url} asks to wait {clock(wait)}, and a response has {self.deadline:g} s{option}; {last}"
-        return EndpointTimeout(f"{said.rstrip('.')}. Repeat the command then: {REPEAT}" if self.advise else said)
+        problem = f"{where}: {url} asks to wait {clock(wait)}, and a response has {self.deadline:g} s{option}; {last}"
+        return EndpointTimeout(f"{problem.rstrip('.')}. Repeat the command then: {REPEAT}" if self.advise else problem)
 
     async def given_up(self, failed: RequestFailed, where: str) -> EndpointError:
         """The error of a request that failed for good, with what may help."""
@@ -367,10 +367,10 @@ class EndpointClient:
             # an address with a list of models is right
             listed = await self._models()
             help_text = help_text if listed is None else listed
-        said = f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" .")
+        message = f"{where}: {redacted(self.address.base_url)}: {reason}{tries}. {help_text}".rstrip(" .")
         if not (failed.rejected and self.worked):
-            return EndpointError(said)
-        error = RequestRefused(said)
+            return EndpointError(message)
+        error = RequestRefused(message)
         error.unclear = failed.unclear and not help_text
         return error
 

@@ -44,9 +44,9 @@ class Notice(str):
     effect: str
 
     def __new__(cls, words: str, effect: str = "it is left out") -> Notice:
-        one = super().__new__(cls, words)
-        one.effect = effect
-        return one
+        notice = super().__new__(cls, words)
+        notice.effect = effect
+        return notice
 
 
 class Noticed:
@@ -89,8 +89,8 @@ class Noticed:
     @classmethod
     def said(cls, words: str) -> str:
         """A clause that says what was noticed, and what becomes of it."""
-        notices = [one for one in vars(cls).values() if isinstance(one, Notice)]
-        heads = {one.partition("{}")[0].rstrip(" ("): one.effect for one in notices}
+        notices = [notice for notice in vars(cls).values() if isinstance(notice, Notice)]
+        heads = {notice.partition("{}")[0].rstrip(" ("): notice.effect for notice in notices}
         effect = next((effect for head, effect in heads.items() if head and words.startswith(head)), "it is left out")
         return f"answers have: {words} ({effect})"
 
@@ -224,37 +224,37 @@ class Reading:
         table = given if isinstance(given, Mapping) else {}
         if table is not given and given is not None:
             self.note(Noticed.OTHER_TYPE, where.rstrip(".") or "body")
-        found: dict[str, Any] = {}
-        for each in msgspec.structs.fields(kind):
-            value = table.get(each.name)
+        values: dict[str, Any] = {}
+        for member in msgspec.structs.fields(kind):
+            value = table.get(member.name)
             try:
                 if value is not None:
-                    found[each.name] = msgspec.convert(value, each.type)
+                    values[member.name] = msgspec.convert(value, member.type)
             except (msgspec.ValidationError, OverflowError):
-                if each.name in kind.essential:
+                if member.name in kind.essential:
                     raise UnreadableAnswer(
-                        f"the answer's {where}{each.name} is of another type: {excerpt(value, 200)!r}", foreign=True
+                        f"the answer's {where}{member.name} is of another type: {excerpt(value, 200)!r}", foreign=True
                     ) from None
-                self.note(Noticed.OTHER_TYPE, where + each.name)
-            if each.required and each.name not in found:
-                raise UnreadableAnswer(f"the answer has no {where}{each.name}: {excerpt(given, 200)!r}", foreign=True)
+                self.note(Noticed.OTHER_TYPE, where + member.name)
+            if member.required and member.name not in values:
+                raise UnreadableAnswer(f"the answer has no {where}{member.name}: {excerpt(given, 200)!r}", foreign=True)
         for name, value in table.items():
             if name in kind.__struct_fields__ or name in kind.known or value in (None, "", [], {}):
                 continue
-            shown = where + printable(excerpt(name, NAME_SHOWN))
+            path = where + printable(excerpt(name, NAME_SHOWN))
             if kind.goes_back and deeper(value, DEEPEST):
-                self.note(Noticed.TOO_DEEP, shown)
+                self.note(Noticed.TOO_DEEP, path)
             elif name not in kind.kept:
-                self.note(Noticed.UNKNOWN, shown)
-        return kind(**found)
+                self.note(Noticed.UNKNOWN, path)
+        return kind(**values)
 
 
 def rest_of(kind: type[AnswerTable], table: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `table` that go back with the conversation: the kept and the unknown ones. One of more than
     `DEEPEST` levels, which few servers take, does not."""
     dropped = {*kind.__struct_fields__, *kind.known}
-    rest = {name: value for name, value in table.items() if name not in dropped and value not in (None, "", [], {})}
-    return {name: value for name, value in rest.items() if not deeper(value, DEEPEST)}
+    kept = {name: value for name, value in table.items() if name not in dropped and value not in (None, "", [], {})}
+    return {name: value for name, value in kept.items() if not deeper(value, DEEPEST)}
 
 
 def deeper(value: Any, levels: int) -> bool:
@@ -278,7 +278,10 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
     """
     reading = reading or Reading()
     counts = reading.take(Counts, reported, "usage.")
-    given = [_count(counts.prompt_tokens, counts.input_tokens), _count(counts.completion_tokens, counts.output_tokens)]
+    counted = [
+        _count(counts.prompt_tokens, counts.input_tokens),
+        _count(counts.completion_tokens, counts.output_tokens),
+    ]
     total = _count(counts.total_tokens)
     of_prompt, of_completion = (
         [reading.take(Details, getattr(counts, name), f"usage.{name}.") for name in names]
@@ -295,14 +298,14 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
     reasoning = most(*(table.reasoning_tokens for table in of_completion), counts.reasoning_tokens)
     names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
     named = tuple(sorted(names)[:MOST_NAMES])
-    prompt, completion = (number or 0 for number in given)
+    prompt, completion = (number or 0 for number in counted)
     created = most(counts.cache_creation_input_tokens)
     if total is not None and total < prompt + completion:
         reading.note(Noticed.USAGE_SUM)
     # the total tells the number that is missing
-    if total and given[0] is None and completion:
+    if total and counted[0] is None and completion:
         prompt = max(total - completion, 0)
-    part = given[1] is None and not total
+    part = counted[1] is None and not total
     # a part that is larger than its whole was counted beside it
     prompt += cached if cached > prompt else 0
     completion += reasoning if reasoning > completion else 0

@@ -97,9 +97,9 @@ class _Said:
                 self.read(item, depth + 1)
         elif isinstance(value, str):
             # a gateway quotes the error of the server behind it as JSON
-            found = _JSON.match(value[: 16 * READ_LETTERS])
+            match = _JSON.match(value[: 16 * READ_LETTERS])
             try:
-                self.read(json.JSONDecoder().raw_decode(found[1])[0] if found else None, depth + 1)
+                self.read(json.JSONDecoder().raw_decode(match[1])[0] if match else None, depth + 1)
             except (ValueError, RecursionError):
                 return
         elif isinstance(value, Mapping):
@@ -114,11 +114,11 @@ class _Said:
         self.codes += [excerpt(code, 80).lower() for code in codes if type(code) in (str, int)]
         sizes = [(name, value) for name, value in fields.items() if type(value) is int and _COUNTED.search(name)]
         self.sizes += [f"{excerpt(name, 80)} {value}" for name, value in sizes[:_ITEMS] if abs(value) < 1 << 53]
-        place = fields.get("loc")
-        named = place[-1] if isinstance(place, list) and place else fields.get("param")
+        location = fields.get("loc")
+        named = location[-1] if isinstance(location, list) and location else fields.get("param")
         # FastAPI says where: ["body", "messages", 3, "content"]
-        if isinstance(place, list) and len(place) > 1 and place[0] == "body":
-            named = place[1]
+        if isinstance(location, list) and len(location) > 1 and location[0] == "body":
+            named = location[1]
         self.param = self.param or (named if isinstance(named, str) else "")
         if self.delay is None and isinstance(fields.get("retryDelay"), str):
             self.delay = _seconds(fields["retryDelay"])
@@ -131,8 +131,8 @@ class _Said:
 
 
 def _seconds(text: str) -> float | None:
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d*)?)s", text)
-    return float(found[1]) if found else None
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d*)?)s", text)
+    return float(match[1]) if match else None
 
 
 _UNREAD = re.compile(
@@ -163,15 +163,15 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
     Args:
         message: text of the answer, which the failure quotes if the JSON has no message.
     """
-    said = _Said([], [], [])
-    said.read(body)
-    codes = said.codes
+    fields = _Said([], [], [])
+    fields.read(body)
+    codes = fields.codes
     if status < 400:
         # a gateway that began to answer has only the body to say what became of it
         status = next((int(code) for code in codes if re.fullmatch(r"[45]\d\d", code)), 0)
-    whole = " ".join(dict.fromkeys(said.messages)) or (message if body is None else "")
-    words = " ".join([excerpt(whole, READ_LETTERS), *said.sizes]).lower()
-    full = _is_full(status, codes, said.param, words)
+    message_text = " ".join(dict.fromkeys(fields.messages)) or (message if body is None else "")
+    words = " ".join([excerpt(message_text, READ_LETTERS), *fields.sizes]).lower()
+    full = _is_full(status, codes, fields.param, words)
     limits = bool(_LIMITED.search(" ".join([words, *codes])))
     limited = not full and (status == 429 or (not status and limits))
     # more tokens than the account may ever send in a minute
@@ -180,17 +180,17 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
     filtered = status in (400, 422) and not FILTERS.isdisjoint(codes)
     # the server's chat template refuses the conversation, or it was started without one that takes tools (llama.cpp)
     unable = status == 500 and _TEMPLATE.search(words) is not None
-    text = excerpt(" ".join((whole or message or "").split()), SHOWN_LETTERS)
-    shown = f"status {status}" if status else "an error in place of an answer"
+    text = excerpt(" ".join((message_text or message or "").split()), SHOWN_LETTERS)
+    head = f"status {status}" if status else "an error in place of an answer"
     return RequestFailed(
-        f"{shown}: {text}" if text else shown,
+        f"{head}: {text}" if text else head,
         passing=(status in PASSING or not status) and not spent and not full and not unable,
         limited=limited and not spent,
         overflow=full,
-        after=retry_after(headers) if said.delay is None else said.delay,
+        after=retry_after(headers) if fields.delay is None else fields.delay,
         code=status or None,
-        param=said.param,
-        written=None if full or limited else said.written,
+        param=fields.param,
+        written=None if full or limited else fields.written,
         filtered=filtered,
     )
 
@@ -242,7 +242,7 @@ def _is_full(status: int, codes: list[str], param: str, words: str) -> bool:
         return False
     if status == 413:
         return True
-    numbers = [_number(found) for found in _NUMBER.findall(words)]
+    numbers = [_number(digits) for digits in _NUMBER.findall(words)]
     # room for an answer that is less than nothing: the server took the prompt off its context
     if "max_tokens" in words and any(number < -1 for number in numbers):
         return True
@@ -283,8 +283,8 @@ def error_in(body: Any) -> Any:
     base = body.get("base_resp")
     failed = isinstance(base, Mapping) and base.get("status_code") not in (None, 0, "0")
     failed = failed or body.get("object") == "error" or body.get("success") is False
-    told = not isinstance(first, Mapping) and any(body.get(name) for name in ("errors", "detail", "message"))
-    return body if failed or told else None
+    has_error = not isinstance(first, Mapping) and any(body.get(name) for name in ("errors", "detail", "message"))
+    return body if failed or has_error else None
 
 
 # What may help.

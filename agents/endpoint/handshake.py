@@ -204,7 +204,9 @@ async def fit(
             while path and change is None and len(seen) < MOST_FORMS:
                 base, why = path[-1]
                 changes = _changes(client, base, why, turn, guess)
-                change = next((one for one in changes if _form(replace(base, **one)) not in seen), None)
+                change = next(
+                    (candidate for candidate in changes if _form(replace(base, **candidate)) not in seen), None
+                )
                 if change is None:
                     path.pop()
             if change is None:
@@ -228,14 +230,14 @@ async def _with_less(
     """
     for trait in TRAITS:
         for value in (getattr(begun, trait.name), *trait.values) if trait.name in together else ():
-            kept = client.profile
-            if value == getattr(kept, trait.name):
+            fitted = client.profile
+            if value == getattr(fitted, trait.name):
                 break
-            client.profile = replace(kept, **{trait.name: value})
+            client.profile = replace(fitted, **{trait.name: value})
             try:
                 again = await client.attempts(body, rng, where)
             except RequestFailed:
-                client.profile = kept
+                client.profile = fitted
                 continue
             answer = replace(again, lost=again.lost + answer.lost + changed(answer.usage, answers=0, unreported=0))
             break
@@ -257,17 +259,17 @@ def _changes(
     """What may be changed in `base` after a refusal, the likeliest first: what it names, anything, all at once."""
     # those of the first request were taken in it
     matter = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
-    known = [trait for trait in matter if trait.meant(failed)]
+    meant = [trait for trait in matter if trait.meant(failed)]
     # a refusal with advice of its own is no matter of form
-    may_guess = guess and failed.rejected and (known or not client.advice(failed))
-    guesses = [trait for trait in matter if may_guess and trait.guessed and trait not in known]
-    for trait in (*known, *guesses):
+    may_guess = guess and failed.rejected and (meant or not client.advice(failed))
+    guesses = [trait for trait in matter if may_guess and trait.guessed and trait not in meant]
+    for trait in (*meant, *guesses):
         for value in trait.values:
             yield {trait.name: value}
     if may_guess:
         # two things that are refused in the same words
-        for place in (-1, 0):
-            yield {trait.name: trait.values[place] for trait in matter if trait.guessed}
+        for index in (-1, 0):
+            yield {trait.name: trait.values[index] for trait in matter if trait.guessed}
 
 
 async def shake_hands(
@@ -291,8 +293,8 @@ async def shake_hands(
     ask = f"Answer with exactly this: <{tool.tags[0]}>{action}</{tool.tags[0]}>"
     if "tools" in fields:
         name, arguments = tool.call(action)
-        given = " and ".join(f'"{key}" set to {json.dumps(value)}' for key, value in arguments.items())
-        ask = f"Call the tool {name} with {given or 'no arguments'}."
+        arguments_text = " and ".join(f'"{key}" set to {json.dumps(value)}' for key, value in arguments.items())
+        ask = f"Call the tool {name} with {arguments_text or 'no arguments'}."
 
     async def request(number: int) -> None:
         """Adds the answer to the transcript so far, asked for with fewer tokens if both do not fit the context."""
@@ -319,8 +321,8 @@ async def shake_hands(
         ids = "not asked for"
         if sampled is not None:
             await sampled(client, {**fields, "messages": transcript.messages}, answers[0], rng, "handshake")
-            known = answers[0].ids is not None and answers[0].ids.logprobs is not None
-            ids = "with log-probabilities" if known else "without log-probabilities"
+            has_logprobs = answers[0].ids is not None and answers[0].ids.logprobs is not None
+            ids = "with log-probabilities" if has_logprobs else "without log-probabilities"
         transcript.answer(answers[0], content_of(answers[0], channel))
         transcript.observe("", "Test 1 is done.")
         transcript.answer(ChatAnswer(content=""), "")
@@ -333,10 +335,10 @@ async def shake_hands(
     profile = replace(client.profile, **_answered(answers, "tools" in fields), ids=ids)
     # many servers look for stop strings in thoughts, too, where a model quotes the form of an action
     profile = client.profile = replace(profile, stop=profile.stop and not (profile.thoughts and "stop" in fields))
-    said = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
+    findings = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
     if "tools" in fields and profile.calls == "none came":
-        said.append("passed no call on in the handshake, which asked for one")
-    return profile, used, said
+        findings.append("passed no call on in the handshake, which asked for one")
+    return profile, used, findings
 
 
 def _answered(answers: list[ChatAnswer], offered: bool) -> dict[str, Any]:
@@ -369,7 +371,7 @@ def check_needs(
     prices and for a limit of the context, log-probabilities for token ids."""
     reported = not used.unreported
     usage = "reports only a part of its usage" if profile.usage else "reports no usage"
-    for wanted, given, option, lacks, instead in (
+    for wanted, offered, option, lacks, instead in (
         (prices, reported, "--price-in", usage, "leave the prices out"),
         (
             max_context,
@@ -393,5 +395,5 @@ def check_needs(
             "leave it out",
         ),
     ):
-        if wanted and not given:
+        if wanted and not offered:
             raise EndpointError(f"{redacted(name)}: {option} cannot hold, because the server {lacks}: {instead}")

@@ -93,33 +93,38 @@ class SampledCheck:
                 raise self._failure
 
     async def _find(
-        self, client: EndpointClient, body: Mapping[str, Any], said: float | None, rng: np.random.Generator, where: str
+        self,
+        client: EndpointClient,
+        body: Mapping[str, Any],
+        stated: float | None,
+        rng: np.random.Generator,
+        where: str,
     ) -> bool:
         wanted = self.temperature or 1.0
-        if said is not None and (said or 1.0) != wanted:
+        if stated is not None and (stated or 1.0) != wanted:
             raise AgentError(
-                f"{self.name}: the server drew at temperature {said:g} and not at {self.temperature:g}: take "
-                f"--temperature {said:g}, or leave out --token-ids"
+                f"{self.name}: the server drew at temperature {stated:g} and not at {self.temperature:g}: take "
+                f"--temperature {stated:g}, or leave out --token-ids"
             )
-        if said is not None or wanted == 1.0:
+        if stated is not None or wanted == 1.0:
             return True
-        asked = {**body, "top_logprobs": ALTERNATIVES, "max_tokens": 1}
+        request = {**body, "top_logprobs": ALTERNATIVES, "max_tokens": 1}
         try:
             hot, plain = [
-                await client.ask({**asked, "temperature": at}, rng, f"{where}, check of log-probabilities")
+                await client.ask({**request, "temperature": at}, rng, f"{where}, check of log-probabilities")
                 for at in (wanted, 1.0)
             ]
         except EndpointError as error:
             return self._unknown(str(error))
-        found = slope(*({} if one.ids is None else one.ids.alternatives for one in (plain, hot)))
-        if found is None:
+        factor = slope(*({} if answer.ids is None else answer.ids.alternatives for answer in (plain, hot)))
+        if factor is None:
             return self._unknown(f"it names no {ALTERNATIVES} alternatives (top_logprobs) that differ")
-        if abs(found - 1.0 / wanted) < 0.5 * abs(1.0 - 1.0 / wanted):
+        if abs(factor - 1.0 / wanted) < 0.5 * abs(1.0 - 1.0 / wanted):
             print(f"{self.name}: log-probabilities are those at temperature {wanted:g} (checked)", file=sys.stderr)
             return True
         raise AgentError(
             f"{self.name}: log-probabilities are not those at temperature {wanted:g}, at which ids are drawn (two "
-            f"requests differ by a factor of {found:.2f} and not {1.0 / wanted:.2f}; vLLM's default is before "
+            f"requests differ by a factor of {factor:.2f} and not {1.0 / wanted:.2f}; vLLM's default is before "
             "temperature): start the server with --logprobs-mode processed_logprobs, take --temperature 1, or leave "
             "out --token-ids"
         )
@@ -140,6 +145,6 @@ def slope(plain: Mapping[str, float], hot: Mapping[str, float]) -> float | None:
     pairs = np.array([(plain[name], hot[name]) for name in shared if min(plain[name], hot[name]) > -1000.0])
     if len(pairs) < 2:
         return None
-    one, other = (pairs - pairs.mean(axis=0)).T
-    size = float(one @ one)
-    return float(one @ other) / size if size > LEAST_SPREAD**2 else None
+    plain_gaps, hot_gaps = (pairs - pairs.mean(axis=0)).T
+    size = float(plain_gaps @ plain_gaps)
+    return float(plain_gaps @ hot_gaps) / size if size > LEAST_SPREAD**2 else None

@@ -51,8 +51,8 @@ class Transcript:
         if not self.open_calls:
             self.messages.append({"role": "user", "content": printable(observation)})
             return
-        for place, (call, name) in enumerate(self.open_calls):
-            content = SKIPPED if place else printable(observation)
+        for index, (call, name) in enumerate(self.open_calls):
+            content = SKIPPED if index else printable(observation)
             self.messages.append({"role": "tool", "tool_call_id": call, "name": name, "content": content})
         self.open_calls = ()
 
@@ -77,23 +77,23 @@ class Transcript:
 
 def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools) -> tuple[dict[str, Any], ...]:
     """Episodes as messages of the API; in the tool channel actions are calls, each with its result."""
-    shown = Transcript()
+    transcript = Transcript()
     for example in examples:
         for observation, response in example.turns:
-            shown.observe("", observation)
+            transcript.observe("", observation)
             action = channel.parse(response).action if channel.name == "tool" else None
             verb = None if action is None else first_action(action, tool.tags)
             # the last answer of a search is text in the tool channel, too
             if action is None or (verb is not None and verb[0] != tool.tags[0]):
-                shown.answer(ChatAnswer(content=response), response)
+                transcript.answer(ChatAnswer(content=response), response)
                 continue
             name, arguments = tool.call(action if verb is None else verb[1])
             written = json.dumps(arguments, ensure_ascii=False)
             call = AnswerCall(id="", name=name, arguments=written)
-            shown.answer(ChatAnswer(content="", calls=(call,)), "")
-        if shown.open_calls:
-            shown.observe("", example.final)
-    return tuple(shown.messages)
+            transcript.answer(ChatAnswer(content="", calls=(call,)), "")
+        if transcript.open_calls:
+            transcript.observe("", example.final)
+    return tuple(transcript.messages)
 
 
 def content_of(answer: ChatAnswer, channel: Channel) -> str:
@@ -118,19 +118,21 @@ def response_of(answer: ChatAnswer, text: str, channel: Channel) -> str:
         for tag in (thoughts.opening, thoughts.closing):
             # a tag inside a thought must not end it
             thought = thought.replace(tag, f"{tag[:1]} {tag[1:]}")
-    said, text = thoughts.write(thought), marked(text, thoughts)
+    thought_text, text = thoughts.write(thought), marked(text, thoughts)
     if answer.written is not None:
         call = answer.written
-        return said + (text if call.dialect == HERMES.name else with_call(call.before, call.name, call.arguments))
+        return thought_text + (
+            text if call.dialect == HERMES.name else with_call(call.before, call.name, call.arguments)
+        )
     if not answer.calls:
-        return said + text
-    made = answer.calls[0]
+        return thought_text + text
+    first_call = answer.calls[0]
     if hides_call(text):
         # what is meant as a call stands beside the text, and is the one that counts
         for tag in ("<think>", "</think>", HERMES.opening):
             text = text.replace(tag, f"{tag[:1]} {tag[1:]}")
-    read = json_of(made.arguments)
-    return said + with_call(text, made.name, made.arguments if read is None else read)
+    read = json_of(first_call.arguments)
+    return thought_text + with_call(text, first_call.name, first_call.arguments if read is None else read)
 
 
 def _sent_back(call: AnswerCall, id: str) -> dict[str, Any]:

@@ -89,23 +89,23 @@ class EndpointProfile:
         """`body`, with a whole conversation as `messages` and its limit as `max_tokens`, as this server takes it."""
         sent = {name: value for name, value in body.items() if name != "max_tokens"}
         sent |= {"stream": False, self.limit: body["max_tokens"], "messages": self.conversation(body["messages"])}
-        for name, taken in (("temperature", self.temperature), ("seed", self.seed), ("stop", self.stop)):
-            if not taken:
+        for name, accepted in (("temperature", self.temperature), ("seed", self.seed), ("stop", self.stop)):
+            if not accepted:
                 sent.pop(name, None)
         return sent
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as this server takes them."""
         seen = [name for name in REASONING if any(name in message for message in messages)]
-        found = [self._message(message, seen or [self.thoughts or REASONING[0]]) for message in messages]
-        found = found if self.call_ids else _renamed(found)
-        if self.system == "user" and found and found[0]["role"] == "system":
-            rules, *found = found
-            first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
+        converted = [self._message(message, seen or [self.thoughts or REASONING[0]]) for message in messages]
+        converted = converted if self.call_ids else _renamed(converted)
+        if self.system == "user" and converted and converted[0]["role"] == "system":
+            rules, *converted = converted
+            first = next((index for index, message in enumerate(converted) if message["role"] == "user"), None)
             if first is None:
-                return [{**rules, "role": "user"}, *found]
-            found[first] = {**found[first], "content": f"{rules['content']}\n\n{found[first]['content']}"}
-        return found
+                return [{**rules, "role": "user"}, *converted]
+            converted[first] = {**converted[first], "content": f"{rules['content']}\n\n{converted[first]['content']}"}
+        return converted
 
     def _message(self, message: Mapping[str, Any], thoughts: Sequence[str]) -> dict[str, Any]:
         sent = dict(message)
@@ -170,15 +170,15 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _renamed(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with our own ids of calls, and of their results."""
-    found, ids = list[dict[str, Any]](), dict[str, str]()
+    renamed, ids = list[dict[str, Any]](), dict[str, str]()
     for number, message in enumerate(messages):
         if calls := message.get("tool_calls"):
             ids = {call["id"]: own_id(number, place) for place, call in enumerate(calls)}
             message = {**message, "tool_calls": [{**call, "id": ids[call["id"]]} for call in calls]}
         elif message["role"] == "tool":
             message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
-        found.append(message)
-    return found
+        renamed.append(message)
+    return renamed
 
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,8 +141,8 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
     if expected.logprobs and answer.ids is not None and answer.ids.logprobs is None:
         reading.note(Noticed.NO_LOGPROBS)
     # some templates open the thought in the prompt, and some servers count thoughts and hide them
-    said = marked(answer.content, THINK)
-    written = THINK.closing in said or said.lstrip().startswith(THINK.opening)
+    marked_text = marked(answer.content, THINK)
+    written = THINK.closing in marked_text or marked_text.lstrip().startswith(THINK.opening)
     if not expected.thoughts and (answer.reasoning or written or usage.reasoning_tokens):
         reading.note(Noticed.THOUGHTS)
     return replace(answer, model=named, usage=usage, counted=counted, noticed=tuple(reading.noticed))
@@ -151,7 +151,7 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
 def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> ChatAnswer:
     if not completion.choices:
         raise UnreadableAnswer("the answer has no choices: []", foreign=True)
-    choices = [reading.take(Choice, given, "choice.") for given in completion.choices[:MOST_TOP]]
+    choices = [reading.take(Choice, table_given, "choice.") for table_given in completion.choices[:MOST_TOP]]
     for choice in choices:
         choice.message = sendable(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
@@ -162,10 +162,13 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     if len(choices) > 1:
         reading.note(Noticed.CHOICES)
         # gateways in front of Claude put the text into one choice and the call into the next
-        other = next((place for place, one in enumerate(messages) if calls_of(one, Reading(), ())), 0)
-        if not calls and other:
+        call_index = next((index for index, one in enumerate(messages) if calls_of(one, Reading(), ())), 0)
+        if not calls and call_index:
             reading.note(Noticed.OTHER_CHOICE)
-            calls, table = calls_of(messages[other], reading, expected.tools), {**choices[other].message, **table}
+            calls, table = (
+                calls_of(messages[call_index], reading, expected.tools),
+                {**choices[call_index].message, **table},
+            )
 
     # What the model said and thought; its thoughts go back to the server as they came.
     content, thoughts = _parts(message.content, reading)
@@ -205,14 +208,14 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     if not content and not calls and finish == "stop" and Noticed.NO_CALL not in reading.noticed:
         reading.note(Noticed.ONLY_THOUGHT if reasoning else Noticed.EMPTY)
 
-    more = rest_of(Message, table)
+    extra = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)
     return ChatAnswer(
         content=content,
         blank="" if isinstance(message.content, str) else None,
         reasoning=reasoning,
         thoughts=back,
-        more=more,
+        more=extra,
         calls=calls,
         written=written,
         finish=finish,
@@ -241,10 +244,10 @@ def _parts(content: Any, reading: Reading) -> tuple[str, str]:
         elif isinstance(part, str):
             text.append(part)
         elif isinstance(part, Mapping):
-            said = next((said for name in ("text", "refusal") if isinstance(said := part.get(name), str)), None)
-            if said is None:
+            piece = next((piece for name in ("text", "refusal") if isinstance(piece := part.get(name), str)), None)
+            if piece is None:
                 reading.note(Noticed.OTHER_TYPE, "a part of message.content")
-            text.append(said or "")
+            text.append(piece or "")
         else:
             raise UnreadableAnswer(f"a part of the answer's content is no text: {excerpt(part, 200)!r}", foreign=True)
     return "".join(text), "".join(thoughts)
@@ -275,30 +278,30 @@ _BROKE = re.compile(
 )
 
 
-def _ending(given: str, native: str, empty: bool, drew_none: bool) -> tuple[str, str]:
+def _ending(reason: str, native: str, empty: bool, drew_none: bool) -> tuple[str, str]:
     """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `given`, and in the words of the
     server behind a router with `native`.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
     """
     # Gemini: `content_filter: SAFETY`
-    word, behind = (one.partition(":")[0].strip().lower() for one in (given, native))
+    word, behind = (word_given.partition(":")[0].strip().lower() for word_given in (reason, native))
     # a router says `stop` or `error` of what it has no word for
     if word in STOPPED | {"error"} and (behind in FULL | CUT | FILTERED | MISCALLED or _BROKE.search(behind)):
-        word, given = behind, native
+        word, reason = behind, native
     if word in FULL or word in CUT:
         # nothing was drawn: there was no room for it
         if empty and (word in FULL or drew_none):
-            raise UnreadableAnswer(f"the context is full: an empty answer with finish_reason {given!r}", full=True)
+            raise UnreadableAnswer(f"the context is full: an empty answer with finish_reason {reason!r}", full=True)
         return "length", ""
     if word in FILTERED:
         return "content_filter", ""
     if word in STOPPED | CALLED | MISCALLED:
         return "stop", ""
-    shown = excerpt(repr(printable(given)), 80) if given else "missing"
+    shown_reason = excerpt(repr(printable(reason)), 80) if reason else "missing"
     if empty or _BROKE.search(word):
-        raise UnreadableAnswer(f"the answer broke off: finish_reason {shown}")
-    return "stop", shown
+        raise UnreadableAnswer(f"the answer broke off: finish_reason {shown_reason}")
+    return "stop", shown_reason
 
 
 # Tokens.
@@ -311,10 +314,10 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
     rows, temperature = choice.logprobs.get("content"), choice.logprobs.get("temperature")
-    known = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    logps = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     logprobs = None
-    if len(known) == len(response) and all(type(value) in (int, float) for value in known):
-        logprobs = without_rounding(np.array([_float(value) for value in known], np.float32))
+    if len(logps) == len(response) and all(type(value) in (int, float) for value in logps):
+        logprobs = without_rounding(np.array([_float(value) for value in logps], np.float32))
     for name, ids, logp in (("prompt", prompt, None), ("answer", response, logprobs)):
         if (problem := wrong_numbers(np.array(ids), logp, MOST_IDS)) is not None:
             raise UnreadableAnswer(f"the ids of the {name}: {problem}")
@@ -330,14 +333,14 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
 def _alternatives(row: Any) -> dict[str, float]:
     """The log-probabilities in `top_logprobs` of one token; tokens whose text is not unique are left out."""
     top = row.get("top_logprobs") if isinstance(row, Mapping) else None
-    found: dict[str, float] = {}
-    pieces = [one for one in (top if isinstance(top, list) else [])[:MOST_TOP] if isinstance(one, Mapping)]
-    names = [str((one.get("token"), one.get("bytes"))) for one in pieces]
-    for name, one in zip(names, pieces, strict=True):
-        value = one.get("logprob")
+    alternatives: dict[str, float] = {}
+    pieces = [piece for piece in (top if isinstance(top, list) else [])[:MOST_TOP] if isinstance(piece, Mapping)]
+    names = [str((piece.get("token"), piece.get("bytes"))) for piece in pieces]
+    for name, piece in zip(names, pieces, strict=True):
+        value = piece.get("logprob")
         if names.count(name) == 1 and type(value) in (int, float) and np.isfinite(_float(value)):
-            found[name] = _float(value)
-    return found
+            alternatives[name] = _float(value)
+    return alternatives
 
 
 def _float(value: Any) -> float:
@@ -360,7 +363,7 @@ _VERSION = re.compile(r"[-@:](\d{4}-?\d{2}-?\d{2}|\d{3,4}|latest|\d{2}-\d{2,4}|v
 def same_model(asked: str, named: str) -> bool:
     """Whether a server that was asked for `asked` may call it `named`: with a date or a version behind it, without the
     folders before it, or in other letters."""
-    one, other = asked.lower().rstrip("/"), named.lower().rstrip("/")
-    short, long = sorted((one.rpartition("/")[2], other.rpartition("/")[2]), key=len)
-    rest = long.removeprefix(short)
-    return long.startswith(short) and (not rest or _VERSION.fullmatch(rest) is not None)
+    wanted, served = asked.lower().rstrip("/"), named.lower().rstrip("/")
+    short, long = sorted((wanted.rpartition("/")[2], served.rpartition("/")[2]), key=len)
+    behind = long.removeprefix(short)
+    return long.startswith(short) and (not behind or _VERSION.fullmatch(behind) is not None)

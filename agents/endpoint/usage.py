@@ -57,7 +57,7 @@ class Usage(Spec):
 
     def __add__(self, other: Usage) -> Usage:
         names = [field.name for field in fields_of(Usage) if field.name not in ("cost", "noticed")]
-        costs = [one.cost for one in (self, other) if one.cost is not None]
+        costs = [side.cost for side in (self, other) if side.cost is not None]
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         noticed = dict(self.noticed)
         for name, count in other.noticed.items():
@@ -78,8 +78,8 @@ class Usage(Spec):
         note, names = episode.meta.get(NOTE), {field.name for field in fields_of(cls)}
         if not isinstance(note, Mapping):
             return None
-        known = {name: value for name, value in note.items() if name in names}
-        return read(cls, known, f"the usage of task {episode.task.task_id}, sample {episode.sample}")
+        fields = {name: value for name, value in note.items() if name in names}
+        return read(cls, fields, f"the usage of task {episode.task.task_id}, sample {episode.sample}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +115,14 @@ def usage_of(episodes: Iterable[Episode]) -> Usage | None:
 
 def usage_table(used: Mapping[str, Usage | None]) -> list[Table]:
     """A list with one table, a row for each run by its name; empty if no usage is known."""
-    known = {name: one for name, one in used.items() if one is not None and one.answers}
-    priced = any(one.cost is not None for one in known.values())
+    reported = {name: usage for name, usage in used.items() if usage is not None and usage.answers}
+    priced = any(usage.cost is not None for usage in reported.values())
     header = ["run", "prompt tokens", "completion tokens", *(["cost"] if priced else [])]
     rows = [
         [
-            *(name, f"{one.prompt_tokens:,}", f"{one.completion_tokens:,}"),
-            *(["-" if one.cost is None else f"{one.cost:.4f}"] if priced else []),
+            *(name, f"{usage.prompt_tokens:,}", f"{usage.completion_tokens:,}"),
+            *(["-" if usage.cost is None else f"{usage.cost:.4f}"] if priced else []),
         ]
-        for name, one in known.items()
+        for name, usage in reported.items()
     ]
     return [(header, rows)] if rows else []

@@ -99,18 +99,18 @@ def _map(model: Any, path: Path, size: int, *, keep: bool) -> None:
 def _new_file(size: int) -> Path:
     # at most half of what is free is taken, since a full memory disk kills every process that writes to it
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size
-    what = f"the weights, {size / 1e6:.1f} MB,"
+    content = f"the weights, {size / 1e6:.1f} MB,"
     try:
         number, name = tempfile.mkstemp(prefix="turngym-weights-", dir=MEMORY if roomy else None)
     except OSError as error:
-        raise EngineError(not_written(what, MEMORY if roomy else Path(tempfile.gettempdir()), error)) from error
+        raise EngineError(not_written(content, MEMORY if roomy else Path(tempfile.gettempdir()), error)) from error
     try:
         # a file with holes would be made, and the process killed (SIGBUS) where a page of it finds no room
         _reserve(number, max(size, 1))
     except OSError as error:
         Path(name).unlink()
-        more = "" if roomy else f" ({MEMORY} would need twice as much)"
-        raise EngineError(not_written(what, Path(name).parent, error) + more) from error
+        hint = "" if roomy else f" ({MEMORY} would need twice as much)"
+        raise EngineError(not_written(content, Path(name).parent, error) + hint) from error
     finally:
         os.close(number)
     return Path(name)
@@ -141,8 +141,8 @@ def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]
     with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         pipe.send(("ready", engine.max_length))
         while True:
-            what, value = pipe.recv()  # ends: with the parent, whose end of the pipe closes
-            if what == "stream":
+            message, value = pipe.recv()  # ends: with the parent, whose end of the pipe closes
+            if message == "stream":
                 sender = _TokenSender(pipe)
                 try:
                     results = engine.stream(value, [sender.watch(row) for row in range(len(value))])
@@ -152,9 +152,9 @@ def serve_engine(pipe: Any, payload: bytes, path: Path, settings: dict[str, Any]
                     raise
                 except Exception as error:
                     pipe.send(("failed", picklable(error)))
-            elif what == "release":
+            elif message == "release":
                 engine.release(value)
-            elif what == "version":
+            elif message == "version":
                 engine.weights_changed(value)
             # a `stop` that arrives after its row has ended is ignored
     # a parent that was killed cannot remove the file, which would take memory for good
@@ -184,8 +184,8 @@ class _TokenSender:
             self._pipe.send(("drawn", self._drawn))
         self._drawn, self._sent_at = [], time.monotonic()
         while self._pipe.poll():
-            what, row = self._pipe.recv()  # ends: something is there
-            assert what == "stop", f"{what} came while rows were being drawn"
+            message, row = self._pipe.recv()  # ends: something is there
+            assert message == "stop", f"{message} came while rows were being drawn"
             self._stopped.add(row)
 
 
@@ -267,11 +267,11 @@ class EngineProcess:
         self._end()
         self._child = None
 
-    def _notify(self, what: str, value: Any) -> None:
+    def _notify(self, message: str, value: Any) -> None:
         """Send a message that a process which is started later does not need."""
         if self._child is not None:
             with contextlib.suppress(EngineError):
-                self._send(what, value)
+                self._send(message, value)
 
     def _start(self) -> None:
         settings = {**self._settings, "policy_version": self.policy_version}
@@ -292,11 +292,11 @@ class EngineProcess:
             raise value
         self.max_length = value
 
-    def _send(self, what: str, value: Any) -> None:
+    def _send(self, message: str, value: Any) -> None:
         assert self._child is not None
         try:
             with self._lock:
-                self._child.pipe.send((what, value))
+                self._child.pipe.send((message, value))
         except OSError:
             self._died()
 

@@ -101,7 +101,7 @@ class JobScheduler:
                     self.pool.workers.call(worker, "advance", [(number, self.jobs[number]) for number in chosen])
                 continue
             # another worker is started only if there are more waiting jobs than workers on their way
-            starting = sum(other.phase == "starting" for other in self.pool.worker_states)
+            starting = sum(state.phase == "starting" for state in self.pool.worker_states)
             if len(self._queue) + len(self._solo_queue) > starting:
                 worker_state.phase = "starting"
                 worker_state.busy, worker_state.called_at = True, time.monotonic()
@@ -142,16 +142,16 @@ class JobScheduler:
 
     def kill_hung_workers(self) -> None:
         """Stop workers that have not answered in time. Raises ExecutorError if none of them ever became ready."""
-        now = time.monotonic()
+        checked_at = time.monotonic()
         for worker, worker_state in enumerate(self.pool.worker_states):
-            if not worker_state.busy or now - worker_state.called_at <= self.pool.patience:
+            if not worker_state.busy or checked_at - worker_state.called_at <= self.pool.patience:
                 continue
             reason = f"worker {worker} gave no answer for {self.pool.patience:g} s"
             if worker_state.phase == "ready":
                 self.pool.workers.stop(worker)
                 self.collect([WorkerAnswer(worker=worker, died=reason)])
             # a starting worker may wait long for a free node, which is no error while others play
-            elif all(other.phase != "ready" for other in self.pool.worker_states):
+            elif all(state.phase != "ready" for state in self.pool.worker_states):
                 raise ExecutorError(f"{reason} while it started: are there processors (and accelerators) for it?")
 
     def _next_jobs(self, worker: int) -> list[int]:
@@ -163,9 +163,9 @@ class JobScheduler:
             return [self._solo_queue.popleft()] if self._solo_queue and not worker_state.jobs else []
         if self.pool.fixed_shares:
             # all of a worker's jobs at once, so that timing does not decide which of them are decoded together
-            own = [number for number in self._queue if number % workers == worker]
+            fixed_share = [number for number in self._queue if number % workers == worker]
             self._queue = deque(number for number in self._queue if number % workers != worker)
-            return own
+            return fixed_share
         share = -(-(len(self.jobs) - len(self._done)) // workers)
         room = max(min(self.spec.options["slots"], share) - len(worker_state.jobs), 0)
         return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
@@ -314,15 +314,15 @@ class ParallelRollout:
         """Call `worker` to start this run, with the engines and weights that it does not have yet."""
         loaded, loads, payloads = self.loaded.setdefault(worker, {}), [], []
         for number in dict.fromkeys(engine_numbers):
-            known = self._engines[number]
-            newest = (known.stamp, known.version)
+            engine_state = self._engines[number]
+            newest = (engine_state.stamp, engine_state.version)
             if number not in loaded:
                 loads.append(Load(engine=number, full_engine=True, version=0))
-                payloads.append(known.packed)
+                payloads.append(engine_state.packed)
             # the packed engine has the weights of its first run, so a new worker also needs the newer ones
-            if known.weights is not None and loaded.get(number) != newest:
-                loads.append(Load(engine=number, full_engine=False, version=known.version))
-                payloads.append(known.weights)
+            if engine_state.weights is not None and loaded.get(number) != newest:
+                loads.append(Load(engine=number, full_engine=False, version=engine_state.version))
+                payloads.append(engine_state.weights)
             # set before the worker confirms; the scheduler removes it if the worker dies instead
             loaded[number] = newest
         self._sent_payloads[worker] = payloads
@@ -343,14 +343,14 @@ class ParallelRollout:
         from turngym.agents.local_engine.engine import pack_engine, pack_weights
         from turngym.agents.local_engine.model import EngineError
 
-        for number, known in enumerate(self._engines):
-            if known.engine is not engine:
+        for number, engine_state in enumerate(self._engines):
+            if engine_state.engine is not engine:
                 continue
-            if (known.stamp, known.version) != (engine.stamp, engine.policy_version):
-                if known.weights is not None:
-                    self._stale_handles.append(known.weights)
-                known.weights = self.workers.share(pack_weights(engine))
-                known.stamp, known.version = engine.stamp, engine.policy_version
+            if (engine_state.stamp, engine_state.version) != (engine.stamp, engine.policy_version):
+                if engine_state.weights is not None:
+                    self._stale_handles.append(engine_state.weights)
+                engine_state.weights = self.workers.share(pack_weights(engine))
+                engine_state.stamp, engine_state.version = engine.stamp, engine.policy_version
             return number
         try:
             packed = self.workers.share(pack_engine(engine))

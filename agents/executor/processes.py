@@ -106,10 +106,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         local = sys.modules.get("turngym.agents.local_engine.engine")
         if local is None or not isinstance(obj, local.LocalEngine):
             return None
-        known = next((number for number, engine in enumerate(self.engines) if engine is obj), None)
-        if known is None:
+        index = next((number for number, engine in enumerate(self.engines) if engine is obj), None)
+        if index is None:
             self.engines.append(obj)
-        return len(self.engines) - 1 if known is None else known
+        return len(self.engines) - 1 if index is None else index
 
     def reducer_override(self, obj: Any) -> Any:
         """lru_caches (renderers have many) arrive empty; `for_workers` of an object says how its copy is made."""
@@ -181,7 +181,7 @@ class Worker:
             else:
                 load_weights(self._engines[load.engine], payload, load.version)
         content: RolloutSpec = unpack(
-            spec, {place: self._engines[engine] for place, engine in enumerate(engine_numbers)}
+            spec, {index: self._engines[engine] for index, engine in enumerate(engine_numbers)}
         )
         if self._threads is not None:
             # torch may have come with what was unpacked, and its number of threads from a module of the user's
@@ -275,20 +275,20 @@ class LocalWorkers:
         return answers
 
     def share(self, payload: bytes) -> Path:
-        place = Path(tempfile.gettempdir())
+        target = Path(tempfile.gettempdir())
         try:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="turngym-workers-")
             self._shared += 1
-            path = place = Path(self._folder.name) / f"payload_{self._shared}"
+            path = target = Path(self._folder.name) / f"payload_{self._shared}"
             path.write_bytes(payload)
         except OSError as error:
             # half of it would take the room of the next one
             with contextlib.suppress(OSError):
-                if place.is_file():
-                    place.unlink()
+                if target.is_file():
+                    target.unlink()
             raise ExecutorError(
-                not_written(f"what workers are given, {len(payload) / 1e6:.1f} MB,", place.parent, error)
+                not_written(f"what workers are given, {len(payload) / 1e6:.1f} MB,", target.parent, error)
             ) from error
         return path
 

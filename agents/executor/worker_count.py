@@ -38,8 +38,8 @@ class PlayWorkload:
         """The workload of `policy`, which continues token ids; only a local engine has its model in this process."""
         # if the module was never imported no engine exists, and torch need not be loaded
         local = sys.modules.get("turngym.agents.local_engine.engine")
-        here = local is not None and isinstance(policy, local.LocalEngine)
-        return cls(episodes=episodes, model=policy.model if here else None, ahead=ahead)
+        is_local = local is not None and isinstance(policy, local.LocalEngine)
+        return cls(episodes=episodes, model=policy.model if is_local else None, ahead=ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,8 +95,8 @@ class ExpertJudge:
         else:
             # the environment's state is unknown
             self.close()
-        known = isinstance(replayed.error, TurngymError)
-        return (), f"{type(replayed.error).__name__}: {replayed.error}" if known else replayed.failure
+        is_ours = isinstance(replayed.error, TurngymError)
+        return (), f"{type(replayed.error).__name__}: {replayed.error}" if is_ours else replayed.failure
 
     def _replay(self, episode: Episode) -> list[str | None]:
         """The expert's action at each turn. Raises ReplayError if the environment answers differently."""
@@ -196,17 +196,17 @@ class AttemptJudge:
     """
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        found: dict[int, Episode] = {}
+        best_of: dict[int, Episode] = {}
         for episode in (request.episode for request in requests if request.episode is not None):
-            best = found.get(episode.group)
+            best = best_of.get(episode.group)
             if episode.success and (best is None or episode.depth < best.depth):
-                found[episode.group] = episode
-        return [self._one(request, found) for request in requests]
+                best_of[episode.group] = episode
+        return [self._one(request, best_of) for request in requests]
 
-    def _one(self, request: JudgeRequest, found: Mapping[int, Episode]) -> Judgment:
+    def _one(self, request: JudgeRequest, best_of: Mapping[int, Episode]) -> Judgment:
         if request.kind == "score" or request.episode is None:
             return Judgment(votes=(None,), error=f"{request.name}: other attempts give hints, not scores")
-        best = found.get(request.episode.group)
+        best = best_of.get(request.episode.group)
         if best is None or request.episode.success:
             return Judgment(votes=(hint_vote(None),))
         actions = ", ".join(f"{turn.index + 1}. {turn.action}" for turn in best.turns if turn.verdict.valid)
@@ -282,8 +282,8 @@ class EpisodeJudge:
         wrong = next((step for step in episode.turns if RuleJudge().score(episode, step)[0] < 0), None)
         if wrong is None or wrong.index != turn.index:
             return None
-        what = "This answer" if wrong.action is None else f"The action '{wrong.action}'"
-        return f"{what} was a mistake here: {RuleJudge().score(episode, wrong)[1]} Choose another one."
+        subject = "This answer" if wrong.action is None else f"The action '{wrong.action}'"
+        return f"{subject} was a mistake here: {RuleJudge().score(episode, wrong)[1]} Choose another one."
 
 
 def _repeated(episode: Episode, turn: Turn) -> bool:

@@ -57,10 +57,10 @@ class HintPrompts:
         at_observation = self.position == "last_message" or (
             self.position == "last_user" and self.renderer.template.role == "user"
         )
-        found = self._late(episode, hinted) if at_observation else self._early(episode, hinted)
+        prompts = self._late(episode, hinted) if at_observation else self._early(episode, hinted)
         turns = []
         for turn in episode.turns:
-            ids, limit = found.get(turn.index), self.max_context
+            ids, limit = prompts.get(turn.index), self.max_context
             fits = ids is not None and (limit is None or len(ids) + turn.response_length <= limit)
             turns.append(replace(turn, hint_prompt_ids=ids) if fits else turn)
         return replace(episode, turns=tuple(turns))
@@ -69,11 +69,11 @@ class HintPrompts:
         """Hints at the end of each turn's own observation: one pass over the episode, forked at every hint."""
         wanted = {turn.index: turn.hint or "" for turn in hinted}
         thread: TokenHistory | None = None
-        found: dict[int, NDArray[np.int32]] = {}
+        prompts: dict[int, NDArray[np.int32]] = {}
         for turn in episode.turns[: max(wanted) + 1]:
             if turn.index in wanted:
                 fork = self._show(episode, _fork(thread), turn.observation + HINT_HEAD + wanted[turn.index])
-                found[turn.index] = fork.buffer.array()
+                prompts[turn.index] = fork.buffer.array()
             thread = self._show(episode, thread, turn.observation)
             if not np.array_equal(thread.buffer.view(), episode.prompt_ids(turn)):
                 raise AgentError(
@@ -81,11 +81,11 @@ class HintPrompts:
                     "were recorded; hints need the tokenizer and chat template that the episode was played with"
                 )
             self.renderer.respond(thread, episode.response_ids(turn))
-        return found
+        return prompts
 
     def _early(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
         """Hints in the opening message: every text needs a conversation of its own, whose turns share it."""
-        found: dict[int, NDArray[np.int32]] = {}
+        prompts: dict[int, NDArray[np.int32]] = {}
         for hint in dict.fromkeys(turn.hint or "" for turn in hinted):
             wanted = {turn.index for turn in hinted if turn.hint == hint}
             thread: TokenHistory | None = None
@@ -93,9 +93,9 @@ class HintPrompts:
                 text = turn.observation if turn.index else turn.observation + HINT_HEAD + hint
                 thread = self._show(episode, thread, text)
                 if turn.index in wanted:
-                    found[turn.index] = thread.buffer.array()
+                    prompts[turn.index] = thread.buffer.array()
                 self.renderer.respond(thread, episode.response_ids(turn))
-        return found
+        return prompts
 
     def _show(self, episode: Episode, thread: TokenHistory | None, observation: str) -> TokenHistory:
         if thread is None:

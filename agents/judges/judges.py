@@ -58,14 +58,14 @@ class BothQuestions:
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         scores = [replace(request, kind="score") for request in requests]
         hints = [replace(request, kind="hint") for request in requests]
-        found = self.one.judge([*scores, *hints])
+        judged = self.one.judge([*scores, *hints])
         return [
             Judgment(
                 votes=tuple(joined(*pair) for pair in zip_longest(score.votes, hint.votes)),
                 error=score.error or hint.error,
                 cut=score.cut + hint.cut,
             )
-            for score, hint in zip(found[: len(scores)], found[len(scores) :], strict=True)
+            for score, hint in zip(judged[: len(scores)], judged[len(scores) :], strict=True)
         ]
 
 
@@ -153,11 +153,11 @@ class TimedJudge:
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         calls = TimedCalls(self.timeout * max(len(requests), 1), f"the judge, asked {len(requests)} times,")
-        found = calls.call(lambda: judgments(self.inner.judge(requests), len(requests), AgentError))
+        outcome = calls.call(lambda: judgments(self.inner.judge(requests), len(requests), AgentError))
         calls.close()
-        if found.failure:
-            return [Judgment(votes=(None,), error=f"{request.name}: {found.failure}") for request in requests]
-        return found.value  # type: ignore[no-any-return]
+        if outcome.failure:
+            return [Judgment(votes=(None,), error=f"{request.name}: {outcome.failure}") for request in requests]
+        return outcome.value  # type: ignore[no-any-return]
 
 
 def make_judge(

@@ -53,8 +53,8 @@ def messages(request: JudgeRequest) -> tuple[str, str]:
         speaker = f"next message (role {request.next_role})"
     parts = [("what the assistant had in front of it", request.before), ("reply", request.response)]
     parts.append((speaker, request.next_state))
-    shown = "\n\n".join(f"## {title}\n{_short(text)}" for title, text in parts if text or title != parts[0][0])
-    return (SCORE if request.kind == "score" else HINT), shown
+    sections = "\n\n".join(f"## {title}\n{_short(text)}" for title, text in parts if text or title != parts[0][0])
+    return (SCORE if request.kind == "score" else HINT), sections
 
 
 def _short(text: str) -> str:
@@ -104,8 +104,8 @@ class HttpJudge:
             jobs = [self._vote(request, vote) for request in requests for vote in range(votes)]
             return list(await asyncio.gather(*jobs))
 
-        found = self._loop.run(ask_all())
-        rows = [found[start : start + votes] for start in range(0, len(found), votes)]
+        votes_given = self._loop.run(ask_all())
+        rows = [votes_given[start : start + votes] for start in range(0, len(votes_given), votes)]
         return [
             Judgment(
                 votes=tuple(vote.text for vote in row),
@@ -122,10 +122,10 @@ class HttpJudge:
     async def _vote(self, request: JudgeRequest, vote: int) -> _Vote:
         system, user = messages(request)
         number = task_number(f"{self.seed} {request.kind} {request.name} {vote}")
-        said = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         body = {
             "model": self.options.judge_model,
-            "messages": said,
+            "messages": prompt,
             "temperature": self.options.judge_temperature,
             "max_tokens": self.options.judge_max_tokens,
             # llama.cpp's seeds have 32 bits, and the largest of them asks for a random one
@@ -168,11 +168,11 @@ class PolicyJudge:
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         sampling = replace(self.sampling, stop_ids=(*self.sampling.stop_ids, *self.template.stop_ids))
-        asked = []
+        generate = []
         for number, request in enumerate(requests):
             ids = self.template.encode(self.template.render(self.template.opening(*messages(request))))
             for vote in range(self.votes):
-                asked.append(
+                generate.append(
                     GenerateRequest(
                         session=f"judge/{number}/{vote}",
                         prompt_ids=ids,
@@ -180,10 +180,10 @@ class PolicyJudge:
                         stream=(JUDGE_STREAM, self.seed, task_number(f"{request.kind} {request.name}"), vote),
                     )
                 )
-        found = generate_apart(self.policy, asked)
-        for item in asked:
+        generations = generate_apart(self.policy, generate)
+        for item in generate:
             self.policy.release(item.session)
-        rows = [found[start : start + self.votes] for start in range(0, len(found), self.votes)]
+        rows = [generations[start : start + self.votes] for start in range(0, len(generations), self.votes)]
         return [self._judgment(request, row) for request, row in zip(requests, rows, strict=True)]
 
     def _judgment(self, request: JudgeRequest, row: Sequence[Generation | Exception]) -> Judgment:
@@ -193,8 +193,8 @@ class PolicyJudge:
         for item in row:
             if isinstance(item, Generation) and len(item.ids):
                 ids = item.ids.tolist()
-                said = self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids)
-                votes.append(f"{opened}{said}")
+                decoded = self.template.decode(ids[:-1] if ids[-1] in self.template.stop_ids else ids)
+                votes.append(f"{opened}{decoded}")
                 continue
             votes.append(None)
             why = "the judge's prompt leaves no room for an answer"

@@ -103,8 +103,8 @@ def _behind_last(text: str, mark: str) -> str:
 def _braced(text: str) -> str | None:
     """What stands in the pair of braces with which `text` begins; None where there is none, or where it stays open."""
     depth = 0
-    for place, letter in enumerate(text := text.lstrip()):
+    for index, letter in enumerate(text := text.lstrip()):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if not depth:
-            return text[1:place] if place else None
+            return text[1:index] if index else None
     return None
