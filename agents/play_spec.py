@@ -29,7 +29,7 @@ from turngym.core.plugins import installed
 from turngym.core.spec import Spec, to_table
 from turngym.core.task import Task
 from turngym.envs.guard import OnInvalid
-from turngym.envs.reading import Reading
+from turngym.envs.lenient_reading import Reading
 
 SAMPLES, TEMPERATURE = 4, 0.85
 """Episodes per task, and sampling temperature, of an evaluation where nobody says otherwise."""

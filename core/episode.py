@@ -68,7 +68,7 @@ def outcome_of(status: str, success: bool) -> Outcome:
 SHORT = "short_turns"
 """Key in `meta` for the depth cap of an episode that had a smaller one than its step (TurnOPD's partial probes)."""
 LENIENT = "read_leniently"
-"""Key of `meta`: in how many turns only a lenient reading found the action (`turngym.envs.reading`)."""
+"""Key of `meta`: in how many turns only a lenient reading found the action (`turngym.envs.lenient_reading`)."""
 
 
 class EpisodeError(TurngymError):

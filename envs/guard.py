@@ -16,10 +16,10 @@ from turngym.core.plugin_values import checked_number, checked_text
 from turngym.core.redaction import brief, said_by
 from turngym.core.task import MAX_TURNS, Task, Verdict
 from turngym.core.tools import Tools
+from turngym.envs.action_channels import Channel, Parsed, make_channel
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote, tasks_of
-from turngym.envs.channels import Channel, Parsed, make_channel
+from turngym.envs.lenient_reading import Reading, read_action, refusal
 from turngym.envs.lookalikes import alike
-from turngym.envs.reading import Reading, read_action, refusal
 from turngym.envs.spaces import printable
 
 OnInvalid = Literal["reject", "penalize", "noop", "terminate"]
@@ -56,7 +56,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         list_admissible: whether refusals of `reject` and `penalize` list all possible actions.
         show_admissible: whether every observation that waits for an answer ends with the list of possible actions, one
             a line; refusals then do not list them again. Environments with open actions have no such list.
-        reading: how much a response is forgiven (`turngym.envs.reading`).
+        reading: how much a response is forgiven (`turngym.envs.lenient_reading`).
         invalid_cost: taken from the reward of every turn whose response is malformed; 0 or more.
     """
 

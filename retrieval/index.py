@@ -4,7 +4,7 @@
     OUT/passages/        the passages by row (`corpus.PassageStore`)
     OUT/encoder/         word counts of the hashing encoder, if that made the vectors
     OUT/faiss.index      the vectors (kinds dense and hybrid)
-    OUT/lucene/          the BM25 index (kinds bm25 and hybrid): lucene_build.py writes it, lucene_postings.py opens it
+    OUT/lucene/          the BM25 index (kinds bm25 and hybrid): bm25_build.py writes it, bm25_index.py opens it
 
 `build_index` works in `OUT.building`: it stores the passages, writes vectors shard by shard (`vectors/00000.npy`, each
 whole or absent), builds the faiss index and then the BM25 index, verifies a sample, and moves the folder into place at
@@ -34,7 +34,7 @@ from turngym.core.manifest import read_manifest as read_sealed
 from turngym.core.numbers import Count, Number
 from turngym.core.spec import Spec, changed
 from turngym.core.user_files import json_object, keep_inputs
-from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
+from turngym.retrieval.bm25_retriever import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Encoder, build_folder, build_lock, real_folder, vector_size
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 from turngym.retrieval.dense import DenseRetriever

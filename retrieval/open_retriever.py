@@ -9,7 +9,7 @@ from pathlib import Path
 from turngym.core.errors import RetrievalError
 from turngym.core.rows import Stamp, path_stamp
 from turngym.core.user_files import user_path
-from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex
+from turngym.retrieval.bm25_retriever import BM25Retriever, LuceneIndex
 from turngym.retrieval.core import Encoder, Retriever
 from turngym.retrieval.corpus import PassageStore, read_corpus
 from turngym.retrieval.corpus import corpus_sha256 as hash_of

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from turngym.agents.endpoint.answer_reader import ChatAnswer, Expected
 from turngym.agents.endpoint.client import (
     Address,
     ContextOverflow,
@@ -31,7 +32,6 @@ from turngym.agents.endpoint.logprob_check import SampledCheck, sampled_fields
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, example_messages, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.reader import ChatAnswer, Expected
 from turngym.agents.endpoint.usage import NOTE, PROFILE, Prices, Usage
 from turngym.agents.playing.agent import Conversation, Reply, ResponseWriter, check_channel
 from turngym.agents.rendering.memory import ALL, Example, Memory, by_category, of_category
@@ -42,7 +42,7 @@ from turngym.core.plugins import need
 from turngym.core.spec import changed
 from turngym.core.strict_json import json_object
 from turngym.core.tools import Tools
-from turngym.envs.channels import Channel
+from turngym.envs.action_channels import Channel
 
 # random streams; the scripted agents use 0 to 2
 SEED_STREAM, PAUSE_STREAM, HANDSHAKE_STREAM = 3, 4, 5

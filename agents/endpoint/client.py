@@ -27,8 +27,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from turngym.agents.endpoint.answer_reader import CALLED, ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
-from turngym.agents.endpoint.failures import (
+from turngym.agents.endpoint.error_reader import (
     ADDRESS,
     SHOWN_LETTERS,
     RequestFailed,
@@ -38,7 +39,6 @@ from turngym.agents.endpoint.failures import (
 )
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.reader import CALLED, ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.clean_keys import clean_address, key_of
 from turngym.core.errors import AgentError, did_you_mean

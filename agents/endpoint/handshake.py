@@ -26,17 +26,17 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.endpoint.answer_reader import ChatAnswer
 from turngym.agents.endpoint.client import ContextOverflow, EndpointClient, EndpointError
 from turngym.agents.endpoint.completion_fields import Noticed
-from turngym.agents.endpoint.failures import RequestFailed, blames
+from turngym.agents.endpoint.error_reader import RequestFailed, blames
 from turngym.agents.endpoint.messages import Transcript, content_of
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.reader import ChatAnswer
 from turngym.agents.endpoint.usage import Usage
 from turngym.core.redaction import redacted
 from turngym.core.spec import changed
 from turngym.core.tools import Tools
-from turngym.envs.channels import Channel
+from turngym.envs.action_channels import Channel
 
 ACTION = "look"
 LEAST_TOKENS = 64

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from turngym.agents.endpoint.answer_reader import ChatAnswer
 from turngym.agents.endpoint.client import EndpointClient, EndpointError
-from turngym.agents.endpoint.reader import ChatAnswer
 from turngym.core.errors import AgentError
 from turngym.core.redaction import brief
 

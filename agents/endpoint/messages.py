@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from turngym.agents.endpoint.answer_reader import ChatAnswer, TokenIds
 from turngym.agents.endpoint.calls import AnswerCall, hides_call, json_of, marked, own_id
 from turngym.agents.endpoint.completion_fields import REASONING
-from turngym.agents.endpoint.reader import ChatAnswer, TokenIds
 from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.tools import Tools
-from turngym.envs.channels import Channel, first_action, with_call
+from turngym.envs.action_channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES
 from turngym.envs.spaces import printable
 

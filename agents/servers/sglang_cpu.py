@@ -177,6 +177,6 @@ if __name__ == "__main__":
     # SGLang's workers find this file again as their main module: its name must stay what it is. Children are started
     # without the folder of the file that they run on their path
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    from server_launch import launch_sglang
+    from guarded_server import launch_sglang
 
     launch_sglang(sys.argv[1:])

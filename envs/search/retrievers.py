@@ -11,7 +11,7 @@ from turngym.core.errors import EnvBackendError, RetrievalError, TaskError, Turn
 from turngym.core.rows import Stamp
 from turngym.envs.search.questions import Question
 from turngym.envs.search.sources import Corpus, Source
-from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.bm25_retriever import BM25Retriever
 from turngym.retrieval.core import Hit, Retriever, RetrieverUnavailable, searched
 from turngym.retrieval.hybrid import Reranker, RerankingRetriever, open_reranker
 from turngym.retrieval.open_retriever import open_retriever, spec_stamp

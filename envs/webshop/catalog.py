@@ -26,7 +26,7 @@ from turngym.envs.webshop.products import (
     parse_pricing,
     price_text,
 )
-from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.bm25_retriever import LuceneIndex
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of a product that the attributes file does not list; the original's placeholder."""

@@ -25,6 +25,7 @@ from turngym.envs.webshop.actions import (
     parse_action,
 )
 from turngym.envs.webshop.goals import Goal, GoalIds, listed_goals
+from turngym.envs.webshop.observations import SEPARATOR, Mode, PageView, view
 from turngym.envs.webshop.pages import Page, page_of
 from turngym.envs.webshop.players import (
     ReadingShopPlayer,
@@ -37,7 +38,6 @@ from turngym.envs.webshop.players import (
 )
 from turngym.envs.webshop.session import SessionState, play
 from turngym.envs.webshop.shop import OracleQuery, Shop, goal_task, open_shop
-from turngym.envs.webshop.views import SEPARATOR, Mode, PageView, view
 
 INSTRUCTIONS = """You shop in a web store: an instruction says what to buy, with which features and options and at \
 what price.

@@ -50,7 +50,7 @@ from turngym.envs.webshop.products import (
     encode_product,
     find_files,
 )
-from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.bm25_retriever import LuceneIndex
 
 FORMAT = 1
 Progress = Callable[[str, int], None]

@@ -1,6 +1,6 @@
 """What does a page of the shop show? Its visible pieces of text (`nodes`) and what can be clicked (`clickables`).
 
-Both are as in the original, except where `Quirks` says otherwise. `views.py` writes them as text and as HTML.
+Both are as in the original, except where `Quirks` says otherwise. `observations.py` writes them as text and as HTML.
 """
 
 from __future__ import annotations

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from small_episodes import build_episode
 
+from turngym.agents.endpoint.answer_reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.client import Address, RateGate, pauses
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer, read_usage
-from turngym.agents.endpoint.failures import read_failure
+from turngym.agents.endpoint.error_reader import read_failure
 from turngym.agents.endpoint.messages import Transcript, add_ids, content_of, response_of
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.profile import NO_ANSWER, NO_TEXT, EndpointProfile
-from turngym.agents.endpoint.reader import ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.usage import NOTE, Prices, Usage
 from turngym.agents.named_agent import open_agent
 from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, SettingsError, TurngymError
 from turngym.core.http_client import retry_after
 from turngym.core.tools import ToolSpec
-from turngym.envs.channels import TextChannel, ToolChannel
+from turngym.envs.action_channels import TextChannel, ToolChannel
 
 VERBS = TextChannel(tags=("search", "answer"))
 TOOL = ToolChannel(tool=ToolSpec(name="t", description="", argument="query", argument_description=""))

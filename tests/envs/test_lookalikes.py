@@ -14,8 +14,8 @@ from turngym.core.task import Task
 from turngym.core.tools import ToolSpec
 from turngym.envs.base import Outcome, TextEnv, quote
 from turngym.envs.guard import ActionGuard
+from turngym.envs.lenient_reading import read_action
 from turngym.envs.lookalikes import LONGEST_COMPARED, alike, is_invisible, plain, shown
-from turngym.envs.reading import read_action
 
 EVERY = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
 

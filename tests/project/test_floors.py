@@ -264,7 +264,7 @@ def test_the_rules_forbid(room: str, part: str, name: str) -> None:
         ("retrieval", "index", "turngym.core.task.Task"),
         ("envs", "vector", "gymnasium.vector"),
         ("envs", "alfworld", "textworld.core"),
-        ("envs", "search", "turngym.retrieval.bm25"),
+        ("envs", "search", "turngym.retrieval.bm25_retriever"),
         ("trainers", "loop", "turngym.agents.playing.rollout"),
         ("trainers", "loop", "torch"),
     ],

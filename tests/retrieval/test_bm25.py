@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval.bm25 import BM25Retriever, LuceneIndex, indexed_documents
+from turngym.retrieval.bm25_retriever import BM25Retriever, LuceneIndex, indexed_documents
 from turngym.retrieval.core import Hit, Passage, Retriever
 from turngym.retrieval.corpus import PassageStore, PassageWriter, read_corpus
 

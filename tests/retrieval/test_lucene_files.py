@@ -11,9 +11,9 @@ import pytest
 from turngym.core.errors import RetrievalError
 from turngym.core.files import FolderInUseError, locked_folder
 from turngym.core.manifest import read_manifest, write_manifest
-from turngym.retrieval import lucene_build as build
-from turngym.retrieval import lucene_postings as parts
-from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval import bm25_build as build
+from turngym.retrieval import bm25_index as parts
+from turngym.retrieval.bm25_retriever import LuceneIndex
 
 DOCS = [(f"d{row * 37 % 101:03}", f"red shirt w{row % 9} w{row % 4} " + "blue " * (row % 5)) for row in range(100)]
 QUERIES = ["red", "blue shirt", "w3 w1 blue", "w8 w8", "nothing"]

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import RetrievalError
-from turngym.retrieval import lucene_postings as query
-from turngym.retrieval.bm25 import LuceneIndex
-from turngym.retrieval.lucene_postings import LENGTHS, encode_lengths
+from turngym.retrieval import bm25_scores as query
+from turngym.retrieval.bm25_retriever import LuceneIndex
+from turngym.retrieval.bm25_scores import LENGTHS, encode_lengths
 from turngym.retrieval.lucene_text import analyze
 
 WORDS = ["red", "blue", "shirt", "shoe", "cotton", "the", "5.5"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turngym.retrieval.bm25 import LuceneIndex
+from turngym.retrieval.bm25_retriever import LuceneIndex
 
 
 def option_text(options: Any) -> str:

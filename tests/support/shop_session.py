@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from turngym.envs.webshop.actions import COMPAT, Quirks, parse_action
+from turngym.envs.webshop.observations import Mode, PageView, view
 from turngym.envs.webshop.pages import Page, page_of
 from turngym.envs.webshop.session import SessionState, play
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.views import Mode, PageView, view
 
 
 class ShopSession:

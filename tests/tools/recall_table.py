@@ -15,7 +15,7 @@ import argparse
 from gold_recall import Recall, hop_recall, question_recall
 
 from turngym.envs.search.sources import SETS, open_source
-from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.bm25_retriever import BM25Retriever
 from turngym.retrieval.core import Retriever
 from turngym.retrieval.hybrid import HybridRetriever
 from turngym.retrieval.index import read_manifest

@@ -15,7 +15,7 @@ from turngym.envs.search.fiction_questions import Fiction, generate_fiction
 from turngym.envs.search.questions import Question, assert_disjoint
 from turngym.envs.search.reward import normalize
 from turngym.envs.testing import expect
-from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.bm25_retriever import BM25Retriever
 from turngym.retrieval.lucene_text import analyze
 
 

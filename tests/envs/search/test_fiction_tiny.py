@@ -16,7 +16,7 @@ from turngym.envs.search.fiction import CHAINS, TINY
 from turngym.envs.search.fiction_questions import Fiction, generate_fictions, vocabulary
 from turngym.envs.search.sources import open_source
 from turngym.envs.search.turn_protocol import read_action
-from turngym.retrieval.bm25 import BM25Retriever
+from turngym.retrieval.bm25_retriever import BM25Retriever
 
 FEW = replace(TINY, fictions=(6, 4))
 

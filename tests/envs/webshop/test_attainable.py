@@ -13,10 +13,10 @@ from late import late
 from turngym.envs.registration import make_env
 from turngym.envs.webshop.actions import COMPAT, parse_action, pressable
 from turngym.envs.webshop.env import WebShopEnv
+from turngym.envs.webshop.observations import PageView, view
 from turngym.envs.webshop.pages import page_of
 from turngym.envs.webshop.session import SessionState, play
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.views import PageView, view
 
 MUG: dict[str, Any] = {
     "asin": "MUG0000001",

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shop_session import ShopSession
 
+from turngym.envs.webshop.observations import render_html, render_rich, render_text
 from turngym.envs.webshop.pages import options_json, visible
 from turngym.envs.webshop.shop import Shop
-from turngym.envs.webshop.views import render_html, render_rich, render_text
 
 VOID = {"br", "img", "input", "meta", "hr", "link"}
 HIDDEN = {"style", "script", "head", "title", "meta", "[document]"}

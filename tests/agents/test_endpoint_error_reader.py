@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.endpoint.failures import RequestFailed, advice, error_in, read_failure
+from turngym.agents.endpoint.error_reader import RequestFailed, advice, error_in, read_failure
 
 
 def said(status: int, body: Any) -> RequestFailed:

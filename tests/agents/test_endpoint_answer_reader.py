@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from turngym.agents.endpoint.answer_reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.completion_fields import (
     Call,
     Choice,
@@ -22,10 +23,9 @@ from turngym.agents.endpoint.completion_fields import (
 )
 from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, response_of
 from turngym.agents.endpoint.profile import EndpointProfile
-from turngym.agents.endpoint.reader import Expected, read_answer, same_model
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
 from turngym.core.tools import Tool, ToolSet, ToolSpec, tool_call
-from turngym.envs.channels import TextChannel, ToolChannel
+from turngym.envs.action_channels import TextChannel, ToolChannel
 from turngym.envs.tool_calls import EVERY_STYLE, Thoughts
 
 TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")

