@@ -1,6 +1,6 @@
 """The public names of `turngym.retrieval`; `__init__.py` imports each when first used, type checkers read this."""
 
-from .bm25 import BM25Retriever as BM25Retriever
+from .bm25_retriever import BM25Retriever as BM25Retriever
 from .core import Encoder as Encoder
 from .core import Hit as Hit
 from .core import Passage as Passage

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from turngym.agents.servers.server_process import DIALECTS, ServePolicy, describe, device, installed, process
+from turngym.agents.server_process import DIALECTS, ServePolicy, describe, device, installed, process
 from turngym.scripts.options import read_options
 
 

@@ -155,7 +155,7 @@ class StudentPlayer:
 
             weights, server = ModelWeights(played.model), None
             if isinstance(config.engine, StartedServer):
-                from turngym.agents.servers.server_process import RunServer
+                from turngym.agents.server_process import RunServer
 
                 log = run.out / "server.log"
                 server = RunServer(

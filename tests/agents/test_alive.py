@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from small_disk import small_disk
 
+from turngym.agents import server_process
 from turngym.agents.executor.errors import ExecutorError
 from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.proxy.turn_records import TurnRecorder, iter_records
-from turngym.agents.servers import server_process
 from turngym.core import background_threads, disk_space, trace
 from turngym.core.background_threads import SupervisedThread, failures_of_threads
 from turngym.core.episode import Episode, Status

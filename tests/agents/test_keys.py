@@ -25,8 +25,8 @@ from turngym.agents.endpoint.error_reader import read_failure
 from turngym.agents.playing.timed_calls import attempt
 from turngym.agents.proxy.openai_api import shown
 from turngym.agents.proxy.turn_records import TurnRecorder
+from turngym.agents.server_process import ServerProcess
 from turngym.agents.servers.server_connection import error_text
-from turngym.agents.servers.server_process import ServerProcess
 from turngym.core import redaction
 from turngym.core.background_threads import SupervisedThread
 from turngym.core.files import _holder

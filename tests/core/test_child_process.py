@@ -214,7 +214,7 @@ def test_no_send_and_no_half_of_an_answer_is_waited_for() -> None:
 
 
 COMMANDS = {
-    "agents/servers/server_process.py": "SGLang",
+    "agents/server_process.py": "SGLang",
     "core/provenance.py": "git",
     "scripts/bootstrap.py": "pip and the tests",
     "scripts/jobs.py": "turngym train and turngym eval",

@@ -18,9 +18,7 @@ import pytest
 import torch
 from servers import until
 
-from turngym.agents.servers.guarded_server import KEY, LocalOnly, load_access
-from turngym.agents.servers.server_connection import ServerError
-from turngym.agents.servers.server_process import (
+from turngym.agents.server_process import (
     CPU,
     LAUNCH,
     ServePolicy,
@@ -31,6 +29,8 @@ from turngym.agents.servers.server_process import (
     installed,
     process,
 )
+from turngym.agents.servers.guarded_server import KEY, LocalOnly, load_access
+from turngym.agents.servers.server_connection import ServerError
 from turngym.agents.servers.weights import free_port
 from turngym.scripts.main import main
 
@@ -91,7 +91,7 @@ def test_the_command_line_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_log_is_in_a_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("turngym.agents.servers.server_process.installed", lambda *_: "0")
+    monkeypatch.setattr("turngym.agents.server_process.installed", lambda *_: "0")
     one, other = (process(ServePolicy(model=folder, device="cpu", hosts=("gpu7",))) for _ in range(2))
     assert one.log != other.log
     assert one.log.parent.stat().st_mode & 0o777 == 0o700
@@ -286,7 +286,7 @@ def test_stand_ins_take_the_place_of_what_only_cuda_has() -> None:
 
 
 def test_the_command_line_of_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turngym.agents.servers.server_process.installed", lambda *_: "0")
+    monkeypatch.setattr("turngym.agents.server_process.installed", lambda *_: "0")
     made = process(ServePolicy(model=folder, engine=Vllm(adapters=9, top=64), device="cuda", sleeps=True, memory=0.5))
     words = list(made.command)
     assert words[:5] == [sys.executable, str(LAUNCH), "vllm", "serve", str(folder)]
@@ -347,7 +347,7 @@ def test_a_tied_server_ends_when_whoever_started_it_is_killed(tmp_path: Path) ->
         "print('up', os.getpid(), flush=True); time.sleep(600)\n"
     )
     trainer = (
-        "import sys, time; from pathlib import Path; from turngym.agents.servers.server_process import ServerProcess\n"
+        "import sys, time; from pathlib import Path; from turngym.agents.server_process import ServerProcess\n"
         f"one = ServerProcess(command=[sys.executable, {str(server)!r}], url='', log=Path(sys.argv[1]), tied=True)\n"
         "one.start(); time.sleep(600)\n"
     )

