@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from turngym.agents.endpoint.usage import Usage
 from turngym.agents.evaluation.compare import spec_of
 from turngym.agents.evaluation.departures import departures
-from turngym.agents.evaluation.play_panel import RecordedEpisodes
+from turngym.agents.evaluation.play_panel import RecordedEpisodes, repeated, unplayed
 from turngym.agents.evaluation.scores import EpisodeOutcome
 from turngym.agents.evaluation.seeds import TaskMeans
 from turngym.agents.meaning import meaning
-from turngym.agents.play_spec import EvalSpec, OnPanel
+from turngym.agents.play_spec import EvalSpec, OnPanel, episodes_of
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.nested import NONE, flat
@@ -64,7 +64,7 @@ class Run:
     spec: EvalSpec | None = None
     """How the episodes were played; None where the trace does not say it."""
     skipped: tuple[str, ...] = ()
-    """Lines that could not be read."""
+    """Lines that could not be read, and episodes that are not there, or more than once."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What a training run was asked for, by the names of options: its config.toml; empty without one."""
 
@@ -205,11 +205,16 @@ def name_of_run(path: Path) -> str:
 
 def _evaluation(path: Path) -> dict[str, Any]:
     recorded = RecordedEpisodes.of(path)
+    spec = spec_of(path) if read_specs(path) else None
+    lines = [*map(str, recorded.problems), *repeated(recorded.twice)]
+    # without an episode there is no run to report
+    if spec is not None and len(recorded):
+        lines += unplayed(episodes_of(spec.play), len(recorded))
     return {
         "episodes": recorded.outcomes(),
         "used": recorded.used,
-        "spec": spec_of(path) if read_specs(path) else None,
-        "skipped": tuple(f"{path}: {problem}" for problem in recorded.problems),
+        "spec": spec,
+        "skipped": tuple(f"{path}: {line}" for line in lines),
         "trace": path,
     }
 

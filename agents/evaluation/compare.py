@@ -15,7 +15,7 @@ from typing import Any
 
 from turngym.agents.endpoint.usage import PROFILE
 from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
-from turngym.agents.evaluation.play_panel import EvalResult, RecordedEpisodes
+from turngym.agents.evaluation.play_panel import EvalResult, RecordedEpisodes, repeated
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.evaluation.scores import (
     EpisodeOutcome,
@@ -207,7 +207,8 @@ class Comparison:
         lines = [
             f"~ is approximate: {why}" for why in dict.fromkeys(run.scores.approximate for run in self.both) if why
         ]
-        lines += [f"{which}: {run.lost}" for which, run in zip(("first", "second"), self.both, strict=True) if run.lost]
+        for which, run in zip(("first", "second"), self.both, strict=True):
+            lines += [f"{which}: {line}" for line in ([run.lost] if run.lost else []) + repeated(run.twice)]
         lines += [f"{name} differs: {first!r} and {second!r}" for name, (first, second) in self.differ.items()]
         if self.differ and self.alike:
             lines.append(f"yet all {self.shared} episodes are the same to the token: what differs changed nothing")

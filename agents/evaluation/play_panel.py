@@ -47,6 +47,18 @@ ELAPSED = "elapsed"
 """Name of a timing of each episode: seconds from the start of its evaluation, summed over all calls, to its end."""
 
 
+def repeated(twice: int) -> list[str]:
+    """A line for every table of numbers of a trace that holds `twice` episodes more than once, as joined ones do."""
+    said = f"{twice} episodes are in the trace more than once, none of them after an error: the last ones count"
+    return [said] if twice else []
+
+
+def unplayed(asked: int, played: int) -> list[str]:
+    """A line where fewer episodes were played than were asked for."""
+    said = f"{asked - played} of {asked} episodes are missing: the evaluation was interrupted"
+    return [said] if played < asked else []
+
+
 @dataclass(slots=True)
 class RecordedEpisodes:
     """The episodes of an evaluation so far: how each ended, and the episode itself or its place in the trace."""
@@ -309,14 +321,7 @@ class EvalResult:
         lines += hints(self.scores, self.episodes, self.spec)
         if errors:
             lines.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
-        if self.twice:
-            lines.append(
-                f"{self.twice} episodes are in the trace more than once, none of them after an error: the last ones "
-                "count"
-            )
-        if self.missing:
-            lines.append(f"{self.missing} of {self.asked} episodes are missing: the evaluation was interrupted")
-        return lines
+        return lines + repeated(self.twice) + unplayed(self.asked, len(self.outcomes))
 
     def __str__(self) -> str:
         return table_text(self.table(), self.title) + "".join(f"{text}\n" for text in self.notes())

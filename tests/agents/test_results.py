@@ -182,6 +182,20 @@ def test_differences_are_paired_by_task(panel: Panel, make_doors: Any, tmp_path:
     assert compare_recorded(tmp_path / "long", tmp_path / "long").differ == {}
 
 
+def test_a_comparison_says_that_episodes_are_there_twice(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
+    """Traces that were joined: which of two episodes counts changes the numbers."""
+    trace = tmp_path / "trace.jsonl"
+    toy_evaluation(panel, make_doors(), ExpertAgent(), samples=1, trace=trace).run()
+    head, *lines = trace.read_text().splitlines(keepends=True)
+    joined = tmp_path / "joined.jsonl"
+    joined.write_text(head + "".join(lines) + lines[0])
+    notes = compare_recorded(trace, joined).notes()
+    assert [note for note in notes if note.startswith(("first", "second"))] == [
+        f"second: {note}" for note in rescore(joined).notes() if "more than once" in note
+    ]
+    assert compare_recorded(trace, trace).notes() == ["4 of 4 episodes are the same to the token"]
+
+
 def test_a_setting_that_changes_nothing_is_said(panel: Panel, make_doors: Any, tmp_path: Path) -> None:
     def play(name: str, turns: int, agent: Any) -> Path:
         trace = tmp_path / name / "trace.jsonl"

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from turngym.agents import evaluate
+from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.scores import score
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.nested import put
@@ -341,6 +342,18 @@ def test_a_run_of_other_tasks_is_said(tmp_path: Path, capsys: Any) -> None:
     text = capsys.readouterr().out
     assert "- opd: 2 tasks left out that not every seed has an episode of, as t18" in text
     assert rows_of(text, "| method | seeds | success |")["opd"][0] == "2"
+
+
+@pytest.mark.parametrize(
+    "lines", [lambda lines: lines[:-1], lambda lines: [*lines, lines[-1]]], ids=["interrupted", "joined"]
+)
+def test_episodes_that_are_missing_or_there_twice_are_said(lines: Any, tmp_path: Path, capsys: Any) -> None:
+    trace = tmp_path / "run" / "trace.jsonl"
+    result = evaluate("alfworld-quickstart", "expert", samples=2, limit=2, out=trace.parent)
+    trace.write_text("".join(lines(trace.read_text().splitlines(keepends=True))))
+    assert main(["report", str(trace.parent), "--no-figure"]) == 0
+    (note,) = set(rescore(trace).notes()) - set(result.notes())
+    assert f"- {trace}: {note}" in capsys.readouterr().out
 
 
 def numbers(folder: Path, name: str) -> list[dict[str, str]]:
