@@ -121,6 +121,7 @@ TRACKERS = {"wandb": wandb_sink, "trackio": trackio_sink}
 
 
 METRICS_FILE = "metrics.jsonl"
+KINDS = ("train", "eval")
 Row = Mapping[str, Any]
 
 
@@ -242,8 +243,11 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _checked(row: Mapping[str, Any], where: str) -> None:
-    """Raises TurngymError for a value that is no column's."""
+def _checked(row: Any, where: str) -> dict[str, Any]:
+    """`row`, if it is one of a run. Raises TurngymError for a value that is no column's, and for lines of another kind:
+    many programs write a file of this name."""
+    if not isinstance(row, dict) or type(row.get("step")) is not int or row.get("kind") not in KINDS:
+        raise TurngymError(f"{where} is {brief(row, 80)}; valid: an object with step and kind ({' or '.join(KINDS)})")
     turns: dict[str, int] = {}
     for name, value in row.items():
         by_turn = name.startswith("turn/")
@@ -258,6 +262,7 @@ def _checked(row: Mapping[str, Any], where: str) -> None:
         (least, few), *_, (most, many) = sorted(turns.items(), key=lambda item: item[1])
         problem = f"{excerpt(least, 80)} has {few} turns, {excerpt(most, 80)} {many}"
         raise TurngymError(f"{where}: {problem}; valid: a number for each turn")
+    return row
 
 
 def _is_number(value: Any) -> bool:
@@ -270,7 +275,8 @@ def _is_number(value: Any) -> bool:
 
 
 def read_metrics(run: Path | str) -> list[dict[str, Any]]:
-    """All rows of a run, in order. A torn last line (a killed process) is skipped; another bad line is an error."""
+    """All rows of a run, in order. A torn last line (a killed process) is skipped; another line that is no row is an
+    error."""
     return list(iter_metrics(run))
 
 
@@ -288,4 +294,4 @@ def iter_metrics(run: Path | str) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     return
                 raise TurngymError(f"{path}, line {number} is no JSON: {error}") from error
-            yield row
+            yield _checked(row, f"{path}, line {number}")

@@ -231,6 +231,15 @@ def test_metrics_that_are_no_text_are_one_line(tmp_path: Path) -> None:
         read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "row", ['{"loss": 1.5, "step": 1}', '{"step": 1, "kind": "train", "tokens": "12"}', '{"kind": "train"}', "null"]
+)
+def test_metrics_of_another_program_are_one_line(row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text(row + "\n")
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'metrics.jsonl'}, line 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_torchrun_divides_training_alone(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
