@@ -259,7 +259,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def limit_of_turns(max_turns: object) -> int | None:
-    """Returns `max_turns`, a number of at least 1 or None. Raises TurngymError otherwise."""
+    """Returns `max_turns` if it is None or a whole number of at least 1. Raises TurngymError for anything else."""
     return None if max_turns is None else checked_int("max_turns", max_turns, 1, none="no limit")
 
 

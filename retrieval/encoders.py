@@ -92,7 +92,7 @@ def recorded_encoder(name: str) -> Callable[[str], Encoder]:
 
 
 def recorded_model(name: str) -> str:
-    """The model that the manifest of an index names: a folder on this machine. A hub is asked by nobody but a user.
+    """The model that an index's manifest names, as a folder on this machine. Only users, never files, cause a download.
 
     Raises RetrievalError for any other name.
     """

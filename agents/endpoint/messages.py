@@ -111,7 +111,8 @@ def content_of(answer: ChatAnswer, channel: Channel) -> str:
 
 
 def response_of(answer: ChatAnswer, text: str, channel: Channel) -> str:
-    """What the environment reads in `channel`: the thought, `text`, the first call as the tool channel writes it."""
+    """The response that the environment reads in `channel`: the thought, `text`, and the first call as the tool channel
+    writes it."""
     thought, thoughts = answer.reasoning, channel.thoughts
     if thought is not None:
         thought = printable(thought)
