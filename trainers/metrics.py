@@ -223,7 +223,7 @@ class MetricsLog:
 
 
 def shown(name: str) -> str:
-    """The name of a folder for libraries that take text: a byte that is no UTF-8 is written as `\\udcff`."""
+    """A folder's name for libraries that take text. A byte that is not UTF-8 is written as `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -243,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(row: Mapping[str, Any], where: str) -> None:
-    """Raises TurngymError for a value that is no column's."""
+    """Raises TurngymError for a value that no column may have."""
     turns: dict[str, int] = {}
     for name, value in row.items():
         by_turn = name.startswith("turn/")
