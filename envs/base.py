@@ -32,7 +32,7 @@ from turngym.core.plugin_values import (
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools, ToolSpec
-from turngym.envs.action_channels import Channel
+from turngym.envs.channels import Channel
 from turngym.envs.lookalikes import alike, shown
 from turngym.envs.spaces import UnicodeText, printable
 

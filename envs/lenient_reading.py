@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Literal, Protocol
 
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, Parsed, TextChannel, ToolChannel, tagged
+from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.lookalikes import LONGEST_COMPARED, alike, plain
 from turngym.envs.spaces import printable

@@ -24,8 +24,8 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief, said_by
 from turngym.core.task import MAX_TURNS, plain_id
-from turngym.envs.action_channels import Channel
 from turngym.envs.base import TextEnv
+from turngym.envs.channels import Channel
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.lenient_reading import Reading
 from turngym.envs.vector import TextVectorEnv

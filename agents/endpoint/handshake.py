@@ -36,7 +36,7 @@ from turngym.agents.endpoint.usage import Usage
 from turngym.core.redaction import redacted
 from turngym.core.spec import changed
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel
+from turngym.envs.channels import Channel
 
 ACTION = "look"
 LEAST_TOKENS = 64

@@ -18,7 +18,7 @@ from turngym.agents.endpoint.completion_fields import REASONING
 from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, first_action, with_call
+from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES
 from turngym.envs.spaces import printable
 

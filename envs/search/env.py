@@ -12,8 +12,8 @@ import numpy as np
 from turngym.core.errors import TaskError, checked_choice, checked_int
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
-from turngym.envs.action_channels import Channel
 from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
+from turngym.envs.channels import Channel
 from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from turngym.core.errors import TaskError, checked_choice
-from turngym.envs.action_channels import blocks
+from turngym.envs.channels import blocks
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
